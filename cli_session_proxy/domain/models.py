@@ -7,7 +7,7 @@ Times are UTC seconds since the epoch (float). Ids of turns are `turn_…`, ids 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -260,7 +260,7 @@ class TurnRequest:
     options: TurnOptions = PLAIN
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
-    takes: tuple[str, ...] = ()  # hand-written items of the conversation that `messages` begin with
+    compose: Compose | None = None  # decides what the turn says when it runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,6 +384,28 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Composed:
+    """What a turn says, decided when it runs.
+
+    It continues the turn `continues` (None: it is a new root). Exchanges among `messages` become turns in between.
+    `items`: which item of the conversation each message is (None: it has no id of its own). `takes`: the hand-written
+    items among them, and those that are part of `system`.
+    """
+
+    continues: str | None
+    messages: tuple[Message, ...]
+    items: tuple[str | None, ...]
+    takes: tuple[str, ...]
+    system: str | None
+    options: TurnOptions
+    call: JSON
+
+
+# Asked under the agent's lease, with the turn whose answer the next one would continue (None: there is none).
+Compose = Callable[[Turn | None], Awaitable[Composed]]
+
+
+@dataclass(frozen=True, slots=True)
 class FileMark:
     """What a transcript file looked like when it was last known to equal the path up to the tip.
 
@@ -457,7 +479,7 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """An item that a client wrote into a conversation by hand. `turn_id` is the turn that took it in."""
+    """An item that a client wrote into a conversation by hand. `turn_id` is the latest turn that began with it."""
 
     id: str
     data: JSON

@@ -154,6 +154,7 @@ class Engine:
             self.observers,
             Checks(self.aside.checking),
             self.passing,
+            say=self._placement.say,
         )
 
     # --- life
@@ -343,17 +344,18 @@ class Engine:
                 except BaseException:
                     self._lanes.give_up(place)
                     raise
-                return self._launch(accepted.turn, found.agent, place, request.timeout, Known(accepted, unused))
+                return self._launch(accepted.turn, found.agent, place, request, Known(accepted, unused))
 
     async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
         await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
 
     def _launch(
-        self, turn: Turn, agent: Agent, place: Place, timeout: float | None, known: Known | None = None
+        self, turn: Turn, agent: Agent, place: Place, request: TurnRequest, known: Known | None = None
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
+        live.compose = request.compose
         self._live[turn.id] = live
-        answer = live.attach(timeout=timeout)
+        answer = live.attach(timeout=request.timeout)
         live.task = self._tasks.own(self._run(live, agent, place, known))
         return answer
 
@@ -391,7 +393,7 @@ class Engine:
                 replay(live)
                 return live.attach(replayed=True)
             if turn.status not in FINISHED:
-                return await self._attach_elsewhere(turn, agent, timeout=request.timeout, again=True)
+                return await self._attach_elsewhere(turn, agent, request)
             if self.passing is not None:
                 await self._send_on(turn.profile, self.passing, agent)
             try:
@@ -400,7 +402,7 @@ class Engine:
                 if "status" not in exc.detail:
                     raise not_run(exc) from exc
                 continue  # somebody else was quicker: look again
-            return self._launch(turn, agent, place, request.timeout)
+            return self._launch(turn, agent, place, request)
 
     async def _requeue(self, turn: Turn) -> tuple[Turn, Place]:
         """A new attempt, last in its lane. Raises `StoreUnavailable`: with a `status` somebody else was quicker."""
@@ -415,18 +417,19 @@ class Engine:
                 self._ends.never_ran(turn.id, turn.attempts)
             raise
 
-    async def _attach_elsewhere(self, turn: Turn, agent: Agent, *, timeout: float | None, again: bool) -> Answer:
+    async def _attach_elsewhere(self, turn: Turn, agent: Agent, request: TurnRequest | None) -> Answer:
         """The answer of a turn that another proxy runs: as it comes from there, else by the store, whole.
 
-        `again`: one that its proxy left open is run here. Raises `Elsewhere`.
+        With the `request`, which came once more, one that its proxy left open is run here. Raises `Elsewhere`.
         """
         if self.passing is not None:
             await self.passing.to_turn(turn)
         live = self._live.get(turn.id)
         if live is None or live.done:
             live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id, elsewhere=True)
-            live.task = self._tasks.own(self._follow(live, agent, again=again))
-        return live.attach(replayed=True, timeout=timeout)
+            live.compose = None if request is None else request.compose
+            live.task = self._tasks.own(self._follow(live, agent, again=request is not None))
+        return live.attach(replayed=True, timeout=None if request is None else request.timeout)
 
     async def _follow(self, live: LiveTurn, agent: Agent, *, again: bool) -> None:
         """Wait for a turn that another proxy on this store runs, and give its answer here.
@@ -479,7 +482,7 @@ class Engine:
         agent = None if now is None else await self.store.agent_by_key(now.agent_key)
         if now is None or agent is None or now.status in FINISHED:
             return None
-        return await self._attach_elsewhere(now, agent, timeout=None, again=False)
+        return await self._attach_elsewhere(now, agent, None)
 
     async def end(self, turn: Turn, by: CancelledBy) -> None:
         """End a turn, in whichever proxy it waits or runs, and wait until it is stored.
@@ -544,11 +547,12 @@ class Engine:
         if live is not None and live.task is not None:
             await asyncio.wait([live.task])
 
-    async def settled(self, agent_key: int) -> None:
-        """Wait until no accepted turn of this agent is unfinished in this proxy."""
-        tasks = [live.task for live in self._live.values() if live.turn.agent_key == agent_key and live.task]
-        if tasks:
-            await asyncio.wait(tasks)
+    async def tip(self, agent: Agent) -> Turn | None:
+        """The turn that the agent's next one continues: the head, but for answers that never arrived."""
+        turn = await self.store.turn(agent.head) if agent.head else None
+        while turn is not None and turn.delivery == "undelivered" and not await self._executor.is_awaited(turn):
+            turn = await self.store.turn(turn.parent_id) if turn.parent_id else None
+        return turn
 
     # --- the lane's turn
 

@@ -46,6 +46,8 @@ from ..domain.models import (
     BlockDelta,
     BlockStart,
     BlockStop,
+    Compose,
+    Composed,
     Fallback,
     Link,
     Started,
@@ -65,7 +67,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
+from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Said, Store, Taken, TurnStart
 from ..tasks import Limited, LimitedByLife, Tasks, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
@@ -96,6 +98,12 @@ class Observer(Protocol):
         """A process said its first word so long after its start."""
 
 
+class Say(Protocol):
+    """See `Placement.say`."""
+
+    async def __call__(self, agent: Agent, turn: Turn, composed: Composed) -> tuple[str | None, Said]: ...
+
+
 class Own(Protocol):
     """Makes a task that the engine waits for when it stops."""
 
@@ -121,6 +129,7 @@ class Attempt:
     frame_uuid: str
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
+    said: Said | None = None  # what the turn says, where that is decided only now
     kept_system: str | None = None
     recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
@@ -180,6 +189,8 @@ class Executor:
         observers: Sequence[Observer],
         checks: Checks,
         passing: Passing | None = None,
+        *,
+        say: Say,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -190,6 +201,7 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
+        self._say = say
         # Why a turn ends at its deadline.
         patience = f"{settings.turn_timeout:g} s"
         self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
@@ -323,7 +335,7 @@ class Executor:
 
             # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
             while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
-                if await self._instances.any_waits(await self.store.followers(before.id)):
+                if await self.is_awaited(before):
                     break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
@@ -332,6 +344,9 @@ class Executor:
             if parent is not None and parent.delivery in ("undelivered", "uncertain"):
                 # Continuing past an answer settles its delivery: from now on the same words are said anew.
                 await self.store.set_delivery(parent.id, "delivered")
+            if live.compose is not None:
+                standing = await self._composed(attempt, live.compose, standing)
+                parent = attempt.parent
 
             memory = self.settings.profile_for(live.turn.profile).git_memory
             if memory is not None:
@@ -396,6 +411,7 @@ class Executor:
                     instance=self._instances.id,
                     left_off=tuple(attempt.left_off),
                     home=home,
+                    said=attempt.said,
                 )
             )
         except StoreUnavailable as exc:
@@ -404,6 +420,27 @@ class Executor:
         if isinstance(end, Completed) and attempt.format is not None:
             attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
+
+    async def is_awaited(self, turn: Turn) -> bool:
+        """A client at some proxy waits for this answer, so that an undelivered one stays on the path."""
+        return await self._instances.any_waits(await self.store.followers(turn.id))
+
+    async def _composed(self, attempt: Attempt, compose: Compose, standing: AgentState) -> AgentState:
+        """Decide what the turn says, now that the path before it moves no more, and where it goes on from."""
+        live, before = attempt.live, standing.parent
+        composed = await compose(before)
+        if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
+            live.said = (composed, *await self._say(attempt.agent, live.turn, composed))
+        _, parent, said = live.said
+        attempt.said = said
+        live.turn = replace(
+            live.turn, input=said.input, system=said.system, placed=said.placed, options=said.options, call=said.call
+        )
+        if parent != (before.id if before else None):
+            attempt.at_head = False
+            standing = await self._standing(attempt.lease, parent, at_head=False)
+        attempt.parent = standing.parent
+        return standing
 
     async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> AgentState:
         standing = await self.store.standing(lease.agent_key, parent_id, at_head=at_head)

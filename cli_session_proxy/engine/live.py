@@ -18,6 +18,8 @@ from ..domain.models import (
     BlockStart,
     BlockStop,
     CancelledBy,
+    Compose,
+    Composed,
     Delivery,
     Finished,
     Started,
@@ -25,7 +27,7 @@ from ..domain.models import (
     TurnEvent,
 )
 from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnCancelled, TurnTimeout
-from ..stores.base import Lease, Store
+from ..stores.base import Lease, Said, Store
 from ..tasks import Tasks
 from .ownership import Instances
 from .passing import HOP
@@ -115,6 +117,8 @@ class LiveTurn:
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
         self.lease: Lease | None = None  # under which it runs
+        self.compose: Compose | None = None  # decides what it says when it runs
+        self.said: tuple[Composed, str | None, Said] | None = None  # as it was decided last, and its parent
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []

@@ -7,6 +7,7 @@ import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from ..aside.pool import Aside
 from ..backends.base import Backend
@@ -14,10 +15,23 @@ from ..domain import call_ids, lineage, side_calls
 from ..domain.client_tools import calls_of
 from ..domain.evidence import Brought, Evidence
 from ..domain.lineage import Decision, Ending, Past
-from ..domain.models import FINISHED, ON_PATH, THINKING, Agent, Message, Placed, Record, Turn, TurnRequest
+from ..domain.models import (
+    FINISHED,
+    JSON,
+    ON_PATH,
+    THINKING,
+    Agent,
+    Composed,
+    Message,
+    Placed,
+    Record,
+    Rule,
+    Turn,
+    TurnRequest,
+)
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import ImportedTurn, NewTurn, Store
+from ..stores.base import ImportedTurn, NewTurn, Said, Store
 from .fitting import Fitting
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
@@ -122,7 +136,6 @@ class Placement:
             idempotency_key=request.idempotency_key,
             idempotency_until=now + self._hours * HOUR if request.idempotency_key else None,
             call=request.call,
-            takes=request.takes,
             replaces=None if earlier is None else earlier.id,
             promised=bool((request.call or {}).get("background")),
             instance=self._instance,
@@ -131,6 +144,12 @@ class Placement:
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""
+        if request.compose is not None:
+            assert request.agent_id is not None
+            if agent is None:
+                agent = await self._ensure(request.owner, request.agent_id, named=True)
+            rule: Rule = "fresh" if request.fresh else "head"
+            return agent, Decision(None, (), request.messages, Placed(rule, messages=len(request.messages)))
         if not request.messages or request.messages[-1].role != "user":
             raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
         match = None
@@ -215,7 +234,29 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def _bring_in(self, agent: Agent, decision: Decision, model: str, fitting: Fitting) -> Decision:
+    async def say(self, agent: Agent, turn: Turn, composed: Composed) -> tuple[str | None, Said]:
+        """The turn that this one continues, and what it says: exchanges in front of that are stored as turns."""
+        decision = lineage.decide(
+            composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
+        )
+        at = len(decision.imported)
+        placed = replace(turn.placed, messages=len(composed.messages), imported=at)
+        takes = dict.fromkeys(composed.takes, turn.id)
+        call, items = composed.call, list(composed.items[at:])
+        if any(items):
+            call = {**call, "items": {"input": items}}
+        if decision.imported:
+            pieces = _pieces(decision.imported, composed.items)
+            for piece in pieces:
+                takes |= {item: piece.turn_id for item in piece.items if item in takes}
+            decision = replace(decision, placed=placed)
+            decision = await self._bring_in(agent, decision, turn.model, Fitting(self._aside), pieces)
+        said = Said(decision.new, composed.system, placed, composed.options, call, tuple(takes.items()))
+        return decision.parent, said
+
+    async def _bring_in(
+        self, agent: Agent, decision: Decision, model: str, fitting: Fitting, pieces: Sequence[_Piece] = ()
+    ) -> Decision:
         """Store the exchanges that the chain does not know; what is new behind them.
 
         In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
@@ -229,11 +270,12 @@ class Placement:
         found = await self._aside.thread(lambda: call_ids.unique(said, path))
         shown = [await fitting.fit(one) for one in found]
         made = self._backend.imported(agent, above, known, shown, model)
-        coming = _imported(zip(found, made, strict=True), agent.key, above, decision.placed, model, self._clock())
+        now, placed = self._clock(), decision.placed
+        coming = _imported(zip(found, made, strict=True), agent.key, above, placed, model, now, pieces)
         parent = decision.parent
-        while piece := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
-            await self._store.import_turns(piece)
-            parent = piece[-1].id
+        while some := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
+            await self._store.import_turns(some)
+            parent = some[-1].id
         new = call_ids.in_our_ids(decision.new, said[-1].output, found[-1].output)
         return replace(decision, parent=parent, new=new)
 
@@ -277,18 +319,20 @@ def _imported(
     placed: Placed,
     model: str,
     now: float,
+    pieces: Sequence[_Piece],
 ) -> Iterator[ImportedTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
-    for exchange, records in history:
+    for at, (exchange, records) in enumerate(history):
+        piece = pieces[at] if pieces else None
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = ImportedTurn(
-            id=new_id("turn"),
+            id=new_id("turn") if piece is None else piece.turn_id,
             agent_key=agent_key,
             parent_id=parent,
             model=model,
-            input=exchange.input,
+            input=exchange.input if piece is None else piece.apart(exchange.input),
             output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
             records=records,
             created_at=now,
@@ -296,6 +340,43 @@ def _imported(
             depth=depth,
             placed=Placed(placed.rule, side=placed.side),
             evidence=Evidence(Brought("client")),
+            call=None if piece is None else piece.call,
         )
         yield turn
         parent = turn.id
+
+
+class _Piece(NamedTuple):
+    """An exchange of a conversation's items, as a turn: how many blocks each message of its input has, and which items
+    they are."""
+
+    turn_id: str
+    sizes: tuple[int, ...]
+    items: tuple[str, ...]
+    call: JSON
+
+    def apart(self, merged: Sequence[Message]) -> tuple[Message, ...]:
+        """The messages of an input that are one in the exchange."""
+        blocks = itertools.chain.from_iterable(message.content for message in merged)
+        return tuple(Message("user", tuple(itertools.islice(blocks, size))) for size in self.sizes)
+
+
+def _pieces(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Piece]:
+    """`messages` end with an answer. `items` are as in `Composed`; an answer's stand for each of its blocks."""
+    pieces: list[_Piece] = []
+    sizes: tuple[int, ...] = ()
+    asked_as: list[str | None] = []
+    start = 0
+    for role, _, end in lineage.runs(messages):
+        if role == "user":
+            sizes = tuple(len(message.content) for message in messages[start:end])
+            asked_as = list(items[start:end])
+        else:
+            told = zip(messages[start:end], items[start:end], strict=True)
+            said_as = [item for one, item in told for block in one.content if block.get("type") not in THINKING]
+            ids = tuple(item for item in (*asked_as, *said_as) if item is not None)
+            call: JSON = {"items": {"input": asked_as, "output": said_as}}
+            pieces.append(_Piece(new_id("turn"), sizes, ids, call))
+            sizes, asked_as = (), []
+        start = end
+    return pieces

@@ -308,8 +308,11 @@ class _Reading:
         if call is None:
             return None
         own: JSON = {name: self.wire_id(call[name]) for name in _PREVIOUS if name in call}
-        if "shown" in call:
-            own["shown"] = [self.wire_id(item_id) for item_id in call["shown"]]
+        for name in ("shown", "beside", "system_ids"):
+            if name in call:
+                own[name] = [self.wire_id(item_id) for item_id in call[name]]
+        if "items" in call:
+            own["items"] = {part: [self.wire_id(item) for item in ids] for part, ids in call["items"].items()}
         if call.get("conversation") == self.conversation[0]:
             own["conversation"] = self.conversation[1]
         return call | own

@@ -224,6 +224,9 @@ class ErrorShape(_Open):
 
 class CallShape(_Open):
     shown: list[str] | None = None
+    beside: list[str] = []
+    system_ids: list[str | None] = []
+    items: dict[str, list[str | None]] = {}
     previous_response_id: str | None = None
     previous_interaction_id: str | None = None
 

@@ -161,7 +161,6 @@ class NewTurn:
     idempotency_until: float | None = None
     instance: str | None = None
     call: JSON | None = None
-    takes: tuple[str, ...] = ()  # hand-written items that its input begins with
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
     promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
 
@@ -189,6 +188,7 @@ class ImportedTurn:
     session_id: str | None = None
     usage: Usage = field(default_factory=Usage)
     tools: tuple[JSON, ...] = ()
+    call: JSON | None = None
 
     def as_turn(self) -> Turn:
         """The turn as it is stored, but for the `seq` that the store gives."""
@@ -196,7 +196,7 @@ class ImportedTurn:
             self.id, 0, self.agent_key, self.parent_id, "completed", self.model, self.input, self.created_at,
             output=self.output, session_id=self.session_id, placed=self.placed, evidence=self.evidence,
             usage=self.usage, tools=self.tools, delivery="delivered", origin=self.origin, path_hash=self.path_hash,
-            depth=self.depth, finished_at=self.created_at,
+            depth=self.depth, finished_at=self.created_at, call=self.call,
         )  # fmt: skip
 
 
@@ -246,6 +246,21 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
+class Said:
+    """What a turn says where that was decided when it began (`TurnRequest.compose`).
+
+    `takes`: hand-written items, each with the turn that it is part of. The input begins with some of them.
+    """
+
+    input: tuple[Message, ...]
+    system: str | None
+    placed: Placed
+    options: TurnOptions
+    call: JSON
+    takes: tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
@@ -265,6 +280,7 @@ class TurnStart:
     system: str | None = None  # taken over from the parent; None leaves the turn's own
     left_off: tuple[str, ...] = ()
     home: Home | None = None  # where its tools leave their files from now on; None: as before
+    said: Said | None = None  # None: what was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -516,8 +532,9 @@ class Turns(Protocol):
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.
 
-        `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile, `StoreUnavailable` where a server
-        has lost the turn. It survives the end of this process and of a server at once, a power cut a moment later.
+        `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile, or an item that it takes is gone;
+        `StoreUnavailable` where a server has lost the turn. It survives the end of this process and of a server at
+        once, a power cut a moment later.
         """
 
     async def commit(self, commit: Commit) -> Turn:
@@ -703,16 +720,19 @@ class Conversations(Protocol):
 
     async def conversation(self, agent_key: int) -> Conversation | None: ...
 
-    async def save_conversation(self, agent_key: int, data: Conversation) -> None:
-        """Insert or replace it."""
+    async def annotate(self, agent_key: int, metadata: JSON) -> None:
+        """Replace the client's notes. What was taken out stays."""
 
     async def add_items(self, agent_key: int, new: Sequence[Item]) -> None: ...
 
-    async def items(self, agent_key: int, *, pending: bool = False) -> list[Item]:
-        """All that was written by hand, or what no turn has taken in (those of a failed turn are pending again)."""
+    async def items(self, agent_key: int) -> list[Item]:
+        """All that was written by hand, in order."""
 
-    async def remove_item(self, agent_key: int, item_id: str) -> bool:
-        """False when there is none of this id."""
+    async def items_off(self, agent_key: int, tip: str | None) -> list[Item]:
+        """The hand-written items whose latest turn is not on the path to `tip` (None: the path is empty), in order."""
+
+    async def take_out(self, agent_key: int, item_id: str) -> None:
+        """Note that an item was taken out; one that no turn has begun with is gone."""
 
 
 class Searches(Protocol):
@@ -751,7 +771,7 @@ class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Le
 
 
 class PathChanged(Exception):
-    """A turn that was to be left off the path belongs to it again (raised inside `Store.begin`)."""
+    """What a turn is to follow has changed: a turn that it left off, or an item (raised inside `Store.begin`)."""
 
 
 class KeyTaken(Exception):

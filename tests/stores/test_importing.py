@@ -218,7 +218,7 @@ async def test_what_was_written_by_hand_for_an_agent_without_turns_stays(path: P
     store = SqliteStore(path)
     await store.open()
     empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
-    await store.save_conversation(empty.key, Conversation({"topic": "x"}))
+    await store.annotate(empty.key, {"topic": "x"})
     await store.add_items(empty.key, [Item("msg_1", {"id": "msg_1"})])
     agent = await store.import_chain(NEW, [*turns(), Item("msg_2", {"id": "msg_2"}, "turn_1")])
     assert await store.conversation(agent.key) == Conversation({"topic": "x"})

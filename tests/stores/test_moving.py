@@ -14,11 +14,11 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
-from cli_session_proxy.domain.models import Conversation, Item, Link, Record
+from cli_session_proxy.domain.models import Item, Link, Record
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import move_of, store_for
-from cli_session_proxy.stores.base import MirrorKey, Proxy, Store
+from cli_session_proxy.stores.base import MirrorKey, Proxy, Said, Store
 from cli_session_proxy.stores.sql import moving
 from cli_session_proxy.stores.sql.moving import COPIED, LAST, LEFT, Move, NotHeld, Side
 from cli_session_proxy.stores.sql.tables import metadata, turns
@@ -67,14 +67,17 @@ async def fill(store: Store) -> None:
     link = Link(None, "s1", "t1", "started", {"why": AWKWARD}, 9.0)
     kept: dict[str, Any] = {"idempotency_key": "k", "idempotency_until": 9e9, "instance": "holder"}
     await store.add_items(agent.key, [Item("item_1", {"text": AWKWARD})])
-    turn = await store.accept(a_turn(agent, "t1", takes=("item_1",), **kept))
-    await store.begin(a_begin(turn))
+    turn = await store.accept(a_turn(agent, "t1", **kept))
+    call = {"items": {"input": ["item_1"]}}
+    said = Said(turn.input, turn.system, turn.placed, turn.options, call, (("item_1", "t1"),))
+    await store.begin(a_begin(turn, said=said))
     lines = (Record(f'{{"data":"{IMAGE}"}}', "u1"), Record("\udcff not JSON", None, synthetic=True))
     await complete(
         store, agent, "t2", "t1", output=(image, {"type": "text", "text": AWKWARD}), records=lines, links=[link]
     )
     await store.import_turns(imported_turns(agent, 8))
-    await store.save_conversation(agent.key, Conversation({"topic": AWKWARD}, ("x",)))
+    await store.annotate(agent.key, {"topic": AWKWARD})
+    await store.take_out(agent.key, "x")
     await store.mirror(agent.key, MirrorKey("project", "s9"), [Record('{"uuid":"m1"}', "m1"), Record("{}")])
     await store.follow("t1", "other")
     # a parent that was stored later than its child, and numbers that nobody has any more

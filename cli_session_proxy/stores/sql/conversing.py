@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from typing import Any
 
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, Row, case, func, literal, select, update
 
-from ...domain.models import ANSWERED, FINISHED, JSON, Conversation, Item
+from ...domain.models import JSON, Conversation, Item
+from ..base import PathChanged
 from . import rows
 from .database import InsertNew, Prepared
 from .tables import conversations, items, turns
 
 _INSERT_CONVERSATION = Prepared(InsertNew(conversations))
+_removed = conversations.c.removed
+_more_removed = case((_removed == "[]", "["), else_=func.substr(_removed, 1, func.length(_removed) - 1) + ",")
 
 
 def conversation(conn: Connection, agent_key: int) -> Conversation | None:
@@ -21,9 +25,30 @@ def conversation(conn: Connection, agent_key: int) -> Conversation | None:
 
 
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
+    """One that comes from another store."""
+    _ensure(conn, agent_key)
     values = {"metadata": rows.dumps(data.metadata), "removed": rows.dumps(data.removed)}
-    if not conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values)).rowcount:
-        _INSERT_CONVERSATION.run(conn, {"agent_key": agent_key, **values})
+    conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values))
+
+
+def annotate(conn: Connection, agent_key: int, metadata: JSON) -> None:
+    _ensure(conn, agent_key)
+    own = conversations.c.agent_key == agent_key
+    conn.execute(update(conversations).where(own).values(metadata=rows.dumps(metadata)))
+
+
+def take_out(conn: Connection, agent_key: int, item_id: str) -> None:
+    """Each statement changes what is there by then, whatever others write side by side."""
+    own = items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id)
+    if conn.execute(own.where(items.c.turn_id.is_(None))).rowcount:
+        return
+    _ensure(conn, agent_key)
+    more = _more_removed + literal(rows.dumps(item_id)) + "]"
+    conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(removed=more))
+
+
+def _ensure(conn: Connection, agent_key: int) -> None:
+    _INSERT_CONVERSATION.run(conn, {"agent_key": agent_key, "metadata": "{}", "removed": "[]"})
 
 
 def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
@@ -39,27 +64,19 @@ def put_item(conn: Connection, agent_key: int, item: Item) -> None:
 
 def items_of(conn: Connection, agent_key: int) -> list[Item]:
     found = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
-    return [Item(row.id, json.loads(row.data), row.turn_id) for row in found]
+    return list(map(item, found))
 
 
-def pending_items(conn: Connection, agent_key: int) -> list[Item]:
-    """Items that no turn has taken in; those of a turn that failed are pending again."""
-    lost = sorted(FINISHED - ANSWERED)
-    query = select(items).outerjoin(turns, turns.c.id == items.c.turn_id).where(items.c.agent_key == agent_key)
-    free = or_(items.c.turn_id.is_(None), turns.c.status.in_(lost))
-    found = conn.execute(query.where(free).order_by(items.c.n))
-    return [Item(row.id, json.loads(row.data)) for row in found]
+def item(row: Row[Any]) -> Item:
+    return Item(row.id, json.loads(row.data), row.turn_id)
 
 
-def remove_item(conn: Connection, agent_key: int, item_id: str) -> bool:
-    gone = conn.execute(items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id))
-    return bool(gone.rowcount)
-
-
-def take(conn: Connection, agent_key: int, ids: Sequence[str], turn_id: str) -> None:
-    """These items belong to the turn that is just accepted."""
-    own = and_(items.c.agent_key == agent_key, items.c.id.in_(ids))
-    conn.execute(update(items).where(own).values(turn_id=turn_id))
+def take(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> None:
+    """Each of these items is part of a turn from now on. `PathChanged` where one is gone."""
+    for item_id, turn_id in taken:
+        own = items.c.agent_key == agent_key, items.c.id == item_id
+        if not conn.execute(update(items).where(*own).values(turn_id=turn_id)).rowcount:
+            raise PathChanged(item_id)
 
 
 def hand_over(conn: Connection, source: int, target: int) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from sqlalchemy import (
     CTE,
+    ColumnElement,
     Connection,
     Integer,
     Select,
@@ -19,9 +20,21 @@ from sqlalchemy import (
     select,
 )
 
-from ...domain.models import ANSWERED, FINISHED, REPAIR_REASONS, Agent, Chain, ChainSummary, Link, Record, Session, Turn
+from ...domain.models import (
+    ANSWERED,
+    FINISHED,
+    REPAIR_REASONS,
+    Agent,
+    Chain,
+    ChainSummary,
+    Item,
+    Link,
+    Record,
+    Session,
+    Turn,
+)
 from ..base import Tree, TurnFacts, TurnOutline, TurnPage
-from . import leases, rows
+from . import conversing, leases, rows
 from .database import Prepared
 from .rows import chunks
 from .tables import (
@@ -30,6 +43,7 @@ from .tables import (
     agents,
     frames,
     idempotency_keys,
+    items,
     links,
     meta,
     records,
@@ -380,6 +394,18 @@ def path_records(conn: Connection, turn_id: str) -> list[Record]:
 def own_records(conn: Connection, turn_id: str) -> list[Record]:
     found = conn.execute(select(records).where(records.c.turn_id == turn_id).order_by(records.c.n)).all()
     return rows.loaded_records(conn, found)
+
+
+def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:
+    own = items.c.agent_key == agent_key
+    query = select(items).where(own).order_by(items.c.n)
+    if tip is not None:
+        off: ColumnElement[bool] = items.c.turn_id.is_(None)
+        some_taken = select(items.c.n).where(own, items.c.turn_id.is_not(None)).limit(1)
+        if conn.scalar(some_taken) is not None:  # else the path makes no difference
+            off = or_(off, items.c.turn_id.not_in(select(_ancestors(tip).c.id)))
+        query = query.where(off)
+    return list(map(conversing.item, conn.execute(query)))
 
 
 # --- sessions ---

@@ -247,7 +247,7 @@ class SqlStore(Store):
             raise
 
     async def begin(self, begun: TurnStart) -> None:
-        await self._under_lease(partial(way.begin, begun=begun), Urgency.JOURNAL, quick=True)
+        await self._under_lease(partial(way.begin, begun=begun), Urgency.JOURNAL, quick=begun.said is None)
 
     async def commit(self, commit: Commit) -> Turn:
         if self._db.has_server and _is_small_commit(commit):
@@ -459,18 +459,20 @@ class SqlStore(Store):
     async def conversation(self, agent_key: int) -> Conversation | None:
         return await self._db.read(lambda conn: conversing.conversation(conn, agent_key))
 
-    async def save_conversation(self, agent_key: int, data: Conversation) -> None:
-        await self._db.write(lambda conn: conversing.save_conversation(conn, agent_key, data))
+    async def annotate(self, agent_key: int, metadata: JSON) -> None:
+        await self._db.write(lambda conn: conversing.annotate(conn, agent_key, metadata))
 
     async def add_items(self, agent_key: int, new: Sequence[Item]) -> None:
         await self._db.write(lambda conn: conversing.add_items(conn, agent_key, new))
 
-    async def items(self, agent_key: int, *, pending: bool = False) -> list[Item]:
-        read = conversing.pending_items if pending else conversing.items_of
-        return await self._db.read(lambda conn: read(conn, agent_key))
+    async def items(self, agent_key: int) -> list[Item]:
+        return await self._db.read(lambda conn: conversing.items_of(conn, agent_key))
 
-    async def remove_item(self, agent_key: int, item_id: str) -> bool:
-        return await self._db.write(lambda conn: conversing.remove_item(conn, agent_key, item_id))
+    async def items_off(self, agent_key: int, tip: str | None) -> list[Item]:
+        return await self._db.read(lambda conn: reading.items_off(conn, agent_key, tip))
+
+    async def take_out(self, agent_key: int, item_id: str) -> None:
+        await self._db.write(lambda conn: conversing.take_out(conn, agent_key, item_id))
 
     # the Agent SDK's sessions
 

@@ -30,7 +30,18 @@ from sqlalchemy import (
 
 from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
-from ..base import Accepted, AgentState, Commit, KeyTaken, Lease, NewTurn, PathChanged, RequestMatch, TurnStart
+from ..base import (
+    Accepted,
+    AgentState,
+    Commit,
+    KeyTaken,
+    Lease,
+    NewTurn,
+    PathChanged,
+    RequestMatch,
+    Said,
+    TurnStart,
+)
 from . import conversing, rows
 from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LEASE
@@ -99,6 +110,8 @@ def _standing(parent: ColumnElement[Any]) -> Prepared:
 _AT_HEAD = _standing(agents.c.head)
 _AT_TURN = _standing(bindparam("turn_id", type_=Text))
 
+# The columns that say what was asked.
+_SAID = ("input", "system", "placed", "options", "call", "images", "bytes")
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
@@ -206,8 +219,6 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
     inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    if new.takes:
-        conversing.take(conn, new.agent_key, new.takes, new.id)
     where: Values = {"of_agent": new.agent_key, "but": new.instance}
     if new.placed.at_head:
         asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
@@ -258,12 +269,14 @@ def _take_key(conn: Connection, new: NewTurn) -> None:
 
 def begin(conn: Connection, begun: TurnStart) -> None:
     lease = begun.lease
-    if begun.left_off:
+    if begun.left_off or begun.said is not None:
         hold(conn, lease)
     for turn_id in begun.left_off:
         before = STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
+    if begun.said is not None:
+        _say(conn, begun.turn_id, begun.said)
     holder = LEASE.run(conn, {"of_agent": lease.agent_key})
     state = STATE.run(conn, {"turn_id": begun.turn_id})
     values = {
@@ -296,6 +309,22 @@ def begin(conn: Connection, begun: TurnStart) -> None:
     allowed(begun.turn_id, UNFINISHED, row)
     if not begins.rowcount:
         raise ValueError(f"begin of {begun.turn_id} under a lease of agent {lease.agent_key}")
+
+
+def _say(conn: Connection, turn_id: str, said: Said) -> None:
+    """What the turn says is known only now. Under the lease, which the caller has looked at."""
+    row = allowed(turn_id, UNFINISHED, WHOLE.one(conn, {"turn_id": turn_id}))
+    conversing.take(conn, row.agent_key, said.takes)
+    (turn,) = rows.loaded_turns(
+        conn, [row], input=said.input, system=said.system, placed=said.placed, options=said.options, call=said.call
+    )
+    cutter = Cutter()
+    values = rows.turn_values(cutter, turn)
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **{name: values[name] for name in _SAID}})
+    more = values["bytes"] - row.bytes
+    if cutter.images:
+        more += rows.save_images(conn, turn.agent_key, cutter.images)
+    COUNT.run(conn, grown(turn.agent_key, bytes=more))
 
 
 # --- commit

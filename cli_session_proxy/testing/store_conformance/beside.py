@@ -2,42 +2,67 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from dataclasses import replace
 
-from ...domain.models import Conversation, Item, Link, Message, Record, Session, Turn
+from ...domain.models import PLAIN, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions
 from ...errors import InvalidRequest
-from ...stores.base import ChainPart, NewChain, NewTurn, WholeTurn
-from ..store_samples import StoreFactory, gathered, opened, raised
+from ...stores.base import ChainPart, NewChain, PathChanged, Said, WholeTurn
+from ..store_samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, gathered, opened, raised, turn_of
 
 
-async def items_belong_to_the_turn_that_took_them_and_come_back_when_it_fails(factory: StoreFactory) -> None:
+async def items_are_off_the_path_unless_the_latest_turn_that_began_with_them_is_on_it(factory: StoreFactory) -> None:
     async with opened(factory) as store:
-        agent = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
-        other = await store.ensure_agent("local", "b", "b", named=True, now=1.0)
-        items = [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"})]
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        items = [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"}), Item("i3", {"id": "i3"})]
         await store.add_items(agent.key, items)
-        assert await store.items(agent.key, pending=True) == items
+        assert await store.items_off(agent.key, None) == items
         assert await store.items(other.key) == []
-        said = (Message.user("hi"),)
-        new = NewTurn("t1", agent.key, "sonnet", said, 1.0, call={"store": True}, takes=("i1",))
-        turn = await store.accept(new)
-        assert turn.call == {"store": True}
-        assert [item.id for item in await store.items(agent.key, pending=True)] == ["i2"]
-        assert [item.turn_id for item in await store.items(agent.key)] == ["t1", None]
-        await store.fail("t1", "failed", {}, [], {}, 2.0)
-        assert await store.items(agent.key, pending=True) == items
-        assert not await store.remove_item(other.key, "i1")
-        assert await store.remove_item(agent.key, "i1")
-        await store.set_call("t1", {"deleted": True})
-        found = await store.turn("t1")
-        assert found is not None
-        assert found.call == {"deleted": True}
-        await store.save_conversation(agent.key, Conversation({"a": "b"}))
-        await store.save_conversation(agent.key, Conversation({"c": "d"}, ("i9",)))
-        assert await store.conversation(agent.key) == Conversation({"c": "d"}, ("i9",))
-        assert await store.conversation(other.key) is None
+        turn = await store.accept(a_turn(agent, "t1", call={"store": True}))
+        said = Said(
+            (Message.user("more"),), "s", Placed("head", messages=2), TurnOptions(metadata={"a": 1}), {"b": 2}, ()
+        )
+        begun = a_begin(turn, said=replace(said, takes=(("i1", "t1"),)))
+        await store.begin(begun)
+        now = await turn_of(store, "t1")
+        assert (now.input, now.system, now.placed, now.options, now.call) == (
+            said.input, said.system, said.placed, said.options, said.call,
+        )  # fmt: skip
+        assert [item.turn_id for item in await store.items(agent.key)] == ["t1", None, None]
+        assert [item.id for item in await store.items_off(agent.key, None)] == ["i1", "i2", "i3"]
+        assert [item.id for item in await store.items_off(agent.key, "t1")] == ["i2", "i3"]
+        await store.commit(a_commit(turn, agent))
+        second = await store.accept(a_turn(agent, "t2", "t1"))
+        gone = replace(said, takes=(("i2", "t2"), ("i9", "t2")))
+        assert isinstance(await raised(store.begin(a_begin(second, said=gone))), PathChanged)
+        assert (await turn_of(store, "t2")).status == "queued"
+        await store.begin(a_begin(second, said=replace(said, takes=(("i2", "t2"),))))
+        assert [item.id for item in await store.items_off(agent.key, "t2")] == ["i3"]
+        assert [item.id for item in await store.items_off(agent.key, "t1")] == ["i2", "i3"]
         await store.delete_agent(agent.key)
         assert await store.items(agent.key) == []
+
+
+async def items_are_taken_out_by_several_at_once_and_notes_are_apart_from_that(factory: StoreFactory) -> None:
+    async with opened(factory) as store, opened(factory) as second:
+        agent, other = await an_agent(store), await an_agent(store, "b")
+        await store.add_items(agent.key, [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"})])
+        turn = await store.accept(a_turn(agent, "t1"))
+        said = Said((Message.user("more"),), None, Placed("head"), PLAIN, {}, (("i1", "t1"),))
+        await store.begin(a_begin(turn, said=said))
+        ids = [f'm{number} "\\é' for number in range(8)]
+        both = (store, second)
+        await asyncio.gather(*(both[at % 2].take_out(agent.key, item_id) for at, item_id in enumerate([*ids, "i1"])))
+        await asyncio.gather(*(both[at % 2].annotate(agent.key, {"n": at}) for at in range(4)))
+        await second.annotate(agent.key, {"a": "b"})
+        await store.take_out(other.key, "i2")
+        assert [item.id for item in await store.items(agent.key)] == ["i1", "i2"]
+        await store.take_out(agent.key, "i2")
+        assert [item.id for item in await store.items(agent.key)] == ["i1"]
+        found = await second.conversation(agent.key)
+        assert found is not None
+        assert (found.metadata, sorted(found.removed)) == ({"a": "b"}, sorted([*ids, "i1"]))
 
 
 async def a_chain_from_elsewhere_comes_whole_or_not_at_all(factory: StoreFactory) -> None:

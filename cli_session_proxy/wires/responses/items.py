@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import chain, groupby, repeat
 from typing import Any
 
 from ...domain import limits
@@ -220,6 +221,20 @@ class Entry:
     def id(self) -> str:
         return str(self.item["id"])
 
+    def under(self, item_id: str | None) -> Entry:
+        """With this id; with its own for None."""
+        return self if item_id is None else replace(self, item={**self.item, "id": item_id})
+
+    @property
+    def system(self) -> str | None:
+        """The text of a system or developer message that is no part of the conversation's messages."""
+        if self.message is not None or self.item.get("role") not in ("system", "developer"):
+            return None
+        return "".join(str(part.get("text", "")) for part in self.item["content"])
+
+
+NONE_WRITTEN: Mapping[str, Item] = {}
+
 
 def hex_of(turn_id: str) -> str:
     return turn_id.removeprefix("turn_")
@@ -248,41 +263,60 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
     ]
 
 
-def output_entries(turn: Turn) -> list[Entry]:
-    """An item for each block of the answer that is shown, in order."""
-    blocks = shown(turn.output, calls=turn.status == "requires_action")
-    shapes, key = Shapes((turn.call or {}).get("shapes", {})), hex_of(turn.id)
-    entries = []
-    for n, block in enumerate(blocks):
-        if block["type"] == "text":
-            item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
-        elif block["type"] == "thinking":
-            thought = {"type": "summary_text", "text": block["thinking"]}
-            item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
+def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
+    """An item for each block of the answer that is shown, in order; for a hand-written one of several blocks, one."""
+    brought = turn.evidence.brought is not None and turn.evidence.brought.by == "client"
+    blocks = shown(turn.output, calls=brought or turn.status == "requires_action")
+    ids = dict(zip(map(id, turn.output), _ids(turn, "output"), strict=False))
+    entries: list[Entry] = []
+    for item_id, group in groupby(enumerate(blocks), lambda numbered: ids.get(id(numbered[1]))):
+        numbered = list(group)
+        if item_id is not None and item_id in written:
+            said = Message("assistant", tuple(block for _, block in numbered))
+            entries.append(Entry(written[item_id].data, said))
         else:
-            item = shapes.item(block, key, n)
-        entries.append(Entry(item, Message("assistant", (block,))))
+            entries += [_told(turn, block, n).under(item_id) for n, block in numbered]
     return entries
 
 
-def input_entries(turn: Turn, written: Sequence[Item] = ()) -> list[Entry]:
-    """What the client said in this turn. `written` are the hand-written items that the turn took in."""
-    call = turn.call or {}
-    own = {item.id: item for item in written}
-    entries: list[Entry] = []
-    taken = 0
-    for item_id in call.get("shown", ()):
-        if item_id in own:
-            said = read([own[item_id].data])
-            taken += len(said.messages)
-            entries.append(Entry(own[item_id].data, said.messages[0] if said.messages else None))
+def _told(turn: Turn, block: Block, n: int) -> Entry:
     key = hex_of(turn.id)
-    for n, system in enumerate(call.get("system_sent", ())):
+    if block["type"] == "text":
+        item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
+    elif block["type"] == "thinking":
+        thought = {"type": "summary_text", "text": block["thinking"]}
+        item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
+    else:
+        item = Shapes((turn.call or {}).get("shapes", {})).item(block, key, n)
+    return Entry(item, Message("assistant", (block,)))
+
+
+def _ids(turn: Turn, part: str) -> Sequence[str | None]:
+    """Which items of the conversation the messages of the input are, or the blocks of the output."""
+    ids: Sequence[str | None] = (turn.call or {}).get("items", {}).get(part, ())
+    return ids
+
+
+def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
+    """What the client said in this turn. `written` are the hand-written items of its conversation."""
+    call = turn.call or {}
+    ids, beside = _ids(turn, "input"), call.get("beside", ())
+    if "shown" in call:  # of a turn that 0.1 ran
+        known = [item_id for item_id in call["shown"] if item_id in written]
+        ids = [item_id for item_id in known if read([written[item_id].data]).messages]
+        beside = [item_id for item_id in known if item_id not in ids]
+    entries = [Entry(written[item_id].data, None) for item_id in beside if item_id in written]
+    key = hex_of(turn.id)
+    system_ids = chain(call.get("system_ids", ()), repeat(None))
+    for n, (system, item_id) in enumerate(zip(call.get("system_sent", ()), system_ids, strict=False)):
         part = {"type": "input_text", "text": system}
         item = {"id": f"msg_{key}_sys{n}", "type": "message", "status": "completed", "role": "system"}
-        entries.append(Entry({**item, "content": [part]}, None))
-    for message in turn.input[taken:]:
-        entries += _said(message, key, len(entries))
+        entries.append(Entry({**item, "content": [part]}, None).under(item_id))
+    for message, item_id in zip(turn.input, chain(ids, repeat(None)), strict=False):
+        if item_id is not None and item_id in written:
+            entries.append(Entry(written[item_id].data, message))
+        else:
+            entries += [entry.under(item_id) for entry in _said(message, key, len(entries))]
     return entries
 
 
@@ -326,6 +360,12 @@ def _input_part(block: Block) -> JSON:
 
 
 # --- hand-written items and pages -------------------------------------------------------------------------
+
+
+def entry_of(item: Item) -> Entry:
+    """A hand-written item with what it says by itself."""
+    said = read([item.data], "items").messages
+    return Entry(item.data, said[0] if said else None)
 
 
 def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:

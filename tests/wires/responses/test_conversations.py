@@ -105,6 +105,50 @@ async def test_an_item_taken_out_is_left_off_by_the_next_turn(door: Door, upstre
     assert again.output_text == "I remember: a is 1; c is 1."
 
 
+async def test_items_keep_their_ids_when_a_turn_takes_them_and_when_the_path_is_told_anew(
+    door: Door, upstream: Upstream
+) -> None:
+    given: list[Any] = [
+        {"type": "message", "role": "system", "content": "Be terse."},
+        {"type": "message", "role": "user", "content": "weather?"},
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "hm"}]},
+        {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"at": "home"}'},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain"},
+        {
+            "type": "message",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "It rains."}, {"type": "output_text", "text": "Take care."}],
+        },
+        {"type": "message", "role": "user", "content": "remember a = 1"},
+    ]
+
+    async def ids() -> list[str]:
+        return [str(item.id) async for item in await door.openai.conversations.items.list(made.id, order="asc")]
+
+    made = await door.openai.conversations.create(items=given)
+    system, question, thought, call, output, answer, last = await ids()
+    await door.openai.responses.create(model="sonnet", input="say one", conversation=made.id)
+    taken = await ids()
+    assert set(taken[:-2]) == {system, question, thought, call, output, answer, last}
+    assert [item_id for item_id in taken[:-2] if item_id not in (system, thought)] == [
+        question, call, output, answer, last,
+    ]  # fmt: skip
+    await door.openai.conversations.items.delete(answer, conversation_id=made.id)
+    await door.openai.responses.create(model="sonnet", input="say two", conversation=made.id)
+    anew = await ids()
+    assert set(anew[:-2]) == set(taken) - {answer}
+    assert "It rains." not in upstream.requests[-1].raw.decode()
+    for gone in (call, output, taken[-1]):
+        await door.openai.conversations.items.delete(gone, conversation_id=made.id)
+    await door.openai.responses.create(model="sonnet", input="say three", conversation=made.id)
+    assert upstream.requests[-1].user_texts() == ["weather?", "remember a = 1", "say one", "say two", "say three"]
+    assert set((await ids())[:-2]) == set(anew) - {call, output, taken[-1]}
+    assert "Be terse." in str(upstream.requests[-1].body["system"])
+    await door.openai.conversations.items.delete(system, conversation_id=made.id)
+    await door.openai.responses.create(model="sonnet", input="say four", conversation=made.id)
+    assert "Be terse." not in upstream.requests[-1].raw.decode()
+
+
 async def test_metadata_changes_and_a_deleted_conversation_is_gone_with_its_chain(door: Door) -> None:
     api = door.openai.conversations
     made = await api.create()

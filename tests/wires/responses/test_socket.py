@@ -274,9 +274,11 @@ async def test_a_client_that_leaves_ends_its_turn(tmp_path: Path) -> None:
             await asyncio.wait_for(model.asked.wait(), SOON)
         agent = await engine.store.agent("local", "ada")
         assert agent is not None
+        [asked] = [turn async for turn in engine.store.turns(agent.key)]
         async with asyncio.timeout(SOON):
-            await engine.settled(agent.key)
-        [turn] = [turn async for turn in engine.store.turns(agent.key)]
+            await engine.ended(asked.id)
+        turn = await engine.store.turn(asked.id)
+    assert turn is not None
     assert (turn.status, (turn.error or {})["detail"]) == ("cancelled", {"by": "left"})
 
 

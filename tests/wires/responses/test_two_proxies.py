@@ -1,0 +1,380 @@
+"""One conversation, two proxies over one store: every acknowledged turn and every free item stands in the next request
+once, in order. With the real CLI."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from cli_session_proxy.testing.script import Fail, Gate, Refusal, scripted_answer
+from cli_session_proxy.testing.upstream import Upstream
+
+from ...conftest import MakeSettings
+from ...serving import serve
+from ...talking import running
+from ...until import until
+from .conftest import Door, client_of, door_to
+
+STORES = ("sqlite", "postgresql")
+AT_ONCE = 6  # requests of each kind that are sent at the same time
+
+
+class Pair(NamedTuple):
+    """Two proxies on one store and one `var/`."""
+
+    a: Door
+    b: Door
+
+
+@pytest.fixture(params=STORES)
+async def pair(
+    request: pytest.FixtureRequest, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> AsyncIterator[Pair]:
+    more = {"store": request.getfixturevalue("postgres_url")} if request.param == "postgresql" else {}
+    settings = make_settings(claude_bin=claude_2, **more)
+    upstream.answer = answered
+    async with (
+        running(settings) as one,
+        running(settings) as two,
+        door_to(one, settings) as a,
+        door_to(two, settings) as b,
+    ):
+        yield Pair(a, b)
+
+
+def answered(texts: Any) -> str:
+    """Says which question it answers, so that a doubled or a lost answer shows."""
+    newest = texts[-1][1]
+    return f"to {newest}" if newest.startswith("say ") else scripted_answer(texts)
+
+
+def message(text: str, role: str = "user") -> Any:
+    return {"type": "message", "role": role, "content": text}
+
+
+async def added(door: Door, conversation: str, *texts: str, role: str = "user") -> list[str]:
+    """Items written by hand; their ids."""
+    page = await door.openai.conversations.items.create(conversation, items=[message(text, role) for text in texts])
+    return [item.id or "" for item in page.data]
+
+
+async def said(door: Door, conversation: str, given: Any, **more: Any) -> Any:
+    return await door.openai.responses.create(model="sonnet", input=given, conversation=conversation, **more)
+
+
+async def listed(door: Door, conversation: str) -> list[tuple[str, str]]:
+    """(id, text) of every item, oldest first."""
+    page = await door.openai.conversations.items.list(conversation, order="asc", limit=100)
+    assert not page.has_more
+    return [(item.id or "", part.text) for item in page.data for part in getattr(item, "content", [])]
+
+
+async def texts(door: Door, conversation: str) -> list[str]:
+    return [text for _, text in await listed(door, conversation)]
+
+
+async def id_of(door: Door, conversation: str, text: str) -> str:
+    [found] = [item_id for item_id, told in await listed(door, conversation) if told == text]
+    return found
+
+
+async def removed(door: Door, conversation: str, text: str) -> None:
+    await door.openai.conversations.items.delete(await id_of(door, conversation, text), conversation_id=conversation)
+
+
+async def shown(door: Door, conversation: str, upstream: Upstream) -> list[str]:
+    """What the model is shown of the conversation by one more turn, and what the items are then, the turn's own left
+    out: both have to be the same."""
+    told = await said(door, conversation, "say end")
+    seen = [text for _, text in upstream.requests[-1].texts()]
+    assert seen[-1] == "say end"
+    assert (await texts(door, conversation)) == [*seen, told.output_text]
+    return seen[:-1]
+
+
+async def begun(door: Door, conversation: str, upstream: Upstream, text: str) -> tuple[asyncio.Task[Any], Gate]:
+    """A turn that runs until the gate is opened."""
+    gate = Gate()
+    upstream.when(text, gate)
+    task = asyncio.create_task(said(door, conversation, text))
+    async with asyncio.timeout(30):
+        await gate.reached.wait()
+    return task, gate
+
+
+async def accepted(door: Door, conversation: str, number: int) -> None:
+    """So many turns of the conversation are in the store."""
+
+    async def there() -> bool:
+        agent = await door.engine.store.agent("local", conversation)
+        assert agent is not None
+        return len([turn async for turn in door.engine.store.turns(agent.key)]) >= number
+
+    await until(there)
+
+
+async def left(door: Door, conversation: str, upstream: Upstream, text: str) -> None:
+    """A turn whose client leaves before its answer is there; it is completed all the same."""
+    gate = Gate(after=1)
+    upstream.when(text, gate)
+    body = {"model": "sonnet", "input": text, "conversation": conversation, "stream": True}
+    async with door.http.stream("POST", "/v1/responses", json=body) as response:
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        turn_id = response.headers["x-turn-id"]
+    gate.open()
+
+    async def undelivered() -> bool:
+        turn = await door.engine.store.turn(turn_id)
+        return turn is not None and (turn.status, turn.delivery) == ("completed", "undelivered")
+
+    await until(undelivered)
+
+
+# --- two proxies at once
+
+
+@pytest.mark.parametrize("first", ["an item was taken out", "an answer in the input"])
+async def test_a_turn_that_runs_at_one_proxy_is_remembered_by_the_other(
+    pair: Pair, upstream: Upstream, first: str
+) -> None:
+    conversation = (await pair.a.openai.conversations.create()).id
+    await said(pair.a, conversation, "say one")
+    expected = ["say one", "to say one"]
+    given: Any = "say three"
+    if first == "an item was taken out":
+        await removed(pair.a, conversation, "to say one")
+        await said(pair.a, conversation, "say one more")
+        expected = ["say one", "say one more", "to say one more"]
+    else:
+        given = [message("say by hand"), message("by hand", "assistant"), message("say three")]
+    running, gate = await begun(pair.b, conversation, upstream, "say two")
+    waiting = asyncio.create_task(said(pair.a, conversation, given))
+    # In the old way it has read the head by then; where it waits for the turn before it, it is in the store.
+    await accepted(pair.a, conversation, len(expected) // 2 + 2)
+    gate.open()
+    await asyncio.gather(running, waiting)
+    expected += ["say two", "to say two"]
+    expected += ["say by hand", "by hand"] if first != "an item was taken out" else []
+    expected += ["say three", "to say three"]
+    assert await shown(pair.a, conversation, upstream) == expected
+    assert await shown(pair.b, conversation, upstream) == [*expected, "say end", "to say end"]
+
+
+async def test_two_requests_at_once_show_a_free_item_once(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
+    running, gate = await begun(pair.b, conversation, upstream, "say one")
+    assert await texts(pair.a, conversation) == ["say by hand"]  # free until its turn is on the path
+    waiting = asyncio.create_task(said(pair.a, conversation, "say two"))
+    await accepted(pair.a, conversation, 2)
+    gate.open()
+    await asyncio.gather(running, waiting)
+    expected = ["say by hand", "say one", "to say one", "say two", "to say two"]
+    assert await shown(pair.b, conversation, upstream) == expected
+
+
+async def test_many_requests_at_once_show_each_free_item_once(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(items=[message("say h1"), message("h2", "assistant")])).id
+    words = [f"say {number}" for number in range(AT_ONCE)]
+    await asyncio.gather(*(said(pair[at % 2], conversation, text) for at, text in enumerate(words)))
+    seen = await shown(pair.a, conversation, upstream)
+    assert seen[:2] == ["say h1", "h2"]
+    assert sorted(seen[2::2]) == words
+    assert seen[3::2] == [f"to {text}" for text in seen[2::2]]
+
+
+async def test_items_that_are_taken_out_at_once_stay_out_and_the_notes_stay(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(metadata={"n": "0"})).id
+    for number in range(AT_ONCE):
+        await said(pair.a, conversation, f"say {number}")
+    free = await added(pair.b, conversation, "say f0", "say f1")
+    ids = [item_id for item_id, text in await listed(pair.a, conversation) if text.startswith("to say")] + free[:1]
+
+    async def take_out(at: int, item_id: str) -> None:
+        await pair[at % 2].openai.conversations.items.delete(item_id, conversation_id=conversation)
+
+    async def note(at: int) -> None:
+        await pair[at % 2].openai.conversations.update(conversation, metadata={"n": str(at)})
+
+    await asyncio.gather(
+        *(take_out(at, item_id) for at, item_id in enumerate(ids)), *(note(at) for at in range(AT_ONCE))
+    )
+    words = [*(f"say {number}" for number in range(AT_ONCE)), "say f1"]
+    assert await texts(pair.a, conversation) == words
+    await pair.a.openai.conversations.update(conversation, metadata={"n": "last"})
+    assert await shown(pair.b, conversation, upstream) == words
+    assert (await pair.b.openai.conversations.retrieve(conversation)).metadata == {"n": "last"}
+
+
+async def test_a_free_item_that_is_taken_out_while_a_turn_waits_is_not_shown(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(items=[message("say kept"), message("say out")])).id
+    running, gate = await begun(pair.a, conversation, upstream, "say one")
+    await removed(pair.b, conversation, "say out")
+    assert await texts(pair.a, conversation) == ["say kept"]
+    gate.open()
+    await running
+    assert await texts(pair.b, conversation) == ["say kept", "say one", "to say one"]
+    assert await shown(pair.b, conversation, upstream) == ["say kept", "say one", "to say one"]
+
+
+# --- items whose turn is not on the path
+
+
+@pytest.mark.parametrize("how", ["refused", "failed", "cancelled", "undelivered", "rewound"])
+@pytest.mark.parametrize("hand", ["a question", "an exchange"])
+async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
+    pair: Pair, upstream: Upstream, how: str, hand: str
+) -> None:
+    items = ["say h1"] if hand == "a question" else ["say h1", "h2", "say h3"]
+    conversation = (await pair.a.openai.conversations.create()).id
+    await said(pair.a, conversation, "say zero")
+    for text in items:
+        await added(pair.a, conversation, text, role="user" if text.startswith("say") else "assistant")
+    before = ["say zero", "to say zero"]
+    if how == "refused":
+        upstream.when("say one", Refusal("policy"))
+        assert (await said(pair.a, conversation, "say one")).status == "incomplete"
+    elif how == "failed":
+        upstream.when("say one", Fail(400), times=None)
+        with pytest.raises(Exception, match="scripted failure"):
+            await said(pair.a, conversation, "say one")
+        upstream.heal()
+    elif how == "cancelled":
+        gate = Gate()
+        upstream.when("say one", gate)
+        response = await said(pair.a, conversation, "say one", background=True)
+        async with asyncio.timeout(30):
+            await gate.reached.wait()
+        await pair.b.openai.responses.cancel(response.id)
+    elif how == "undelivered":
+        await left(pair.a, conversation, upstream, "say one")
+    else:
+        await said(pair.a, conversation, "say one")
+        back = await pair.b.http.post(f"/v1/chains/{conversation}/rewind", json={"to": "-1"})
+        assert back.status_code == 200, back.text
+    assert await texts(pair.b, conversation) == [*before, *items]
+    expected = [*before, *items]
+    assert await shown(pair.b, conversation, upstream) == expected
+    assert await shown(pair.a, conversation, upstream) == [*expected, "say end", "to say end"]
+
+
+async def test_who_goes_on_from_an_answer_before_a_rewind_sees_its_items_once(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
+    first = await said(pair.a, conversation, "say one")
+    back = await pair.a.http.post(f"/v1/chains/{conversation}/rewind", json={"to": "-1"})
+    assert back.status_code == 200, back.text
+    await said(pair.b, conversation, "say other")
+    again = await pair.b.openai.responses.create(model="sonnet", input="say two", previous_response_id=first.id)
+    assert again.output_text == "to say two"
+    expected = ["say by hand", "say one", "to say one", "say two", "to say two"]
+    assert await texts(pair.a, conversation) == expected
+    assert await shown(pair.a, conversation, upstream) == expected
+
+
+@pytest.mark.parametrize("hand", ["a question", "an exchange"])
+async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_took_once(
+    pair: Pair, upstream: Upstream, hand: str
+) -> None:
+    items = [message("say h1")] if hand == "a question" else [message("say h1"), message("h2", "assistant")]
+    words = [item["content"] for item in items]
+    conversation = (await pair.a.openai.conversations.create(items=items)).id
+    key = {"Idempotency-Key": "k"}
+    upstream.when("say one", Fail(400), times=None)
+    with pytest.raises(Exception, match="scripted failure"):
+        await said(pair.a, conversation, "say one", extra_headers=key)
+    upstream.heal()
+    await said(pair.b, conversation, "say two")
+    await said(pair.a, conversation, "say one", extra_headers=key)
+    expected = [*words, "say two", "to say two", "say one", "to say one"]
+    assert await texts(pair.a, conversation) == expected
+    assert await shown(pair.b, conversation, upstream) == expected
+
+
+# --- an answer that never arrived
+
+
+@pytest.mark.parametrize("at", ["the same proxy", "the other proxy"])
+async def test_an_undelivered_turn_is_left_off_after_an_item_was_taken_out(
+    pair: Pair, upstream: Upstream, at: str
+) -> None:
+    conversation = (await pair.a.openai.conversations.create()).id
+    await said(pair.a, conversation, "say one")
+    await removed(pair.a, conversation, "to say one")
+    await said(pair.a, conversation, "say two")
+    await left(pair.a, conversation, upstream, "say lost")
+    there = pair.a if at == "the same proxy" else pair.b
+    expected = ["say one", "say two", "to say two"]
+    assert await texts(there, conversation) == expected
+    assert await shown(there, conversation, upstream) == expected
+
+
+async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create(items=[message("say by hand")])).id
+    await said(pair.a, conversation, "say one")
+    await left(pair.a, conversation, upstream, "say lost")
+    await said(pair.b, conversation, [message("say h1"), message("h2", "assistant"), message("say two")])
+    expected = ["say by hand", "say one", "to say one", "say h1", "h2", "say two", "to say two"]
+    assert await shown(pair.b, conversation, upstream) == expected
+
+
+# --- what holds on
+
+
+@pytest.mark.parametrize("then", ["an answer in the input", "an item was taken out"])
+async def test_a_system_item_holds_on(pair: Pair, upstream: Upstream, then: str) -> None:
+    """It is listed as long as the model is shown it, once."""
+    conversation = (await pair.a.openai.conversations.create(items=[message("Be terse.", "system")])).id
+    await said(pair.a, conversation, "say one")
+    given: Any = "say two"
+    if then == "an item was taken out":
+        await removed(pair.a, conversation, "to say one")
+    else:
+        given = [message("say h1"), message("h2", "assistant"), message("say two")]
+    await said(pair.b, conversation, given)
+    await said(pair.a, conversation, "say three")
+    for request in upstream.requests:
+        assert str(request.body["system"]).count("Be terse.") == 1
+    assert (await texts(pair.a, conversation)).count("Be terse.") == 1
+
+
+async def test_two_serves_on_one_store_keep_a_conversation(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    upstream.answer = answered
+    async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
+        a, b = client_of(f"{one}/v1"), client_of(f"{two}/v1")
+        try:
+            made = await a.conversations.create(items=[message("say h1"), message("h2", "assistant")])
+
+            async def say(client: Any, text: str) -> None:
+                await client.responses.create(model="sonnet", input=text, conversation=made.id)
+
+            await asyncio.gather(*(say((a, b)[at % 2], f"say {at}") for at in range(AT_ONCE)))
+            await b.conversations.items.create(made.id, items=[message("say free")])
+            answers = [
+                item.id or ""
+                for item in (await b.conversations.items.list(made.id, order="asc")).data
+                for part in getattr(item, "content", [])
+                if part.text.startswith("to say")
+            ]
+            out = [
+                (a, b)[at % 2].conversations.items.delete(item, conversation_id=made.id)
+                for at, item in enumerate(answers)
+            ]
+            await asyncio.gather(*out)
+            await asyncio.gather(say(a, "say x"), say(b, "say y"))
+            await say(a, "say end")
+        finally:
+            await a.close()
+            await b.close()
+    seen = [text for _, text in upstream.requests[-1].texts()]
+    assert seen[:2] == ["say h1", "h2"]
+    assert sorted(seen[2 : 2 + AT_ONCE]) == [f"say {at}" for at in range(AT_ONCE)]
+    rest = seen[2 + AT_ONCE :]
+    first, second = ("x", "y") if rest[1] == "say x" else ("y", "x")
+    assert rest == ["say free", f"say {first}", f"to say {first}", f"say {second}", f"to say {second}", "say end"]
