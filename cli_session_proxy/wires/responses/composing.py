@@ -40,20 +40,14 @@ class Held:
         """The last turn before anything was taken out, and what was said after it but for that."""
         touched = (at for at, said in enumerate(self.said) if any(entry.id in self.removed for entry in said))
         start = next(touched, len(self.path))
-        rest = self._after(start)
+        left = [[entry for entry in said if entry.id not in self.removed] for said in self.said]
         # An answer whose question was taken out belongs to the answer before it.
-        while start and _begins_with_an_answer(rest):
+        while start:
+            roles = (entry.message.role for said in left[start:] for entry in said if entry.message is not None)
+            if next(roles, "user") == "user":
+                break
             start -= 1
-            rest = self._after(start)
-        return self.path[start - 1] if start else None, rest
-
-    def _after(self, start: int) -> list[Entry]:
-        return [entry for entries in self.said[start:] for entry in entries if entry.id not in self.removed]
-
-
-def _begins_with_an_answer(entries: Sequence[Entry]) -> bool:
-    first = next((entry.message for entry in entries if entry.message is not None), None)
-    return first is not None and first.role == "assistant"
+        return self.path[start - 1] if start else None, [entry for said in left[start:] for entry in said]
 
 
 def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
