@@ -293,11 +293,14 @@ class Placement:
         if latest.status not in FINISHED:
             left = latest.delivery == "undelivered" or await self._was_left(latest)
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
-        if latest.status in ON_PATH and latest.delivery in ("undelivered", "uncertain"):
+        if latest.status in ON_PATH and latest.delivery == "undelivered":
             return latest
-        pending = latest.status in ON_PATH and latest.delivery == "pending"
-        if pending and (await self._was_left(latest) or await self._is_gone(latest.instance)):
-            return latest  # it has not arrived; where its proxy has ended, nobody knows
+        # It may have arrived. It is claimed for as long as a key is known; later the same words are meant anew.
+        recent = now - (latest.finished_at or now) < self._hours * HOUR
+        if latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent:
+            left = latest.delivery == "uncertain" or await self._was_left(latest)
+            if left or await self._is_gone(latest.instance):  # where its proxy has ended, nobody knows
+                return latest
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # a crash left it open
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None

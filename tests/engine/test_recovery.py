@@ -64,6 +64,37 @@ async def test_an_answer_that_a_dead_proxy_was_delivering_is_uncertain_and_stays
         assert second.parent_id == answer.turn_id
 
 
+@pytest.mark.parametrize("hours", [23, 25])
+@pytest.mark.parametrize("settled", [True, False])
+async def test_an_answer_that_may_have_arrived_is_claimed_for_as_long_as_a_key_is_known(
+    hours: int, settled: bool, settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Afterwards the same words are said anew, behind that answer. `settled`: it is `uncertain`, else `pending`."""
+    engine = Engine(settings, backend=MemoryBackend())
+    await engine.start()
+    answer = await engine.submit(request("one"))
+    await answer.turn()
+    engine._instances.leave(settled=False)
+    engine.kill()
+    if not settled:
+        monkeypatch.setattr(recovery.Recovery, "_uncertain", lambda *_: asyncio.sleep(0))
+    async with core(settings) as (survivor, backend):
+
+        async def known() -> bool:
+            return (await turns(survivor))[0].delivery == ("uncertain" if settled else "pending")
+
+        await until(known)
+        clock = survivor._placement._clock
+        monkeypatch.setattr(survivor._placement, "_clock", lambda: clock() + hours * 3600)
+        again = await ask(survivor, "one")
+        if hours < settings.idempotency_hours:
+            assert again.id == answer.turn_id
+            assert backend.seen == []
+        else:
+            assert again.parent_id == answer.turn_id
+            assert words(backend.seen[-1]) == ["one", "one"]
+
+
 async def test_a_living_proxys_turns_stay_its_own(settings: Settings) -> None:
     model = Model()
     model.open.clear()
