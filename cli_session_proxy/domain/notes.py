@@ -19,6 +19,7 @@ Code = Literal[
     "outside_window",  # turns that are older than the request's window
     "not_summarised",  # of them, those of which there is no summary either
     "files_elsewhere",  # what the agent's tools made is on a host that could not be reached
+    "said_beside",  # prompts of somebody in the session while the turn ran: they are on no path
     # the CLI's own doing
     "cli_left_out_thinking",
     "other_models_thinking",

@@ -480,6 +480,11 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "The agent's files are on {0}, which could not be reached: its tools saw what is on this host, and leave their "
         "files here from now on.",
     ),
+    "said_beside": (
+        "prompt",
+        "While this turn ran, somebody else said {0} in its session: not part of this conversation. The next turn that "
+        "reads the session's file keeps it aside in <var>/salvage.",
+    ),
     "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
     "foreign_thinking_left_out": (
         "thought",

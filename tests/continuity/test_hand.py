@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -9,13 +10,15 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import repair
+from cli_session_proxy.domain.notes import Note
+from cli_session_proxy.export import explain
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..until import until
 from .score import Fact
-from .talk import EngineTalk, by_hand, talking
+from .talk import EngineTalk, by_hand, run_by_hand, talking
 
 
 @pytest.fixture
@@ -69,3 +72,25 @@ async def test_a_turn_that_somebody_else_can_never_finish_is_kept_aside_and_bloc
     assert {"adopted", "rebuilt"} <= {link.reason for link in await talk.links()}
     [kept] = (talk.settings.var / "salvage").iterdir()
     assert fact.key in kept.read_text(encoding="utf-8")
+
+
+async def test_what_somebody_says_while_a_turn_runs_is_named_kept_aside_and_no_part_of_its_answer(
+    talk: EngineTalk,
+) -> None:
+    """Their CLI puts "No response requested." behind our prompt, which must not pass for the turn's answer."""
+    gate, fact = Gate(), talk.new_fact()
+    talk.upstream.when(fact.key, gate)
+    said = asyncio.ensure_future(talk.tell(fact))
+    await gate.reached.wait()
+    await run_by_hand(talk, "Remember: the moon is green", talk.session_id)
+    gate.open()
+    await said
+    score = await talk.probe()
+    assert score.whole, score
+    assert not any("moon" in one for one in talk.upstream.requests[-1].user_texts())
+    [agent] = [row.agent async for row in talk.engine.store.summaries("local")]
+    turn = [one async for one in talk.engine.store.turns(agent.key)][3]
+    assert turn.evidence.notes == (Note("said_beside", 1),)
+    assert any("somebody else said 1 prompt" in one for one in explain.turn(turn.evidence, []))
+    [kept] = (talk.settings.var / "salvage").iterdir()
+    assert "the moon is green" in kept.read_text(encoding="utf-8")

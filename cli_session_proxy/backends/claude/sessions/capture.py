@@ -94,12 +94,14 @@ class LiveSession:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRecords:
-    """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet."""
+    """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet. `beside`: prompts
+    of somebody else in this session meanwhile, which do not follow the turn's answer: they are on no path."""
 
     records: list[Record]
     mark: FileMark | None
     source: RecordsFrom
     more: bool = False
+    beside: int = 0
 
 
 class Captures:
@@ -191,7 +193,7 @@ class Captures:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # somebody went on in it already: the next turn compares, and adopts that
-            return CapturedRecords(records, None, "transcript")
+            return CapturedRecords(records, None, "transcript", beside=_beside(own, parsed.entries))
         self.follow(ready.session.id, now)
         return CapturedRecords(records, now.mark, "transcript")
 
@@ -385,6 +387,8 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
 def up_to_own(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
     """These lines up to the end of the exchange with this prompt; of the first one, where it is in none (CLI 1.x gives
     it another name). What follows was said by somebody else meanwhile."""
+    if sum(entry.on_path and entry.kind == "user" for entry in entries) > 1:
+        entries = _without_others(entries, frame_uuid)
     spoken = [entry.kind for entry in entries if entry.on_path]
     if "assistant" not in spoken or "user" not in spoken[spoken.index("assistant") :]:
         return entries
@@ -396,6 +400,39 @@ def up_to_own(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
             return found
         first = first or list(found)
     return first
+
+
+def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
+    """These lines without what a CLI of somebody else wrote among the turn's own, before its answer was there.
+
+    That CLI loads a prompt without an answer, puts "No response requested." behind it, and hangs its own prompt on
+    that; the answer hangs on the turn's prompt (run on 2.1.330). What only follows the turn's lines stays.
+    """
+    there = {entry.uuid: entry for entry in entries if entry.on_path}
+    if frame_uuid not in there:
+        return entries
+    others: set[str | None] = set()
+    made_up = False
+    for uuid, entry in there.items():
+        if uuid != frame_uuid and is_prompt(entry):
+            others.add(uuid)
+            above = there.get(entry.parent)
+            while above is not None and above.data.get("message", {}).get("model") == SYNTHETIC_MODEL:
+                others.add(above.uuid)
+                made_up, above = True, there.get(above.parent)
+        elif entry.parent in others:
+            others.add(uuid)
+    among = [uuid in others for uuid in there]
+    if not made_up and among == sorted(among):
+        return entries
+    return [entry for entry in entries if entry.uuid not in others]
+
+
+def _beside(own: Sequence[Entry], entries: Sequence[Entry]) -> int:
+    """How many prompts of somebody else among these lines do not follow the turn's own."""
+    path = [entry.uuid for entry in own if entry.on_path]
+    rest = [entry for entry in entries if entry.on_path and entry.uuid not in path]
+    return sum(map(is_prompt, rest)) if rest and rest[0].parent != path[-1] else 0
 
 
 def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> list[Record]:

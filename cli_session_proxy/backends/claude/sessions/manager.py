@@ -416,6 +416,7 @@ class Sessions:
         records = [*ready.marks, *ready.lead, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
+        notes = (*notes, Note("said_beside", taken.beside)) if taken.beside else notes
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # A folder beside it: large tool results, sub-agents' own transcripts.
         if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):

@@ -11,11 +11,18 @@ import pytest
 
 from cli_session_proxy.backends.base import Kept
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.sessions.capture import SMALL, LiveSession, TurnOutcome, is_behind, is_copied
+from cli_session_proxy.backends.claude.sessions.capture import (
+    SMALL,
+    LiveSession,
+    TurnOutcome,
+    is_behind,
+    is_copied,
+    up_to_own,
+)
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
-from cli_session_proxy.domain.models import Message, Turn
+from cli_session_proxy.domain.models import Message, Role, Turn
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -192,3 +199,26 @@ def test_an_empty_copy_and_a_summary_show_nothing() -> None:
     summary = Entry("", {**talk("All about one.")[0].data, "isCompactSummary": True})
     for copy in ([], [summary, *talk("three", "third")]):
         assert is_copied(OURS, copy, wholly=True)
+
+
+def test_what_somebody_else_wrote_among_the_lines_of_a_turn_is_not_the_turns_own() -> None:
+    scribe = Scribe("s", Path("/"), "2.1.330", 1_700_000_000.0)
+
+    def said(role: Role, words: str, behind: str | None, model: str = "sonnet") -> Entry:
+        scribe.parent = behind
+        record = scribe.record(Message(role, ({"type": "text", "text": words},)), model)
+        return transcript.parse_records([record]).entries[0]
+
+    asked = said("user", "ours", "leaf")
+    answer = said("assistant", "our answer", asked.uuid)
+    made_up = said("assistant", "No response requested.", asked.uuid, "<synthetic>")
+    on_ours = [made_up, prompt := said("user", "theirs", made_up.uuid), said("assistant", "to them", prompt.uuid)]
+    on_leaf = [prompt := said("user", "theirs", "leaf"), said("assistant", "to them", prompt.uuid)]
+    after = [prompt := said("user", "theirs", answer.uuid), said("assistant", "to them", prompt.uuid)]
+    for theirs in (on_ours, on_leaf):
+        for file in ([asked, *theirs, answer], [asked, theirs[0], answer, *theirs[1:]], [asked, answer, *theirs]):
+            assert up_to_own(file, str(asked.uuid)) == [asked, answer]
+    assert up_to_own([*on_leaf, asked, answer], str(asked.uuid)) == [asked, answer]
+    assert up_to_own([asked, answer, *after], str(asked.uuid)) == [asked, answer]
+    # its proxy was killed before the answer: nothing in the file is one
+    assert up_to_own([asked, *on_ours], str(asked.uuid)) == [asked]
