@@ -75,14 +75,16 @@ def unique(history: Iterable[Past], path: Iterable[Turn] = ()) -> list[Past]:
     ours: Sequence[Block] = ()
     for past in history:
         asked = in_our_ids(past.input, said, ours)
-        said, ours = past.output, tuple(_under(ids, block) for block in past.output)
+        said, ours = (
+            past.output,
+            tuple(
+                {**block, "id": ids.free(str(block.get("id")))} if block.get("type") == "tool_use" else block
+                for block in past.output
+            ),
+        )
         changed = sum(was != now for was, now in zip(calls_of(said), calls_of(ours), strict=True))
         out.append(Past(asked, ours, (*past.notes, Note("ids_rewritten", changed)) if changed else past.notes))
     return out
-
-
-def _under(ids: CallIds, block: Block) -> Block:
-    return {**block, "id": ids.free(str(block.get("id")))} if block.get("type") == "tool_use" else block
 
 
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:

@@ -193,7 +193,10 @@ class Captures:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # somebody went on in it already: the next turn compares, and adopts that
-            return CapturedRecords(records, None, "transcript", beside=_beside(own, parsed.entries))
+            leaf = [entry.uuid for entry in own if entry.on_path][-1]
+            theirs = [entry for entry in parsed.entries if entry.on_path and entry not in own]
+            on_no_path = sum(map(is_prompt, theirs)) if theirs and theirs[0].parent != leaf else 0
+            return CapturedRecords(records, None, "transcript", beside=on_no_path)
         self.follow(ready.session.id, now)
         return CapturedRecords(records, now.mark, "transcript")
 
@@ -426,13 +429,6 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
     if not made_up and among == sorted(among):
         return entries
     return [entry for entry in entries if entry.uuid not in others]
-
-
-def _beside(own: Sequence[Entry], entries: Sequence[Entry]) -> int:
-    """How many prompts of somebody else among these lines do not follow the turn's own."""
-    path = [entry.uuid for entry in own if entry.on_path]
-    rest = [entry for entry in entries if entry.on_path and entry.uuid not in path]
-    return sum(map(is_prompt, rest)) if rest and rest[0].parent != path[-1] else 0
 
 
 def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> list[Record]:
