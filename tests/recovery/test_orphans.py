@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import httpx
+import psutil
 import pytest
 
 from cli_session_proxy.domain.models import Tool
@@ -20,6 +22,8 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings, processes
 from ..matrix import rest_in_full
+from ..talking import claude as claude_of
+from ..talking import request, running
 from ..until import until
 from ..wrappers import wrapped
 from .others import Other, other_proxy
@@ -57,6 +61,41 @@ async def waiting(proxy: Other, upstream: Upstream) -> None:
     answer = await proxy.ask("where", tools=TOOLS)
     assert answer is not None
     assert "output" in answer
+
+
+# A program without a mark, in a session of its own: what a Mac shows of its own programs.
+UNMARKED = "sleep 36001"
+
+
+def unmarked() -> list[int]:
+    return [pid for pid in psutil.pids() if command_of(pid) == UNMARKED]
+
+
+def command_of(pid: int) -> str:
+    with contextlib.suppress(psutil.Error):
+        return " ".join(psutil.Process(pid).cmdline())
+    return ""
+
+
+@pytest.fixture
+def none_is_left() -> Iterator[None]:
+    yield
+    left = unmarked()
+    for pid in left:
+        os.kill(pid, signal.SIGKILL)
+    assert left == []
+
+
+def starts_what_has_no_mark(upstream: Upstream) -> None:
+    script = Path(os.environ["HOME"], "start")
+    script.write_text(f"exec env -i setsid {UNMARKED}")
+    upstream.when("two", ToolUse([("Bash", {"command": f"sh {script}", "description": "Wait"})]))
+
+
+async def starting_what_has_no_mark(proxy: Other, upstream: Upstream) -> None:
+    starts_what_has_no_mark(upstream)
+    await proxy.tell("two", wait=False)
+    await until(unmarked)
 
 
 async def using_its_own_tools(proxy: Other, upstream: Upstream) -> None:
@@ -163,3 +202,37 @@ async def test_what_the_cli_has_started_ends_with_a_turn_that_is_cut_short(
         await using_its_own_tools(proxy, upstream)
         assert await proxy.end(signal.SIGTERM) == 0
         assert left(Path(os.environ["HOME"])) == []
+
+
+@old_cli_in_full
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+async def test_what_has_no_mark_ends_with_the_proxy_too(
+    number: signal.Signals, claude: Path, make_settings: MakeSettings, upstream: Upstream, none_is_left: None
+) -> None:
+    profiles = {"shell": Profile(tools=("Bash(sh *)",))}
+    settings = make_settings(claude_bin=claude, profile="shell", profiles=profiles, drain_timeout=0.1)
+    async with other_proxy(settings, like="macos") as proxy:
+        await starting_what_has_no_mark(proxy, upstream)
+        await proxy.end(number)
+        await until(lambda: not unmarked())
+
+
+@pytest.mark.parametrize("cut", ["cancelled", "left", "killed"])
+async def test_what_has_no_mark_ends_with_a_turn_that_is_cut_short(
+    cut: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, none_is_left: None
+) -> None:
+    profiles = {"shell": Profile(tools=("Bash(sh *)",))}
+    settings = make_settings(claude_bin=claude_2, profile="shell", profiles=profiles, disconnect_grace=0.1)
+    starts_what_has_no_mark(upstream)
+    async with running(settings) as engine:
+        answer = await engine.submit(request("two"))
+        await until(unmarked)
+        if cut == "cancelled":
+            answer.cancel()
+        elif cut == "killed":
+            (process,) = claude_of(engine).pool.table.all()
+            process.kill()
+        else:
+            answer.leave()
+        await until(lambda: not unmarked())
+        answer.leave()

@@ -28,7 +28,7 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
-from . import descriptors
+from . import descriptors, guardian_program
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
 from .frames import printable
 from .guardian import Guardian, start_time
@@ -216,6 +216,8 @@ class Child:
         self._transport = transport
         self._stdout = stdout
         self.process = process
+        self._started: list[psutil.Process] = []  # by it: what was seen of that before it was told to end something
+        self._killing: asyncio.Task[None] | None = None
         self._mark = ""
         self._prompt_file: Path | None = None
 
@@ -276,18 +278,53 @@ class Child:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
+    @property
+    def _starts_others(self) -> bool:
+        profile = self._launch.profile
+        return bool(profile.tools or profile.mcp_config)
+
+    async def look(self) -> None:
+        """Note what it has started: it is about to end that itself, and what is left of it has another parent then."""
+        if self._starts_others:
+            with contextlib.suppress(OSError, RuntimeError):  # no descriptor, or no thread
+                self._started += await asyncio.to_thread(guardian_program.started_by, self.pid)
+
+    def kill(self) -> None:
+        """End it at once, with everything it has started. `end` still has to be awaited."""
+        if not self._starts_others:
+            self.signal(signal.SIGKILL)
+        elif self._killing is None:
+            try:
+                loop = asyncio.get_running_loop()
+            except RuntimeError:  # of another thread, as a last resort
+                self.signal(signal.SIGKILL)
+            else:
+                guardian_program.stop(self.pid)
+                self._killing = loop.create_task(self._kill())
+
+    async def _kill(self) -> None:
+        try:
+            self._started += await asyncio.to_thread(guardian_program.stopped, self.pid)
+        except (OSError, RuntimeError) as exc:
+            log.warning("started_unseen", pid=self.pid, error=str(exc))
+        finally:
+            guardian_program.kill(self.pid, self._started)
+
     async def end(self, *, gently: bool, grace: float) -> None:
         """KILL, and wait. Where `gently`: end of input, wait, TERM, wait, before that. Each wait is bounded by `grace`.
 
         Gently is only for a CLI between two turns: in a turn the end of its input makes it ask the model again.
         """
         if gently:
+            await self.look()
             self.end_input()
             await self._exited(grace)
             if self.process.returncode is None:
                 self.signal(signal.SIGTERM)
                 await self._exited(grace)
-        self.signal(signal.SIGKILL)
+        self.kill()
+        if self._killing is not None:
+            await self._killing
         await self._exited(KILL_WAIT)
         if self.process.returncode is not None:
             await self._end_rest()
@@ -302,7 +339,7 @@ class Child:
                             break  # zombies only
                         await asyncio.sleep(GROUP_POLL)
                     self.gone = True
-            if self._launch.profile.tools:  # the shells of its Bash tool are not in its group
+            if self._starts_others:  # the shells of its Bash tool are not in its group
                 await asyncio.to_thread(sweep, self._mark)
             self.unseen = None
         except (OSError, RuntimeError) as exc:
@@ -341,8 +378,7 @@ def end_left(pid: int, started: str) -> bool:
     for member in members:
         with contextlib.suppress(psutil.Error):  # it has ended
             marks.add(member.environ().get(MARK_VARIABLE, ""))
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pid, signal.SIGKILL)
+    guardian_program.kill(pid, guardian_program.stopped(pid))
     give_up = time.monotonic() + KILL_WAIT
     while members and time.monotonic() < give_up:
         time.sleep(GROUP_POLL)

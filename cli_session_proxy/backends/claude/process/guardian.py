@@ -6,8 +6,8 @@
   0.4 ms a start). It works while there is no guardian, and fires when the *thread* that started the CLI ends: that is
   the thread of the event loop, which outlives the pool.
 
-What is left: a CLI that puts itself into another session and clears its environment; and, where there is no /proc, a
-group whose number was given to a new group between its last process's end and our `-`.
+What is left: a program of a CLI's without a readable mark, whose parent had ended before it was looked for; and, where
+there is no /proc, a group whose number was given to a new group between its last process's end and our `-`.
 """
 
 from __future__ import annotations

@@ -6,7 +6,8 @@ Its stdin is a unix socket whose other end only the proxy has. The proxy sends a
 CLI gets anything to do, and `-` after it was reaped; and `.` when it ends and has left none. At end of file without
 that the proxy is gone, and the guardian
 
-- sends SIGKILL to every process group that is left,
+- stops every process group that is left, collects all that its processes have started, and sends SIGKILL to both: on
+  macOS the environment of the system's own programs (a shell, git) is hidden, so they are not known by MARK,
 - sends SIGKILL to every process that has left its group (the CLI's own Bash tool starts its shells in a session of
   their own), or whose `+` was never sent (the proxy died just after it had started it): all that carry MARK in their
   environment,
@@ -29,6 +30,10 @@ import socket
 import struct
 import sys
 import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import psutil
 
 # What a record holds: `+`, `-` or `.`, the process group's id, when its leader was started (clock ticks; 0: unknown).
 RECORD = struct.Struct("!cqq")
@@ -79,6 +84,60 @@ def sweep(mark: str) -> None:
         psutil.wait_procs(found, timeout=SWEEP_WAIT)
 
 
+def started_by(group: int) -> list[psutil.Process]:
+    """The descendants of a process group's members, in whatever group or session they are."""
+    import psutil  # noqa: PLC0415 - as above
+
+    children: dict[int, list[psutil.Process]] = {}
+    family = []
+    for process in psutil.process_iter(["ppid"]):
+        children.setdefault(process.info["ppid"], []).append(process)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            if os.getpgid(process.pid) == group:
+                family.append(process)
+    members, found = {process.pid for process in family}, []
+    while family:
+        for child in children.pop(family.pop().pid, ()):
+            family.append(child)
+            if child.pid not in members:
+                found.append(child)
+    return found
+
+
+def stopped(group: int) -> list[psutil.Process]:
+    """Stop a process group and all that it has started, until a look finds nothing new: what is stopped starts nothing.
+    Returns what it has started."""
+    import psutil  # noqa: PLC0415 - as above
+
+    stop(group)
+    found: dict[int, psutil.Process] = {}
+    for _ in range(SWEEPS):
+        new = [process for process in started_by(group) if process.pid not in found]
+        if not new:
+            break
+        for process in new:
+            found[process.pid] = process
+            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
+                process.suspend()
+    return list(found.values())
+
+
+def stop(group: int) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGSTOP)
+
+
+def kill(group: int, started: list[psutil.Process]) -> None:
+    """Kill a process group and what it had started, as far as that is still there."""
+    import psutil  # noqa: PLC0415 - as above
+
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(group, signal.SIGKILL)
+    for process in started:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
 def _watch(line: socket.socket) -> dict[int, int] | None:
     """The groups that are left when the proxy is gone, with the start times of their leaders; None where it said that
     it has left nothing."""
@@ -107,13 +166,16 @@ def main() -> None:
     groups = _watch(socket.socket(fileno=sys.stdin.fileno()))
     if groups is None:
         return
+    left = []
     for group, started in groups.items():
         now = status(group) if started else None
         if now is not None and now[1] != started:
             continue  # another process has that pid: the whole group is gone
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(group, signal.SIGKILL)
+        stop(group)
+        left.append(group)
     sys.path.append(directory)
+    for group in left:
+        kill(group, stopped(group))
     until = time.monotonic() + BEING_STARTED
     while True:
         sweep(mark)

@@ -296,6 +296,7 @@ class ClaudeProcess:
         """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""
         if not self.alive:
             return
+        await self._child.look()
         if self._child.input_ended:  # one spawn a turn: no channel is left to ask on
             self._child.signal(signal.SIGINT)
             return
@@ -426,7 +427,7 @@ class ClaudeProcess:
     def kill(self) -> None:
         """End it at once, with everything it started. `close` still has to be awaited."""
         self._spoiled = True
-        self._child.signal(signal.SIGKILL)
+        self._child.kill()
 
     async def close(self) -> None:
         """End it and what it started, at once where it is in a turn or waits for results (see `Child.end`).
