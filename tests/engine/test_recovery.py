@@ -13,6 +13,7 @@ from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.engine import recovery
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.rewinding import rewind
 from cli_session_proxy.settings import Settings
 
 from ..talking import ask, events, request
@@ -93,6 +94,31 @@ async def test_an_answer_that_may_have_arrived_is_claimed_for_as_long_as_a_key_i
         else:
             assert again.parent_id == answer.turn_id
             assert words(backend.seen[-1]) == ["one", "one"]
+
+
+async def test_an_answer_that_may_have_arrived_is_not_claimed_after_a_rewind(settings: Settings) -> None:
+    """It is on no path then: who got it would be asked about it, and nobody would know."""
+    engine = Engine(settings, backend=MemoryBackend())
+    await engine.start()
+    await ask(engine, "zero")
+    answer = await engine.submit(request("one"))
+    await answer.turn()
+    engine._instances.leave(settled=False)
+    engine.kill()
+    async with core(settings) as (survivor, backend):
+
+        async def uncertain() -> bool:
+            return (await turns(survivor))[1].delivery == "uncertain"
+
+        await until(uncertain)
+        agent = await survivor.store.agent("local", "a")
+        assert agent is not None
+        await rewind(survivor.store, survivor._ownership, agent, "-1")
+        again = await ask(survivor, "one")
+        assert again.id != answer.turn_id
+        after = await ask(survivor, "two")
+        assert after.parent_id == again.id
+        assert words(backend.seen[-1]) == ["zero", "one", "two"]
 
 
 async def test_a_living_proxys_turns_stay_its_own(settings: Settings) -> None:

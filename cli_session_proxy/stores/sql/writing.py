@@ -186,14 +186,17 @@ def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | N
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     """Only while the conversation goes on from this answer: as the head, from a child, or where clients name the path.
+    After a rewind it does not. An answer that arrived is given again for ever.
 
-    A turn that waits looks at the path when it begins; one that runs, and is no child, has begun without this answer.
+    A turn that waits looks at the path when it begins; one that runs, and is no child of an undelivered one, has begun
+    without that answer.
     """
     row = _need(conn, turn_id, ON_PATH, STATE)
-    named = Placed.from_json(rows.loads(row.placed)).names_path
-    if row.delivery == "undelivered" and not named and not _is_continued(conn, turn_id):
+    placed, lost = Placed.from_json(rows.loads(row.placed)), row.delivery == "undelivered"
+    apart = placed.names_path or (placed.side and not lost)  # a side call is no head
+    if row.delivery != "delivered" and not apart and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
-        if head != turn_id or any(turn.status == "running" for turn in reading.waiting(conn, row.agent_key)):
+        if head != turn_id or (lost and any(one.status == "running" for one in reading.waiting(conn, row.agent_key))):
             return False
     if row.delivery != "delivered":
         UPDATE_TURN.run(conn, {"turn_id": turn_id, "delivery": "pending", "instance": instance})
