@@ -185,12 +185,17 @@ class _Execution:
         judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
         heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
+        # A prompt that is to be written down shows what the process has loaded.
+        confirmed = not self._ready.loaded or self._ready.quiet
         try:
             async with aclosing(heard):
                 async for event in heard:
                     if self._truncated is not None and not isinstance(event, base.Called | events.Result):
                         yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
                         continue
+                    if not confirmed and isinstance(event, BlockStart | events.AssistantMessage):
+                        confirmed = True
+                        await self._owner.sessions.check_load(self._ready, job.frame_uuid)
                     match event:
                         case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.ToolActivity():
                             yield event
