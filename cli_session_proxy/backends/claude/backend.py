@@ -186,7 +186,7 @@ class _Execution:
         heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
         # A prompt that is to be written down shows what the process has loaded.
-        confirmed = not self._ready.loaded or self._ready.quiet
+        confirmed = self.continuity == "warm" or self._ready.quiet or not self._ready.loaded
         try:
             async with aclosing(heard):
                 async for event in heard:
