@@ -155,7 +155,7 @@ class Captures:
         if hangs:
             return
         known = (await paths.parsed(await self._path(ready))).path
-        if not await asyncio.to_thread(_hangs_on_end, path, known, frame_uuid, unseen=True):
+        if not await asyncio.to_thread(hangs_on_end, path, known, frame_uuid, unseen=True):
             raise WrongTranscript("conversation")
 
     async def taken(self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome) -> CapturedRecords:
@@ -375,7 +375,7 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
     if not known:
         return True
     if ready.loaded and said.session_id == ready.session.id:
-        return _hangs_on_end(path, known, said.frame_uuid, unseen=ready.touched or said.stopped)
+        return hangs_on_end(path, known, said.frame_uuid, unseen=ready.touched or said.stopped)
     try:
         parsed = transcript.parse(contents(path))
     except OSError:
@@ -404,12 +404,13 @@ def _hangs(ready: LiveSession, frame_uuid: str) -> bool | None:
     return at.parent == ready.leaf
 
 
-def _hangs_on_end(path: str, known: Sequence[Entry], frame_uuid: str, *, unseen: bool) -> bool:
+def hangs_on_end(path: str, known: Sequence[Entry], frame_uuid: str, *, unseen: bool) -> bool:
     """Does the turn hang on the end of the path, in the session's file or wherever the CLI has written it down?
 
     `unseen`: what is said where it is nowhere.
     """
     ours = {entry.uuid for entry in known}
+    last = next((entry.uuid for entry in reversed(known) if entry.spoken()), None)
     for place in (Path(path), *_newest(Path(path))):
         try:
             data = contents(place)
@@ -419,6 +420,8 @@ def _hangs_on_end(path: str, known: Sequence[Entry], frame_uuid: str, *, unseen:
             there = transcript.parse(data).path
         except OSError:
             continue
+        if place != Path(path) and all(entry.uuid != last for entry in there):
+            return False  # a file of the CLI's own that ends before the path does
         frame = frame_uuid if frame_uuid not in ours else there[-1].uuid if there else None
         if frame not in ours and any(entry.uuid == frame for entry in there):
             return is_behind(known, there, str(frame), end=True)
