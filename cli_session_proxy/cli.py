@@ -114,6 +114,9 @@ def serve(
     turn_timeout: Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")] = None,
     idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")] = None,
     retention_days: Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")] = None,
+    forget_unnamed: Annotated[
+        str | None, typer.Option(help="Hours after which one-shots are forgotten, or never.", show_default="720")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")] = None,
 ) -> None:
     """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
@@ -142,7 +145,10 @@ def chains(
     side: Annotated[
         bool, typer.Option("--side", help="Also those with nothing but side calls: titles, pings, …")
     ] = False,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only so many, those last active.")] = None,
+    one_shots: Annotated[
+        bool, typer.Option("--one-shots", help="Also unnamed agents of one turn that nobody went on from.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, help="Only so many, those last active.")] = 1000,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it anew every other second, until Ctrl-C.")
     ] = False,
@@ -154,16 +160,16 @@ def chains(
     """List the agents: turns, repairs, cost, size, and the totals."""
     from .commands import showing as commands
 
-    wanted = commands.Wanted.parse(search, since, status, side=side)
+    wanted = commands.Wanted.parse(search, since, status, side=side, one_shots=one_shots)
     settings = load(config=config, var=var, store=store)
     if watch:
         asyncio.run(commands.watch_chains(settings, wanted, limit))
         return
-    rows = asyncio.run(commands.chains(settings, wanted))
+    listed = asyncio.run(commands.chains(settings, wanted))
     if as_json:
-        _say(json.dumps(rows[:limit], indent=1))
+        _say(json.dumps(listed.rows[:limit], indent=1))
     else:
-        commands.print_chains(rows, limit)
+        commands.print_chains(listed, limit)
 
 
 @app.command(epilog=_examples("show ada", "show turn_0a1b", "show 5e551011 --json"))

@@ -26,6 +26,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PositiveFloat,
     SecretStr,
     ValidationError,
     field_validator,
@@ -303,6 +304,7 @@ class Settings(BaseSettings):
     system_prompt_changes: SystemPromptChanges = "auto"  # where a changed one goes (see `domain.system_prompts`)
     # data
     retention_days: float | None = Field(default=None, gt=0)
+    forget_unnamed: PositiveFloat | Literal["never"] = 30 * 24.0  # hours after which one-shots go, as the CLI cleans up
     idempotency_hours: float = Field(default=24.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 

@@ -30,7 +30,7 @@ from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_di
 from ..export import FORMATS, live
 from ..export.chain_json import chain_json
 from ..export.markdown import markdown
-from ..export.summaries import summary_json
+from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..export.words import count, printable, visible
 from ..http.keys import Keys
 from ..http.served import Served, served_at
@@ -80,12 +80,26 @@ async def made(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
-async def chains(settings: Settings, wanted: Wanted) -> list[JSON]:
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """`one_shots`: how many of the last day have no row, and what they cost."""
+
+    rows: list[JSON]
+    one_shots: int = 0
+    cost_usd: float = 0.0
+
+
+async def chains(settings: Settings, wanted: Wanted) -> Listed:
     """A row for each agent of every owner, last active first."""
     async with opened(settings) as store:
         if store is None:
-            return []
-        return [summary_json(row) async for row in store.summaries() if wanted.holds(row)]
+            return Listed([])
+        now = time.time()
+        folded = None if wanted.one_shots else now - ONE_SHOT_SHOWN
+        rows = [summary_json(row) async for row in store.summaries(folded=folded) if wanted.holds(row)]
+        if folded is None:
+            return Listed(rows)
+        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded))
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,15 +110,18 @@ class Wanted:
     since: float = 0.0
     status: Status | None = None
     side: bool = False
+    one_shots: bool = False
 
     @staticmethod
-    def parse(search: str | None, since: str | None, status: str | None, *, side: bool = False) -> Wanted:
+    def parse(
+        search: str | None, since: str | None, status: str | None, *, side: bool = False, one_shots: bool = False
+    ) -> Wanted:
         """Raises `ConfigError` for a time or a status that there is not."""
         known = get_args(Status)
         if status is not None and status not in known:
             raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
         at = 0.0 if since is None else moment_of("--since", since)
-        return Wanted((search or "").casefold(), at, cast(Status | None, status), side)
+        return Wanted((search or "").casefold(), at, cast(Status | None, status), side, one_shots)
 
     def holds(self, row: ChainSummary) -> bool:
         named = self.search in row.agent.agent_id.casefold() and (self.side or not row.side)
@@ -119,19 +136,22 @@ def moment_of(option: str, text: str) -> float:
         raise ConfigError(f"{option} {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
 
 
-async def watch_chains(settings: Settings, wanted: Wanted, limit: int | None) -> None:
+async def watch_chains(settings: Settings, wanted: Wanted, limit: int) -> None:
     """The list as it changes. Never ends by itself."""
     while True:
-        rows = await chains(settings, wanted)
+        listed = await chains(settings, wanted)
         click.clear()
-        print_chains(rows, limit)
+        print_chains(listed, limit)
         await asyncio.sleep(AGAIN)
 
 
-def print_chains(rows: list[JSON], limit: int | None = None) -> None:
-    """A table that fits a terminal of 80 columns: the names are cut there, in a file nothing is. A line of totals."""
+def print_chains(listed: Listed, limit: int = LISTED) -> None:
+    """A table that fits a terminal of 80 columns: the names are cut there, in a file nothing is. A line of totals, and
+    one of the one-shots that have no row."""
+    rows = listed.rows
+    folded = f"{count(listed.one_shots, 'one-shot')} today, ${listed.cost_usd:.2f} (--one-shots lists them)"
     if not rows:
-        print("no chains yet")
+        print(folded if listed.one_shots else "no chains yet")
         return
     console = Console(highlight=False)
     if not console.is_terminal:
@@ -155,10 +175,12 @@ def print_chains(rows: list[JSON], limit: int | None = None) -> None:
         # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
         table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
     console.print(table)
-    shown = f"{limit} of " if limit is not None and limit < len(rows) else ""
+    shown = f"{limit} of " if limit < len(rows) else ""
     turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))
     total = f"{shown}{count(len(rows), 'agent')}, {count(turns, 'turn')}, {count(repairs, 'repair')}"
     console.print(Text(f"{total}, ${cost:.4f}, {_size(size)}", style="dim"))
+    if listed.one_shots:
+        console.print(Text(folded, style="dim"))
 
 
 def _size(number: float) -> str:

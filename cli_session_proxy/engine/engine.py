@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import os
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -178,8 +178,8 @@ class Engine:
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
         if self.store.spans_hosts:
             self._tasks.serve(self._introduce())
-        if self.settings.retention_days is not None:
-            self._tasks.serve(self._retention(self.settings.retention_days))
+        if self.settings.retention_days is not None or self.settings.forget_unnamed != "never":
+            self._tasks.serve(self._retention())
 
     async def _introduce(self) -> None:
         """What must be equal on every host, so that a turn at one of them extends what another one sent."""
@@ -643,10 +643,16 @@ class Engine:
 
     # --- data
 
-    async def delete(self, owner: str, agent_id: str) -> bool:
-        """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown."""
+    async def delete(
+        self, owner: str, agent_id: str, *, still: Callable[[Agent], Awaitable[bool]] | None = None
+    ) -> bool:
+        """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
+
+        `still` says whether it is to go, before its turns are ended and once more under its lease: a client may have
+        gone on since the agent was chosen.
+        """
         agent = await self.store.agent(owner, agent_id)
-        if agent is None:
+        if agent is None or (still is not None and not await still(agent)):
             return False
         running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
         for live in running:
@@ -658,6 +664,8 @@ class Engine:
         if tasks:
             await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
+            if still is not None and not await still(agent):
+                return False
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
@@ -768,19 +776,27 @@ class Engine:
                 adopted = await adopt(self.store, lease, found, self.observers)
                 log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
 
-    async def _retention(self, days: float) -> None:
-        """Once an hour, delete the agents whose last turn is older than `retention_days`."""
+    async def _retention(self) -> None:
+        """Once an hour, delete what `retention_days` and `forget_unnamed` do not keep."""
         while True:
             with survived("not_expired"):
-                await self.forget_idle(days)
+                hours = self.settings.forget_unnamed
+                await self.forget_idle(self.settings.retention_days, None if hours == "never" else hours)
             await asyncio.sleep(HOUR)
 
-    async def forget_idle(self, days: float) -> None:
-        """Delete the agents whose last turn is older than this."""
-        for agent in await self.store.expired_agents(self._instances.now() - days * 24 * HOUR):
+    async def forget_idle(self, days: float | None, unnamed_hours: float | None = None) -> None:
+        """Delete the agents whose last turn is older than so many days, and one-shots older than so many hours."""
+        now = self._instances.now()
+        before = None if days is None else now - days * 24 * HOUR
+        one_shots = None if unnamed_hours is None else now - unnamed_hours * HOUR
+
+        async def still(agent: Agent) -> bool:
+            return bool(await self.store.expired_agents(before, one_shots, only=agent.key))
+
+        for agent in await self.store.expired_agents(before, one_shots):
             with survived("not_expired", agent=agent.agent_id):
-                await self.delete(agent.owner, agent.agent_id)
-                log.info("expired")  # without its name: nothing is left of it
+                if await self.delete(agent.owner, agent.agent_id, still=still):
+                    log.info("expired")  # without its name: nothing is left of it
 
 
 def _prepare_var(var: Path) -> None:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 from ..domain.models import JSON, ChainSummary
 
+# Rows that a list has unless it is asked for more: 5,000 are 1.6 MB.
+LISTED = 1000
+# Seconds for which an unnamed agent of one turn is listed by itself: somebody may be about to go on from it.
+ONE_SHOT_SHOWN = 600.0
+DAY = 86_400.0
+
 
 def summary_json(row: ChainSummary) -> JSON:
     """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status.

@@ -19,7 +19,7 @@ from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import FORMATS, shown
 from ..export import live as telling
-from ..export.summaries import summary_json
+from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
@@ -104,7 +104,8 @@ class Routes:
         add(app, "GET", "/v1/models/{model:path}", self.model)
         add(app, "GET", "/v1beta/models", self.models)
         add(app, "GET", "/v1beta/models/{model:path}", self.model)
-        add(app, "GET", "/v1/chains", self.chains, About(query={"search": TEXT, "limit": COUNT, "side": SWITCH}))
+        listed = About(query={"search": TEXT, "limit": COUNT, "side": SWITCH, "one_shots": SWITCH})
+        add(app, "GET", "/v1/chains", self.chains, listed)
         followed = About(query={"live": SWITCH}, media=(EVENT_STREAM,))
         add(app, "GET", "/v1/chains/{agent_id}/events", self.events, followed)
         shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
@@ -155,17 +156,25 @@ class Routes:
         return JSONResponse({"status": state, **beside}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
-        """Last active first; `?search=` for a part of the name, `?limit=N`, `?side=1` with those of side calls only."""
+        """Last active first; `?search=` for a part of the name, `?limit=N` (1000), `?side=1` with those of side calls
+        only, `?one_shots=1` with those that are told in one number else."""
         words = request.query_params.get("search", "").casefold()
-        limit = whole_number(request, "limit", None)
+        limit = whole_number(request, "limit", LISTED)
         all_of_them = is_on(request, "side", default=False)
+        now = time.time()
+        folded = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
         data: list[JSON] = []
-        async for row in self._engine.store.summaries(owner_of(request)):
+        more = False
+        async for row in self._engine.store.summaries(owner_of(request), folded=folded):
             if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
+                if more := len(data) == limit:
+                    break
                 data.append(summary_json(row))
-            if len(data) == limit:
-                break
-        return {"object": "list", "data": data}
+        told: JSON = {"object": "list", "data": data, "has_more": more}
+        if folded is not None:
+            count, cost = await self._engine.store.one_shots(owner_of(request), since=now - DAY, until=folded)
+            told["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
+        return told
 
     async def dump(self, request: Request) -> Response:
         """`?format=`; `?redact=0` shows what was said as it is."""

@@ -208,6 +208,12 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         )
     elif (made := settings.var / MADE_KEY).exists():
         yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
+    if (hours := settings.forget_unnamed) != "never":
+        after = f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
+        yield (
+            "one-shots (unnamed agents of one turn that nobody went on from, and no stored id names) are forgotten "
+            f"after {after}: forget_unnamed"
+        )
     for name, profile in sorted(settings.profiles.items()):
         if profile.tools and not profile.confined:
             yield (

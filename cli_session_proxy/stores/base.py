@@ -500,11 +500,20 @@ class Agents(Protocol):
     async def named_by(self, agent_key: int) -> list[str]:
         """The ids of its turns and sessions, and of sessions that only its turns name: what else may speak of it."""
 
-    async def expired_agents(self, before: float) -> list[Agent]:
-        """Agents whose last turn is older than `before`."""
+    async def expired_agents(
+        self, before: float | None, one_shots: float | None = None, *, only: int | None = None
+    ) -> list[Agent]:
+        """Agents whose last turn is older than `before`, and one-shots that are older than `one_shots` (None: none).
 
-    def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
-        """One row an agent (of every owner when None), last active first."""
+        A one-shot is an unnamed agent with one turn, whose client was given no id to come back with. Of the agent
+        `only`, where one is given.
+        """
+
+    def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+        """One row an agent (of every owner when None), last active first; without one-shots older than `folded`."""
+
+    async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
+        """How many one-shots were last active in this time, and what they cost."""
 
     async def chain(self, agent_key: int) -> Chain | None: ...
 

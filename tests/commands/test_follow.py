@@ -142,7 +142,7 @@ async def next_event(lines: AsyncIterator[str]) -> Any:
 
 
 async def listed(settings: Settings, *options: str | None) -> list[str]:
-    return [row["agent_id"] for row in await commands.chains(settings, Wanted.parse(*options))]
+    return [row["agent_id"] for row in (await commands.chains(settings, Wanted.parse(*options))).rows]
 
 
 async def test_chains_are_filtered_by_name_time_and_status(settings: Settings) -> None:

@@ -214,9 +214,14 @@ def told(settings: Settings) -> str:
 def test_loopback_without_a_key_is_said_to_be_open_to_everybody_here(tmp_path: Path) -> None:
     settings = Settings(var=tmp_path / "var")
     assert "every user and every program of this machine can use this proxy and read its chains" in told(settings)
-    assert told(Settings(var=tmp_path / "var", uds=tmp_path / "s")) == ""
+    assert told(Settings(var=tmp_path / "var", uds=tmp_path / "s", forget_unnamed="never")) == ""
     make(settings.var)
     assert "every user" not in told(settings)
+
+
+@pytest.mark.parametrize(("hours", "after"), [(720, "30 days"), (12, "12 hours")])
+def test_what_is_forgotten_by_itself_is_said(tmp_path: Path, hours: float, after: str) -> None:
+    assert f"are forgotten after {after}" in told(Settings(var=tmp_path / "var", forget_unnamed=hours))
 
 
 def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(

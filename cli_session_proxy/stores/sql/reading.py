@@ -15,7 +15,9 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    false,
     func,
+    not_,
     or_,
     select,
 )
@@ -41,6 +43,7 @@ from .tables import (
     COMING,
     PROBE,
     agents,
+    conversations,
     frames,
     idempotency_keys,
     items,
@@ -57,6 +60,9 @@ PAGE = 100
 
 # Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
 CANDIDATES = 8
+
+# A turn in one of these waits for nothing; `requires_action` has waited as long as the others by then.
+ENDED = (*FINISHED, "requires_action")
 
 # Rows of sums and charts that are read at once: a few milliseconds.
 FACTS = 500
@@ -97,6 +103,22 @@ _SUMMARY: Select[Any] = (
     .order_by(agents.c.last_at.desc(), agents.c.key.desc())
     .limit(PAGE)
 )
+# What a client may come back for: a turn that is not finished, adopted or brought in; a stored response or interaction,
+# or another id that its wire promised (`store`); a conversation.
+_AWAITED = (
+    select(turns.c.seq)
+    .where(
+        turns.c.agent_key == agents.c.key,
+        or_(
+            turns.c.status.not_in(ENDED),
+            turns.c.origin.in_(("adopted", "imported")),
+            turns.c.call.like('%"store":true%'),
+        ),
+    )
+    .exists()
+)
+_TALKED = select(conversations.c.agent_key).where(conversations.c.agent_key == agents.c.key).exists()
+_ONE_SHOT = and_(agents.c.named.is_(false()), agents.c.turns == 1, not_(_AWAITED), not_(_TALKED))
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
 _SESSION_AT = Prepared(
     select(*rows.SESSION).where(
@@ -136,10 +158,23 @@ def named_by(conn: Connection, key: int) -> list[str]:
     return list(conn.scalars(own.union(said, opened)))
 
 
-def expired_agents(conn: Connection, before: float) -> list[Agent]:
-    found = select(*rows.AGENT).where(agents.c.last_at < before, agents.c.owner != COMING)
-    found = found.order_by(agents.c.last_at, agents.c.key)
-    return [rows.agent(row) for row in conn.execute(found)]
+def expired_agents(conn: Connection, before: float | None, one_shots: float | None, only: int | None) -> list[Agent]:
+    old = [] if before is None else [agents.c.last_at < before]
+    if one_shots is not None:
+        old.append(and_(_ONE_SHOT, agents.c.last_at < one_shots))
+    found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
+    if only is not None:
+        found = found.where(agents.c.key == only)
+    return [rows.agent(row) for row in conn.execute(found.order_by(agents.c.last_at, agents.c.key))]
+
+
+def one_shots(conn: Connection, owner: str | None, since: float, until: float) -> tuple[int, float]:
+    found = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).select_from(agents)
+    found = found.where(_ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until)
+    number, cost = conn.execute(
+        found.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
+    ).one()
+    return number, cost
 
 
 def chain(conn: Connection, key: int) -> Chain | None:
@@ -152,10 +187,12 @@ def chain(conn: Connection, key: int) -> Chain | None:
 
 
 def summaries(
-    conn: Connection, owner: str | None, after: Position | None
+    conn: Connection, owner: str | None, after: Position | None, folded: float | None
 ) -> tuple[list[ChainSummary], Position | None]:
     """A page of summaries, last active first, and where the next page starts (None: there is none)."""
     page = _SUMMARY.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
+    if folded is not None:
+        page = page.where(or_(agents.c.last_at >= folded, not_(_ONE_SHOT)))
     if after is not None:
         at, key = after
         page = page.where(or_(agents.c.last_at < at, and_(agents.c.last_at == at, agents.c.key < key)))

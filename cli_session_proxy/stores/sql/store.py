@@ -150,19 +150,19 @@ class SqlStore(Store):
     async def named_by(self, agent_key: int) -> list[str]:
         return await self._db.read(lambda conn: reading.named_by(conn, agent_key))
 
-    async def summaries(self, owner: str | None = None) -> AsyncIterator[ChainSummary]:
-        page, after = await self._page_of_summaries(owner, None)
+    async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+        page, after = await self._page_of_summaries(owner, None, folded)
         while True:
             for summary in page:
                 yield summary
             if after is None:
                 return
-            page, after = await self._page_of_summaries(owner, after)
+            page, after = await self._page_of_summaries(owner, after, folded)
 
     async def _page_of_summaries(
-        self, owner: str | None, after: reading.Position | None
+        self, owner: str | None, after: reading.Position | None, folded: float | None
     ) -> tuple[list[ChainSummary], reading.Position | None]:
-        return await self._db.read(lambda conn: reading.summaries(conn, owner, after))
+        return await self._db.read(lambda conn: reading.summaries(conn, owner, after, folded))
 
     # a turn's way
 
@@ -486,8 +486,13 @@ class SqlStore(Store):
     async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
         return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
 
-    async def expired_agents(self, before: float) -> list[Agent]:
-        return await self._db.read(lambda conn: reading.expired_agents(conn, before))
+    async def expired_agents(
+        self, before: float | None, one_shots: float | None = None, *, only: int | None = None
+    ) -> list[Agent]:
+        return await self._db.read(lambda conn: reading.expired_agents(conn, before, one_shots, only))
+
+    async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
+        return await self._db.read(lambda conn: reading.one_shots(conn, owner, since, until))
 
 
 def _is_small(new: NewTurn) -> bool:

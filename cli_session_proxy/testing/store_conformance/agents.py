@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...domain.models import Link, Session
+from ...domain.models import Agent, Link, Session
 from ..store_samples import (
     IMAGE,
     StoreFactory,
@@ -90,6 +90,32 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
         assert [agent.key for agent in await store.expired_agents(30.0)] == [idle.key]
         assert {agent.key for agent in await store.expired_agents(31.0)} == {idle.key, busy.key}
+
+
+async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        kept: dict[str, Agent] = {}
+        for name in ("shot", "named", "longer", "stored", "talking", "open", "late"):
+            kept[name] = await an_agent(store, name, named=name == "named")
+            at = 50.0 if name == "late" else 10.0
+            turn = a_turn(kept[name], f"{name}1", at=at)
+            if name == "stored":
+                turn = replace(turn, call={"wire": "responses", "store": True})
+            accepted = await store.accept(turn)
+            if name != "open":
+                await store.begin(a_begin(accepted))
+                await store.commit(a_commit(accepted, kept[name], name, finished_at=at))
+        await store.accept(a_turn(kept["longer"], "longer2", "longer1", at=10.0))
+        await store.annotate(kept["talking"].key, {})
+        shot, late = kept["shot"], kept["late"]
+        assert [one.key for one in await store.expired_agents(None, 40.0)] == [shot.key]
+        assert await store.expired_agents(None, 40.0, only=late.key) == []
+        assert [one.key for one in await store.expired_agents(None, 60.0)] == [shot.key, late.key]
+        assert await store.expired_agents(None, None) == []
+        number, cost = await store.one_shots("local", since=0.0, until=40.0)
+        assert (number, cost) == (1, 0.25)
+        rows = await gathered(store.summaries("local", folded=40.0))
+        assert {row.agent.agent_id for row in rows} == set(kept) - {"shot"}
 
 
 async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> None:

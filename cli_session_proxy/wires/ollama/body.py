@@ -170,6 +170,7 @@ def _read(
         is_retry=naming.is_retry,
         wire=WIRE,
         request_id=naming.request_id,
+        call={"store": True} if door == "generate" else None,  # its `context` is an id to come back with
     )
     return OllamaCall(
         request=request,

@@ -36,6 +36,7 @@ export class Chains {
     this.search = search;
     this.onFault = onFault;
     this.known = new Map(); // agent id -> row
+    this.folded = null; // how many one-shots of the last day have no row, and what they cost
     this.shown = [];
     this.words = new Map(); // agent id -> {of, asked, answered}
     this.open = null;
@@ -63,13 +64,14 @@ export class Chains {
   async refresh() {
     const asked = ++this.asked;
     try {
-      const { data } = await get(AGENTS);
+      const { data, one_shots: folded } = await get(AGENTS);
       if (asked !== this.asked) return; // a later question is under way
       // Who was active since the last of these, and is not among them, is gone.
       const last = data.length === FIRST ? data[data.length - 1].last_at : 0;
       const there = new Set(data.map((row) => row.agent_id));
       for (const [name, row] of this.known) if (row.last_at > last && !there.has(name)) this.known.delete(name);
       for (const row of data) this.known.set(row.agent_id, row);
+      this.folded = folded;
       this.draw();
       this.onFault(null);
       if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) this.whole().catch(this.onFault);
@@ -99,7 +101,8 @@ export class Chains {
       : "No chains yet: send a request, or try cli-session-proxy chat.");
     const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);
     const some = this.shown.length < this.known.size ? ` of ${whole(this.known.size)}` : "";
-    const says = `${count(this.shown.length, "agent")}${some}, ${count(sum("turns"), "turn")}, ${count(sum("repairs"), "repair")}, ${count(sum("failures"), "failure")}, ${money(sum("cost_usd"))}, ${bytes(sum("bytes"))}`;
+    const folded = this.folded && this.folded.count ? ` · ${count(this.folded.count, "one-shot")} today, ${money(this.folded.cost_usd)}` : "";
+    const says = `${count(this.shown.length, "agent")}${some}, ${count(sum("turns"), "turn")}, ${count(sum("repairs"), "repair")}, ${count(sum("failures"), "failure")}, ${money(sum("cost_usd"))}, ${bytes(sum("bytes"))}${folded}`;
     if (this.totals.textContent !== says) fill(this.totals, says);
   }
 

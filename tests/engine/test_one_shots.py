@@ -1,0 +1,139 @@
+"""Requests without a name that nobody comes back to: they are told in one number, and forgotten in time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from cli_session_proxy.commands import showing
+from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export import summaries
+from cli_session_proxy.http import routes
+from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..every_wire import chains
+from ..without_cli import proxied_without_cli
+
+HELLO: list[Any] = [{"role": "user", "content": "hello"}]
+
+
+@dataclass
+class Proxy:
+    engine: Engine
+    http: httpx.AsyncClient
+    settings: Settings
+
+    async def ask(self, path: str = "/v1/chat/completions", **body: Any) -> Any:
+        answer = await self.http.post(path, json={"model": "sonnet", **body})
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    async def agents(self) -> int:
+        return len(await chains(self.engine))
+
+
+@pytest.fixture
+async def proxy(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[Proxy]:
+    settings = make_settings()
+    async with (
+        proxied_without_cli(settings, upstream) as (engine, root),
+        httpx.AsyncClient(base_url=root, trust_env=False, timeout=60) as http,
+    ):
+        yield Proxy(engine, http, settings)
+
+
+async def forget(proxy: Proxy) -> None:
+    """As if `forget_unnamed` had passed."""
+    await proxy.engine.forget_idle(None, -1.0)
+
+
+async def test_one_shots_are_forgotten_with_their_files_and_nothing_else_is(proxy: Proxy) -> None:
+    await proxy.ask(messages=HELLO)
+    await proxy.ask("/v1/messages", messages=HELLO, max_tokens=9)
+    await proxy.ask("/v1/models/sonnet:generateContent", contents=[{"parts": [{"text": "hello"}]}])
+    await proxy.ask("/api/chat", messages=HELLO, stream=False)
+    await proxy.ask("/v1/responses", input="hello", store=False)
+    assert await proxy.agents() == 5
+    kept = await proxy.ask("/v1/responses", input="stored")
+    interaction = await proxy.ask("/v1/interactions", input="stored")
+    context = (await proxy.ask("/api/generate", prompt="hello", stream=False))["context"]
+    conversation = (await proxy.http.post("/v1/conversations", json={})).json()
+    await proxy.ask("/v1/responses", input="talk", conversation=conversation["id"], store=False)
+    await proxy.ask(messages=HELLO, agent_id="ada")
+    talk = [{"role": "user", "content": "one"}]
+    said = (await proxy.ask(messages=talk))["choices"][0]["message"]
+    talk += [said, {"role": "user", "content": "two"}]
+    await proxy.ask(messages=talk)
+    assert await proxy.agents() == 11
+    await forget(proxy)
+    assert await proxy.agents() == 6
+    assert (await proxy.http.get(f"/v1/responses/{kept['id']}")).status_code == 200
+    assert (await proxy.http.get(f"/v1beta/interactions/{interaction['id']}")).status_code == 200
+    await proxy.ask("/api/generate", prompt="again", context=context, stream=False)
+    await proxy.ask("/v1/responses", input="more", conversation=conversation["id"])
+
+
+async def test_who_goes_on_while_it_is_being_forgotten_keeps_the_chain(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    talk = list(HELLO)
+    said = (await proxy.ask(messages=talk))["choices"][0]["message"]
+    delete = proxy.engine.delete
+
+    async def late(owner: str, agent_id: str, *, still: Any = None) -> bool:
+        async def still_as_it_was(agent: Agent) -> bool:
+            goes = bool(await still(agent))
+            if goes and len(talk) == 1:  # the first look: then the client goes on
+                talk.extend((said, {"role": "user", "content": "two"}))
+                await proxy.ask(messages=talk)
+            return goes
+
+        return await delete(owner, agent_id, still=still_as_it_was)
+
+    monkeypatch.setattr(proxy.engine, "delete", late)
+    await forget(proxy)
+    (row,) = await chains(proxy.engine)
+    assert row.turns == 2
+
+
+async def test_lists_tell_them_in_one_number(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for _ in range(3):
+        await proxy.ask(messages=HELLO)
+    await proxy.ask(messages=HELLO, agent_id="ada")
+
+    async def listed(query: str = "") -> Any:
+        return (await proxy.http.get(f"/v1/chains{query}")).json()
+
+    assert len((await listed())["data"]) == 4  # somebody may be about to go on from them
+    for module in (routes, showing):
+        monkeypatch.setattr(module, "ONE_SHOT_SHOWN", -1.0)
+    told = await listed()
+    assert [row["agent_id"] for row in told["data"]] == ["ada"]
+    assert (told["has_more"], told["one_shots"]["count"]) == (False, 3)
+    assert len((await listed("?one_shots=1"))["data"]) == 4
+    some = await listed("?one_shots=1&limit=2")
+    assert (len(some["data"]), some["has_more"]) == (2, True)
+    monkeypatch.setattr(routes, "LISTED", 1)
+    assert len((await listed("?one_shots=1"))["data"]) == 1
+    assert summaries.LISTED == 1000
+    found = await showing.chains(proxy.settings, showing.Wanted())
+    showing.print_chains(found)
+    assert "3 one-shots today" in capsys.readouterr().out
+    assert len((await showing.chains(proxy.settings, showing.Wanted(one_shots=True))).rows) == 4
+
+
+def test_how_long_they_are_kept_is_said_in_hours_or_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert load().forget_unnamed == 720
+    assert load(forget_unnamed="12").forget_unnamed == 12
+    assert load(forget_unnamed="never").forget_unnamed == "never"
