@@ -36,6 +36,8 @@ Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 # Blocks of thinking: signed by the provider for one conversation, and never matched in a history.
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
+# What the name of an unnamed agent begins with that is deleted once its answer was delivered (`X-Chain: none`).
+ONCE = "once"
 ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
 # With an answer for the client. A refused turn has one too, but no turn continues it: its children are its parent's.
 ANSWERED: frozenset[Status] = ON_PATH | {"refused"}
@@ -261,6 +263,7 @@ class TurnRequest:
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
     compose: Compose | None = None  # decides what the turn says when it runs
+    kept: bool = True  # False: its chain is deleted once the answer was delivered
 
 
 @dataclass(frozen=True, slots=True)

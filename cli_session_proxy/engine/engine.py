@@ -28,6 +28,7 @@ from ..domain.models import (
     FINISHED,
     JSON,
     ON_PATH,
+    ONCE,
     Agent,
     CancelledBy,
     Message,
@@ -142,7 +143,9 @@ class Engine:
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
-        self._deliveries = Deliveries(self.store, self._instances, self._tasks, settings.disconnect_grace)
+        self._deliveries = Deliveries(
+            self.store, self._instances, self._tasks, settings.disconnect_grace, self._delivered
+        )
         self.mirrors = Mirrors(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
             settings,
@@ -178,8 +181,7 @@ class Engine:
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
         if self.store.spans_hosts:
             self._tasks.serve(self._introduce())
-        if self.settings.retention_days is not None or self.settings.forget_unnamed != "never":
-            self._tasks.serve(self._retention())
+        self._tasks.serve(self._retention())
 
     async def _introduce(self) -> None:
         """What must be equal on every host, so that a turn at one of them extends what another one sent."""
@@ -776,8 +778,20 @@ class Engine:
                 adopted = await adopt(self.store, lease, found, self.observers)
                 log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
 
+    def _delivered(self, live: LiveTurn) -> None:
+        if live.agent_id.startswith(f"{ONCE}_"):
+            self._tasks.own(self._forget_once(live.turn.agent_key))
+
+    async def _forget_once(self, key: int) -> None:
+        """Delete the agent of a request with `X-Chain: none`. Where that fails, `forget_idle` does it later."""
+        with survived("not_forgotten"):
+            agent = await self.store.agent_by_key(key)
+            if agent is not None and not agent.named:
+                await self.delete(agent.owner, agent.agent_id)
+
     async def _retention(self) -> None:
-        """Once an hour, delete what `retention_days` and `forget_unnamed` do not keep."""
+        """Once an hour, delete what `retention_days` and `forget_unnamed` do not keep, and what a crash left of
+        requests with `X-Chain: none`."""
         while True:
             with survived("not_expired"):
                 hours = self.settings.forget_unnamed
@@ -787,13 +801,14 @@ class Engine:
     async def forget_idle(self, days: float | None, unnamed_hours: float | None = None) -> None:
         """Delete the agents whose last turn is older than so many days, and one-shots older than so many hours."""
         now = self._instances.now()
+        left = now - HOUR
         before = None if days is None else now - days * 24 * HOUR
         one_shots = None if unnamed_hours is None else now - unnamed_hours * HOUR
 
         async def still(agent: Agent) -> bool:
-            return bool(await self.store.expired_agents(before, one_shots, only=agent.key))
+            return bool(await self.store.expired_agents(before, one_shots, left, only=agent.key))
 
-        for agent in await self.store.expired_agents(before, one_shots):
+        for agent in await self.store.expired_agents(before, one_shots, left):
             with survived("not_expired", agent=agent.agent_id):
                 if await self.delete(agent.owner, agent.agent_id, still=still):
                     log.info("expired")  # without its name: nothing is left of it

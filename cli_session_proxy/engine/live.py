@@ -494,7 +494,11 @@ async def kept(answer: Answer) -> None:
 class Deliveries:
     """Makes live turns that note their delivery. `grace`: seconds that a turn runs on without a client."""
 
-    def __init__(self, store: Store, instances: Instances, tasks: Tasks, grace: float) -> None:
+    def __init__(
+        self, store: Store, instances: Instances, tasks: Tasks, grace: float, delivered: Callable[[LiveTurn], None]
+    ) -> None:
+        """`delivered` is told of each turn whose answer has arrived, once that is noted."""
+        self._delivered = delivered
         self._store = store
         self._instances = instances
         self._tasks = tasks
@@ -547,6 +551,8 @@ class Deliveries:
                 await self._store.unfollow(turn_id, self._instances.id)
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
+        if arrived:
+            self._delivered(live)
         if how != "left":
             self._elsewhere.discard(turn_id)
 

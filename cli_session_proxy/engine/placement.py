@@ -19,6 +19,7 @@ from ..domain.models import (
     FINISHED,
     JSON,
     ON_PATH,
+    ONCE,
     THINKING,
     Agent,
     Composed,
@@ -100,6 +101,8 @@ class Placement:
         went on without. `admit` is called before anything is kept of the request; what it raises goes to the caller.
         So is `send_on`, as soon as the agent is known: another proxy may have to run it.
         """
+        if not request.kept:
+            _check_once(request)
         known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier: Turn | None = None
         if known.latest is not None or request.idempotency_key is not None:
@@ -181,7 +184,7 @@ class Placement:
         if not at_head and side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
             decision = replace(decision, placed=replace(decision.placed, side=True))
         if agent is None:
-            agent = await self._ensure(request.owner, new_id("auto"), named=False)
+            agent = await self._ensure(request.owner, new_id("auto" if request.kept else ONCE), named=False)
         if match is not None and decision.parent == match[0].id:
             last = itertools.takewhile(lambda one: one.role == "assistant", reversed(messages[: match[1].end]))
             said = [block for message in reversed(list(last)) for block in message.content]
@@ -304,6 +307,17 @@ class Placement:
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # a crash left it open
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
+
+
+def _check_once(request: TurnRequest) -> None:
+    """Raises `InvalidRequest` where a request that keeps nothing is part of what is kept, or is asked for later."""
+    for given, what in (
+        (request.agent_id, "a named agent is kept: leave out its name"),
+        (request.continues, "it cannot go on from an id: send the whole conversation"),
+        ((request.call or {}).get("background"), "the answer of a turn in the background is kept"),
+    ):
+        if given:
+            raise InvalidRequest(f"X-Chain: none keeps nothing: {what}", param="X-Chain")
 
 
 def _is_short(messages: Sequence[Message]) -> bool:

@@ -26,7 +26,10 @@ HEADERS: Mapping[str, JSON] = {
         "pattern": "^([A-Za-z0-9._~-]|%[0-7][0-9A-F])+$",
         "description": "the agent's name, percent-encoded UTF-8",
     },
-    "X-Chain": {"const": "new", "description": "begin the named agent afresh"},
+    "X-Chain": {
+        "enum": ["new", "none"],
+        "description": "begin the named agent afresh; keep nothing once it was answered",
+    },
     "Idempotency-Key": {**TEXT, "minLength": 1, "maxLength": 255, "pattern": "^[!-~]+$"},
 }
 

@@ -501,9 +501,15 @@ class Agents(Protocol):
         """The ids of its turns and sessions, and of sessions that only its turns name: what else may speak of it."""
 
     async def expired_agents(
-        self, before: float | None, one_shots: float | None = None, *, only: int | None = None
+        self,
+        before: float | None,
+        one_shots: float | None = None,
+        once: float | None = None,
+        *,
+        only: int | None = None,
     ) -> list[Agent]:
-        """Agents whose last turn is older than `before`, and one-shots that are older than `one_shots` (None: none).
+        """Agents whose last turn is older than `before`, one-shots that are older than `one_shots`, and agents that
+        were to be deleted once their answer was delivered and are older than `once` (None: none).
 
         A one-shot is an unnamed agent with one turn, whose client was given no id to come back with. Of the agent
         `only`, where one is given.

@@ -74,6 +74,7 @@ class Naming:
     path_agent: str | None = None
     header_agent: str | None = None
     fresh: bool = False
+    keep: bool = True  # `X-Chain: none`: nothing, once the answer was delivered
     idempotency_key: str | None = None
     is_retry: bool = False
     request_id: str | None = None
@@ -109,8 +110,12 @@ def naming(
     """Naming from headers (lower-case names, latin-1 values as ASGI gives them) and the path's decoded agent."""
     agent, fresh = headers.get("x-agent-id"), headers.get("x-chain")
     header_agent = None if agent is None else decoded_agent_id(agent.encode("latin-1"))
-    if fresh is not None and fresh.strip().lower() != "new":
-        raise InvalidRequest("X-Chain knows one value: new (it starts the named agent afresh)", param="X-Chain")
+    chain = None if fresh is None else fresh.strip().lower()
+    if chain not in (None, "new", "none"):
+        raise InvalidRequest(
+            "X-Chain is new (it starts the named agent afresh) or none (nothing is kept once the answer was delivered)",
+            param="X-Chain",
+        )
     idempotency_key = headers.get("idempotency-key")
     if idempotency_key is not None and not 0 < len(idempotency_key) <= MAX_IDEMPOTENCY_KEY:
         raise InvalidRequest(
@@ -125,7 +130,8 @@ def naming(
     return Naming(
         path_agent=path_agent,
         header_agent=header_agent,
-        fresh=fresh is not None,
+        fresh=chain is not None,
+        keep=chain != "none",
         idempotency_key=idempotency_key,
         is_retry=retries.isascii() and retries.isdigit() and int(retries[:9]) > 0,
         request_id=request_id,
@@ -157,7 +163,14 @@ def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> 
     if isinstance(request, TurnRequest) and (about.window is not None or "metadata" in body):
         options = replace(request.options, window=about.window, metadata=noted(body))
         call = replace(call, request=replace(request, options=options))
+    if isinstance(request, TurnRequest) and not about.keep:
+        call = replace(call, request=unkept(call.request))
     return cast(T, call)
+
+
+def unkept(request: TurnRequest) -> TurnRequest:
+    """The request without anything to come back for."""
+    return replace(request, kept=False, call=None if request.call is None else {**request.call, "store": False})
 
 
 def noted(body: Mapping[str, Any]) -> JSON:

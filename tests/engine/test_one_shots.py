@@ -12,6 +12,7 @@ import pytest
 
 from cli_session_proxy.commands import showing
 from cli_session_proxy.domain.models import Agent
+from cli_session_proxy.engine import engine
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import summaries
 from cli_session_proxy.http import routes
@@ -19,7 +20,8 @@ from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
-from ..every_wire import chains
+from ..every_wire import chains, proxied
+from ..until import until
 from ..without_cli import proxied_without_cli
 
 HELLO: list[Any] = [{"role": "user", "content": "hello"}]
@@ -102,6 +104,82 @@ async def test_who_goes_on_while_it_is_being_forgotten_keeps_the_chain(
     await forget(proxy)
     (row,) = await chains(proxy.engine)
     assert row.turns == 2
+
+
+EVERY_WIRE: list[tuple[str, dict[str, Any]]] = [
+    ("/v1/chat/completions", {"messages": HELLO}),
+    ("/v1/messages", {"messages": HELLO, "max_tokens": 9}),
+    ("/v1/responses", {"input": "hello"}),
+    ("/v1/interactions", {"input": "hello"}),
+    ("/api/chat", {"messages": HELLO}),
+]
+NONE = {"X-Chain": "none"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("path", "body"), EVERY_WIRE)
+async def test_of_a_request_that_keeps_nothing_nothing_is_left_once_it_was_answered(
+    proxy: Proxy, path: str, body: dict[str, Any], stream: bool
+) -> None:
+    answer = await proxy.http.post(path, json={"model": "sonnet", "stream": stream, **body}, headers=NONE)
+    assert answer.status_code == 200, answer.text
+    assert "hello" in answer.text
+
+    async def gone() -> bool:
+        return not await chains(proxy.engine)
+
+    await until(gone)
+
+
+async def test_it_goes_on_from_nothing_that_is_kept_and_cannot_be_gone_on_from(proxy: Proxy) -> None:
+    talk = list(HELLO)
+    talk += [(await proxy.ask(messages=talk))["choices"][0]["message"], {"role": "user", "content": "two"}]
+    response = await proxy.ask("/v1/responses", input="stored")
+    assert await proxy.agents() == 2
+    whole = await proxy.http.post("/v1/chat/completions", json={"model": "sonnet", "messages": talk}, headers=NONE)
+    assert "two" in whole.text
+
+    async def as_before() -> bool:
+        return [row.turns for row in await chains(proxy.engine)] == [1, 1]
+
+    await until(as_before)
+    for path, body in (
+        ("/v1/chat/completions", {"messages": HELLO, "agent_id": "ada"}),
+        ("/v1/responses", {"input": "more", "previous_response_id": response["id"]}),
+        ("/v1/responses", {"input": "more", "background": True}),
+    ):
+        refused = await proxy.http.post(path, json={"model": "sonnet", **body}, headers=NONE)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "X-Chain"), refused.text
+    await until(as_before)
+
+
+async def test_what_a_crash_left_of_it_is_deleted_later(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy.engine._deliveries, "_delivered", lambda _: None)  # as if it had died here
+    await proxy.http.post("/v1/chat/completions", json={"model": "sonnet", "messages": HELLO}, headers=NONE)
+    await proxy.ask(messages=HELLO)
+    assert await proxy.agents() == 2
+    monkeypatch.setattr(engine, "HOUR", -1.0)
+    await proxy.engine.forget_idle(None)
+    (row,) = await chains(proxy.engine)
+    assert row.agent.agent_id.startswith("auto_")
+
+
+async def test_its_files_go_too(make_settings: MakeSettings, upstream: Upstream, claude_2: Path) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with (
+        proxied(settings) as (running, root),
+        httpx.AsyncClient(base_url=root, trust_env=False, timeout=60) as http,
+    ):
+        answer = await http.post("/v1/chat/completions", json={"model": "sonnet", "messages": HELLO}, headers=NONE)
+        assert "hello" in answer.text
+
+        async def gone() -> bool:
+            return not await chains(running)
+
+        await until(gone)
+        assert not [one for one in settings.var.glob("sandbox/agents/*") if not one.name.startswith(".")]
+        assert settings.claude_config_dir is not None
+        assert not [one for one in settings.claude_config_dir.rglob("*.jsonl") if one.stat().st_size]
 
 
 async def test_lists_tell_them_in_one_number(

@@ -25,6 +25,7 @@ from sqlalchemy import (
 from ...domain.models import (
     ANSWERED,
     FINISHED,
+    ONCE,
     REPAIR_REASONS,
     Agent,
     Chain,
@@ -118,6 +119,8 @@ _AWAITED = (
     .exists()
 )
 _TALKED = select(conversations.c.agent_key).where(conversations.c.agent_key == agents.c.key).exists()
+_BUSY = select(turns.c.seq).where(turns.c.agent_key == agents.c.key, turns.c.status.not_in(ENDED)).exists()
+_ONCE = and_(agents.c.named.is_(false()), agents.c.agent_id.startswith(f"{ONCE}_", autoescape=True), not_(_BUSY))
 _ONE_SHOT = and_(agents.c.named.is_(false()), agents.c.turns == 1, not_(_AWAITED), not_(_TALKED))
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
 _SESSION_AT = Prepared(
@@ -158,10 +161,14 @@ def named_by(conn: Connection, key: int) -> list[str]:
     return list(conn.scalars(own.union(said, opened)))
 
 
-def expired_agents(conn: Connection, before: float | None, one_shots: float | None, only: int | None) -> list[Agent]:
+def expired_agents(
+    conn: Connection, before: float | None, one_shots: float | None, once: float | None, only: int | None
+) -> list[Agent]:
     old = [] if before is None else [agents.c.last_at < before]
     if one_shots is not None:
         old.append(and_(_ONE_SHOT, agents.c.last_at < one_shots))
+    if once is not None:
+        old.append(and_(_ONCE, agents.c.last_at < once))
     found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
     if only is not None:
         found = found.where(agents.c.key == only)

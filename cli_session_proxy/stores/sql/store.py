@@ -487,9 +487,14 @@ class SqlStore(Store):
         return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
 
     async def expired_agents(
-        self, before: float | None, one_shots: float | None = None, *, only: int | None = None
+        self,
+        before: float | None,
+        one_shots: float | None = None,
+        once: float | None = None,
+        *,
+        only: int | None = None,
     ) -> list[Agent]:
-        return await self._db.read(lambda conn: reading.expired_agents(conn, before, one_shots, only))
+        return await self._db.read(lambda conn: reading.expired_agents(conn, before, one_shots, once, only))
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
         return await self._db.read(lambda conn: reading.one_shots(conn, owner, since, until))

@@ -142,7 +142,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         tool_choice=read_choice(responses_tools.choice(body), offered.tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, reasoning, said.system, conversation, offered),
+        call=_call(body, wanted, reasoning, said.system, conversation, offered, keep=naming.keep),
         ignored=(
             *offered.ignored,
             *fields.given(IGNORED),
@@ -163,6 +163,8 @@ def _call(
     system: tuple[str, ...],
     conversation: str | None,
     offered: Given,
+    *,
+    keep: bool,
 ) -> JSON:
     """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
@@ -170,7 +172,7 @@ def _call(
         echo["tool_choice"] = body["tool_choice"]
     return {
         "wire": WIRE,
-        "store": body.get("store") is not False,
+        "store": keep and body.get("store") is not False,
         "background": bool(body.get("background")),
         "previous_response_id": body.get("previous_response_id"),
         "conversation": conversation,

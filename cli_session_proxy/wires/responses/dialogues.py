@@ -247,4 +247,5 @@ def _request(call: ResponsesCall, told: Composed) -> TurnRequest:
         request_id=call.naming.request_id,
         options=told.options,
         call=told.call,
+        kept=call.naming.keep,
     )
