@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterator
+import sys
+import time
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -12,6 +14,9 @@ from . import logs
 from .errors import ProxyError, TurnTimeout
 
 log = logs.get(__name__)
+
+# Seconds that two clocks may drift apart without a sleep.
+SLEPT = 1.0
 
 T = TypeVar("T")
 
@@ -62,55 +67,71 @@ def survived(event: str, **about: object) -> Iterator[None]:
         log.exception(event, **about)
 
 
+def awake_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
+    """The loop's time, less what the machine has slept: on macOS uvloop's clock runs on in sleep, and `time.monotonic`
+    stands still. On Linux both stand still."""
+    return time.monotonic if sys.platform == "darwin" else loop.time
+
+
 class Limited:
-    """`async with` this: until `deadline` (the loop's time; None: never), then `TurnTimeout`.
+    """`async with` this: until `deadline` (by the awake clock), then `TurnTimeout`.
 
     A class, as every turn has several: a generator costs the event loop more.
     """
 
-    def __init__(self, deadline: float | None, message: str) -> None:
-        self._clock = asyncio.timeout_at(deadline)
+    timer: asyncio.TimerHandle
+
+    def __init__(self, deadline: float, message: str) -> None:
+        self._until = deadline
+        self._clock = asyncio.timeout_at(None)
         self._message = message
 
     async def __aenter__(self) -> Self:
+        self._loop = asyncio.get_running_loop()
+        self._now = awake_clock(self._loop)
+        self._arm()
         await self._clock.__aenter__()
         return self
 
     async def __aexit__(self, *raised: Any) -> None:
+        self.timer.cancel()
         try:
             await self._clock.__aexit__(*raised)
         except TimeoutError as exc:  # its own: any other goes on as it came
             raise TurnTimeout(self._message) from exc
 
+    def _arm(self) -> None:
+        self._due = self._until
+        self.timer = self._loop.call_later(self._until - self._now(), self._look)
+
+    def _look(self) -> None:
+        if self._until <= self._now():
+            self._clock.reschedule(self._loop.time())
+        else:
+            self._arm()
+
 
 class LimitedByLife(Limited):
     """Its deadline moves at every sign of life. To move it later costs an assignment: its timer is only set again when
-    the last one has passed."""
-
-    def __init__(self, until: float, message: str) -> None:
-        super().__init__(None, message)
-        self._until = until
+    the last one has passed. Where the machine has slept meanwhile, all that may take begins anew."""
 
     async def __aenter__(self) -> Self:
-        self._loop = asyncio.get_running_loop()
-        self.timer = self._loop.call_at(self._until, self._look)
-        return await super().__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        self.timer.cancel()
-        await super().__aexit__(*raised)
+        await super().__aenter__()
+        self._window = self._until - self._now()
+        self._slept = self._loop.time() - self._now()
+        return self
 
     def move(self, until: float) -> None:
         self._until = until
-        if until < self.timer.when():
+        if until < self._due:
             self.timer.cancel()
-            self.timer = self._loop.call_at(until, self._look)
+            self._arm()
 
     def _look(self) -> None:
-        if self._until <= self._loop.time():
-            self._clock.reschedule(self._until)
-        else:
-            self.timer = self._loop.call_at(self._until, self._look)
+        slept = self._loop.time() - self._now()
+        if slept - self._slept > SLEPT:
+            self._slept, self._until = slept, max(self._until, self._now() + self._window)
+        super()._look()
 
 
 async def uninterrupted(task: asyncio.Task[T]) -> T:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.tasks import LimitedByLife
+from cli_session_proxy.tasks import Limited, LimitedByLife, awake_clock
 
 from .until import until
 
@@ -52,3 +53,42 @@ async def test_another_timeout_inside_is_not_taken_for_silence() -> None:
         async with LimitedByLife(loop.time() + 3600, "nothing came"):
             raise TimeoutError("a disk")
     assert not isinstance(caught.value, TurnTimeout)
+
+
+@pytest.mark.parametrize("kind", [Limited, LimitedByLife])
+async def test_an_hour_of_sleep_is_no_time_of_a_turn(
+    kind: type[Limited], macos: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On macOS uvloop's clock runs on while the machine sleeps, and `time.monotonic` stands still."""
+    loop, slept = asyncio.get_running_loop(), 0.0
+    runs_on = loop.time
+    monkeypatch.setattr(loop, "time", lambda: runs_on() + slept)
+    now = awake_clock(loop)
+    async with kind(now() + 300, "nothing came") as limit:
+        first = limit.timer
+        slept = 3600.0
+        await until(lambda: limit.timer is not first)  # it was due, and began anew
+    assert awake_clock(loop)() == pytest.approx(time.monotonic(), abs=60)
+
+
+async def test_after_a_sleep_all_that_silence_may_take_begins_anew(
+    macos: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loop, awake, slept = asyncio.get_running_loop(), 0.0, 0.0
+    runs_on, stands_still = loop.time, time.monotonic
+    monkeypatch.setattr(loop, "time", lambda: runs_on() + slept)
+    monkeypatch.setattr(time, "monotonic", lambda: stands_still() + awake)
+    now = awake_clock(loop)
+
+    async def silent() -> None:
+        nonlocal awake, slept
+        async with LimitedByLife(now() + 300, "nothing came") as limit:
+            awake, slept = 290.0, 3600.0
+            first = limit.timer
+            await until(lambda: limit.timer is not first)
+            assert limit.timer.when() == pytest.approx(loop.time() + 300, abs=60)
+            awake = 651.0
+            await asyncio.Event().wait()
+
+    with pytest.raises(TurnTimeout):
+        await silent()

@@ -54,7 +54,7 @@ from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
-from ..tasks import Limited, Tasks, survived, uninterrupted
+from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
 from .committing import Committed, Wanted, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .lanes import Lanes, Place, Slots
@@ -439,7 +439,7 @@ class Engine:
         A turn that its proxy left open, because it ended or does not respond, is run here where `again`.
         """
         live.begun = True
-        deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
+        deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         try:
             await self.store.follow(live.turn.id, self._instances.id)
             async with Limited(deadline, self._executor.too_long):
@@ -613,7 +613,7 @@ class Engine:
         return True
 
     async def _in_turn(self, live: LiveTurn, agent: Agent, known: Known | None) -> None:
-        deadline = asyncio.get_running_loop().time() + self.settings.turn_timeout
+        deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         at_head = live.turn.placed.at_head
         async with AsyncExitStack() as held:
             async with Limited(deadline, self._executor.too_long):

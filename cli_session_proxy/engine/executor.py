@@ -68,7 +68,7 @@ from ..errors import (
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Said, Store, Taken, TurnStart
-from ..tasks import Limited, LimitedByLife, Tasks, uninterrupted
+from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
 from .ownership import Instances, Ownership
@@ -207,7 +207,7 @@ class Executor:
         self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
-        """Run the turn and tell its clients. `deadline` is the loop's time. Raises `ProxyError`."""
+        """Run the turn and tell its clients. `deadline` is by the awake clock. Raises `ProxyError`."""
         lease = live.lease
         assert lease is not None
         fault: str | None = None
@@ -502,7 +502,7 @@ class Executor:
 
     async def _heard(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
         """Pass the events on. A silent backend is abandoned after `idle_timeout`; a running tool is not silent."""
-        clock_of = asyncio.get_running_loop().time
+        clock_of = awake_clock(asyncio.get_running_loop())
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
         who = "the CLI" if exchange.backend == "claude" else "the model"

@@ -21,6 +21,7 @@ import json
 import os
 import shutil
 import socket
+import sys
 import time
 import uuid
 from collections import Counter
@@ -46,13 +47,21 @@ FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
 # So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
 GAP = 40
-# A clock that nobody sets. On Linux it goes on while the machine sleeps.
-_steady = partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
 # A reading of the store's clock that took no longer (seconds) replaces any other: in a longer one this process may have
 # been paused.
 EXACT = 1.0
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
+
+
+def steady_clock() -> Callable[[], float]:
+    """A clock that nobody sets, and that goes on while the machine sleeps: Linux's, macOS's."""
+    name = "CLOCK_MONOTONIC_RAW" if sys.platform == "darwin" else "CLOCK_BOOTTIME"
+    clock: int | None = getattr(time, name, None)
+    return time.monotonic if clock is None else partial(time.clock_gettime, clock)
+
+
+_steady = steady_clock()
 
 
 class Instances:

@@ -10,7 +10,7 @@ from .. import logs
 from ..domain.models import JSON, Agent
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..stores.base import Store
-from ..tasks import Limited
+from ..tasks import Limited, awake_clock
 from .ownership import Ownership
 
 log = logs.get(__name__)
@@ -46,7 +46,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
     """
     if await store.waiting(agent.key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
-    deadline = asyncio.get_running_loop().time() + PATIENCE
+    deadline = awake_clock(asyncio.get_running_loop())() + PATIENCE
     async with Limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:
         now = await store.agent_by_key(agent.key)
         if now is None:

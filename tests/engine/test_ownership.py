@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from pathlib import Path
@@ -666,3 +667,13 @@ async def test_a_pause_while_the_stores_clock_is_read_does_not_put_the_clock_wro
     for _ in pauses:
         await instances.set_clock()
     assert instances.now() == store.steady + 7200.0
+
+
+def test_the_steady_clock_of_leases_runs_on_in_sleep(macos: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(time, "CLOCK_MONOTONIC_RAW", 4, raising=False)
+    monkeypatch.setattr(time, "clock_gettime", lambda clock: float(asked.append(clock) or 7))  # type: ignore[func-returns-value]
+    assert ownership.steady_clock()() == 7.0
+    assert asked == [4]
+    monkeypatch.setattr(sys, "platform", "linux")  # and CLOCK_BOOTTIME is not there
+    assert ownership.steady_clock() is time.monotonic
