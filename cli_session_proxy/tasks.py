@@ -89,6 +89,8 @@ class Limited:
     async def __aenter__(self) -> Self:
         self._loop = asyncio.get_running_loop()
         self._now = awake_clock(self._loop)
+        now = self._now()
+        self._window, self._slept = self._until - now, self._loop.time() - now
         self._arm()
         await self._clock.__aenter__()
         return self
@@ -114,12 +116,6 @@ class Limited:
 class LimitedByLife(Limited):
     """Its deadline moves at every sign of life. To move it later costs an assignment: its timer is only set again when
     the last one has passed. Where the machine has slept meanwhile, all that may take begins anew."""
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        self._window = self._until - self._now()
-        self._slept = self._loop.time() - self._now()
-        return self
 
     def move(self, until: float) -> None:
         self._until = until

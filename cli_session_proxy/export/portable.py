@@ -34,6 +34,7 @@ from aiofiles.threadpool.binary import AsyncBufferedIOBase
 from ..domain.evidence import Evidence
 from ..domain.models import FINISHED, JSON, Agent, Fallback, Message, Placed, Turn, TurnOptions, Usage
 from ..errors import InvalidRequest, NotFound
+from ..locks import to_drive
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
@@ -193,4 +194,4 @@ class _Writer:
         self._block += as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n"
         await self._file.write(self._block)
         await self._file.flush()
-        await asyncio.to_thread(os.fsync, self._file.fileno())
+        await asyncio.to_thread(to_drive, self._file.fileno())

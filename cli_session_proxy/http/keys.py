@@ -25,6 +25,7 @@ from urllib.parse import parse_qs
 
 from .. import redact
 from ..errors import ConfigError, SandboxError, Unauthorized, did_you_mean
+from ..locks import to_drive
 from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import MIN_SECRET, Settings
 
@@ -140,7 +141,7 @@ def make(var: Path) -> Path:
     with open(handle, "w") as file:
         file.write(f"{PREFIX}{secrets.token_urlsafe(32)}\n")
         file.flush()
-        os.fsync(file.fileno())
+        to_drive(file.fileno())
     return path
 
 

@@ -17,7 +17,6 @@ The second half holds all that is SQLite's own: connections, pragmas, the journa
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import os
 import sqlite3
 import time
@@ -35,7 +34,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ...locks import RUN, SUFFIX, FileLock, is_held
+from ...locks import RUN, SUFFIX, FileLock, is_held, to_drive
 from ..sql.database import Claim, Database, Life, Threads, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
@@ -524,10 +523,7 @@ def sync(file: Path) -> None:
     """Have the disk take what was written to this file, as SQLite itself does at a full commit."""
     fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
-        if hasattr(fcntl, "F_FULLFSYNC"):  # macOS: fsync alone does not reach the disk there
-            fcntl.fcntl(fd, fcntl.F_FULLFSYNC)
-        else:
-            os.fdatasync(fd)
+        to_drive(fd)
     finally:
         os.close(fd)
 
@@ -572,5 +568,11 @@ def copy_aside(path: Path, target: Path, told: Callable[[int, int], None] | None
         progress = None if told is None else lambda _, left, total: told(total - left, total)
         source.backup(copy, pages=PAGES_AT_ONCE, progress=progress)
     with part.open("rb") as done:
-        os.fsync(done.fileno())
+        to_drive(done.fileno())
     part.replace(target)
+    folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with suppress(OSError):  # a file system that cannot
+            to_drive(folder)  # the name, too: what is migrated next is not to be the only copy
+    finally:
+        os.close(folder)
