@@ -30,13 +30,18 @@ SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --wide $(if $(SEED),--seed $(SEED))
 
 .PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
-	bubblewrap postgresql redis haproxy continuity-hosts cluster clean
+	bubblewrap postgresql redis haproxy continuity-hosts cluster mac-check clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
 
 login: $(VENV)/.serve  ## log the CLI in, by its own login
 	@$(BIN)/cli-session-proxy login
+
+mac-check: $(VENV)/.serve  ## on a Mac: print what to report of it (docs/macos.md says what else to try)
+	@uname -srm; sw_vers 2>/dev/null || echo "no sw_vers: this is not macOS"; $(BIN)/python -VV; ulimit -n
+	@launchctl limit maxfiles 2>/dev/null; echo "USER=$$USER LOGNAME=$$LOGNAME SSH=$${SSH_CONNECTION:+yes}"
+	@$(BIN)/cli-session-proxy doctor; true
 
 demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
 	@$(BIN)/cli-session-proxy demo

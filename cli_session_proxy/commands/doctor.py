@@ -10,6 +10,7 @@ import os
 import shutil
 import socket
 import sqlite3
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -36,10 +37,13 @@ from ..stores.base import Facts
 from ..stores.sql.migrations import MIGRATIONS
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
+from . import places
 from .login import missing_login
 from .showing import client_of
 
 Level = Literal["ok", "warning", "error"]
+
+MACOS = sys.platform == "darwin"
 
 MB = 1024 * 1024
 # A commit needs room for its records and the log of the store: below the first figure turns will soon fail.
@@ -84,6 +88,7 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
+    yield await _looked("place", lambda: _place(settings))
     if any(profile.confined for profile in settings.profiles.values()):
         says, _, fix = (await confine.missing() or "").partition(": ")
         level: Level = "error" if says else "ok"
@@ -207,6 +212,14 @@ def _sandbox(settings: Settings) -> Finding:
     return Finding("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
 
 
+def _place(settings: Settings) -> Finding:
+    for what, path in (("var", settings.var), ("the program", Path(__file__).parent)):
+        if (why := places.unsafe(path)) is not None:
+            mend = "choose another with --var" if what == "var" else "install it elsewhere"
+            return Finding("place", "warning", f"{what} ({path}) lies {why}", mend)
+    return Finding("place", "ok", "no folder that is known to be synced, and no network")
+
+
 def _disk(var: Path) -> Finding:
     place = next(path for path in (var, *var.parents) if path.exists())
     free = shutil.disk_usage(place).free
@@ -315,7 +328,8 @@ async def _clock(last_at: float | None) -> Finding:
     wall, steady = time.time(), time.monotonic()
     await asyncio.sleep(CLOCK_WATCH)
     drift = abs((time.time() - wall) - (time.monotonic() - steady))
-    mend = "set the clock (timedatectl set-ntp true, or your system's own way)"
+    command = "sudo sntp -sS time.apple.com" if MACOS else "timedatectl set-ntp true"
+    mend = f"set the clock ({command}, or your system's own way)"
     if wall < CLOCK_FLOOR:
         return Finding("clock", "error", f"it says {_utc(wall)}, which is long past", mend)
     if last_at is not None and last_at > wall + CLOCK_SLACK:
@@ -360,7 +374,8 @@ async def _port(settings: Settings) -> Finding:
         return Finding("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not await _answers(Served(url)):
-        mend = f"stop it (ss -ltnp 'sport = :{port}' names it), or choose another with --port"
+        names = f"lsof -nP -iTCP:{port} -sTCP:LISTEN" if MACOS else f"ss -ltnp 'sport = :{port}'"
+        mend = f"stop it ({names} names it), or choose another with --port"
         return Finding("port", "error", f"{host}:{port} is taken by another program", mend)
     if served_at(settings.var) == Served(url):
         return Finding("port", "ok", f"{url} is served on this var")

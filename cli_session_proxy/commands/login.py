@@ -39,6 +39,12 @@ MISSING = (
     "no Claude login: run `{command}`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
     "until then turns fail with 401 claude_not_logged_in"
 )
+# On macOS, where the CLI cannot read its login in the Keychain, wherever that was made.
+CLOSED = (
+    "no Claude login: over SSH and under launchd the Keychain may be closed; run `claude setup-token` in a Terminal, "
+    "set CLAUDE_CODE_OAUTH_TOKEN to what it says (or ANTHROPIC_API_KEY), and start again; until then turns fail with "
+    "401 claude_not_logged_in"
+)
 UNKNOWN = (
     "this CLI cannot tell whether it is logged in: if turns fail with 401, run `{command}`, "
     "or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
@@ -91,7 +97,9 @@ async def missing_login(settings: Settings, claude: Path, env: Mapping[str, str]
     except ValueError:
         return UNKNOWN.format(command=command)
     logged_in = isinstance(status, dict) and status.get("loggedIn") is True
-    return None if logged_in else MISSING.format(command=command)
+    if logged_in:
+        return None
+    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
 
 
 async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:

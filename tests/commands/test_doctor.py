@@ -213,3 +213,11 @@ def test_the_command_never_prints_a_key(
         out = capsys.readouterr().out
         assert "secret" not in out
     assert {one["check"]: one["level"] for one in json.loads(out)}["claude"] == "error"
+
+
+async def test_on_macos_its_own_commands_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "MACOS", True)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        one = await fault(changed(settings, port=port), "port")
+    assert f"lsof -nP -iTCP:{port} -sTCP:LISTEN" in one.mend

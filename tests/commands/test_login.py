@@ -64,6 +64,20 @@ async def test_a_missing_login_is_told_with_what_to_do(tmp_path: Path, claude_2:
     assert f"`cli-session-proxy login --claude-bin {claude_2} --claude-config-dir {tmp_path}/config`" in advice
 
 
+@pytest.mark.parametrize("started", [{"SSH_CONNECTION": "10.0.0.1 1 10.0.0.2 22"}, {"XPC_SERVICE_NAME": "com.cli"}, {}])
+async def test_where_the_keychain_may_be_closed_a_token_is_the_advice(
+    started: dict[str, str], tmp_path: Path, claude_2: Path, macos: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    monkeypatch.setenv("XPC_SERVICE_NAME", "application.com.apple.Terminal.1152921500311879701.1152921500311892571")
+    for name, value in started.items():
+        monkeypatch.setenv(name, value)
+    _, advice = await said(tmp_path, claude_2)
+    assert advice.startswith("no Claude login: ")
+    assert ("`claude setup-token`" in advice) is bool(started)
+    assert ("login --claude-bin" in advice) is not bool(started)
+
+
 async def test_an_old_cli_cannot_tell(tmp_path: Path, claude_1: Path) -> None:
     version, advice = await said(tmp_path, claude_1)
     assert version.startswith("claude 1.0.120")

@@ -63,16 +63,12 @@ def inherited(settings: Settings) -> dict[str, str]:
     prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
     passed = {name: value for name, value in os.environ.items() if name in exact or name.startswith(prefixes)}
     passed = {name: value for name, value in passed.items() if value or name not in USER_NAMES}
-    env = _user() | passed | settings.claude_env
+    user: dict[str, str] = {}
+    with contextlib.suppress(KeyError):  # not in the database, as in some containers
+        user = dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
+    env = user | passed | settings.claude_env
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
-
-
-def _user() -> dict[str, str]:
-    """The user's name, from the user database; nothing where this user is not in it, as in some containers."""
-    with contextlib.suppress(KeyError):
-        return dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
-    return {}
 
 
 def _own_config_dir(env: dict[str, str]) -> Path:
@@ -128,6 +124,13 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     if settings.on_context_full == "error":
         ours |= NO_COMPACTION
     return TOOL_DEFAULTS | _named(inherited(settings), config_dir) | ours
+
+
+def keychain_may_be_closed() -> bool:
+    """On macOS, where no person sits at the screen: over SSH, or started by launchd and not by a Terminal."""
+    service = os.environ.get("XPC_SERVICE_NAME", "0")
+    by_launchd = service != "0" and not service.startswith("application.")
+    return sys.platform == "darwin" and (by_launchd or "SSH_CONNECTION" in os.environ)
 
 
 def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:

@@ -81,13 +81,13 @@ def weigh(pids: Collection[int]) -> dict[int, int]:
             one = family.pop()
             family += children.pop(one.pid, ())  # once: a pid that was given anew meanwhile could close a circle
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                sizes.append(_size(one))
+                sizes.append(size(one))
         if sizes:
             found[pid] = sum(sizes)
     return found
 
 
-def _size(process: psutil.Process) -> int:
+def size(process: psutil.Process) -> int:
     """Raises psutil.Error."""
     if sys.platform == "linux":
         with contextlib.suppress(psutil.AccessDenied):

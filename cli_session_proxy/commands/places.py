@@ -1,0 +1,40 @@
+"""Whether a directory lies where a database should not: in a folder that is synced, or on a network."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import psutil
+
+# Folders of programs that copy what is in them to other machines, in the middle of a write and without their locks.
+SYNCED = {
+    "Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud's folder", "Dropbox": "Dropbox",
+    "Google Drive": "Google Drive", "Nextcloud": "Nextcloud", "pCloud Drive": "pCloud",
+}  # fmt: skip
+ONEDRIVE = "OneDrive"  # also "OneDrive - Company"
+# What macOS moves into iCloud Drive where its user has said so; then it lies there as well.
+IN_ICLOUD = ("Desktop", "Documents")
+ICLOUD = Path("Library/Mobile Documents/com~apple~CloudDocs")
+NETWORK = {
+    "nfs": "NFS", "nfs4": "NFS", "smbfs": "SMB", "cifs": "SMB", "smb3": "SMB", "afpfs": "AFP", "webdav": "WebDAV",
+    "9p": "a Windows drive", "drvfs": "a Windows drive", "fuse.sshfs": "sshfs",
+}  # fmt: skip
+
+
+def unsafe(path: Path) -> str | None:
+    """What this directory lies on that should not be; None where nothing is known."""
+    real = Path(os.path.realpath(path))
+    for part in real.parts:
+        if part in SYNCED or part.startswith(ONEDRIVE):
+            return f"in {SYNCED.get(part, ONEDRIVE)}, which copies files while they are written"
+    home = Path.home()
+    if sys.platform == "darwin" and real.is_relative_to(home):
+        first = real.relative_to(home).parts[:1]
+        if first and first[0] in IN_ICLOUD and (home / ICLOUD / first[0]).exists():
+            return "in iCloud Drive, which copies files while they are written"
+    mounts = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
+    nearest = max(mounts, key=lambda one: len(one.mountpoint), default=None)
+    kind = None if nearest is None else NETWORK.get(nearest.fstype)
+    return None if kind is None else f"on {kind}, where locks and what was synced may not hold"
