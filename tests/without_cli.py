@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from cli_session_proxy.backends.base import Adoptable, AnswerBlocks, Called, Completed, Event, Execution, Job, Refused
+from cli_session_proxy.backends.litellm.messages import OPENED_BY_ASSISTANT
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.client_tools import PREFIX, answers, as_cli
 from cli_session_proxy.domain.models import (
@@ -104,7 +105,9 @@ def body_of(job: Job, path: Sequence[Turn]) -> JSON:
     messages: list[JSON] = []
     for turn, before in zip(path, [None, *path], strict=False):
         said = answers(before.output if before else (), turn.input)
-        messages.append({"role": "user", "content": [*said.results.values(), *said.rest]})
+        asked = [*said.results.values(), *said.rest] or [{"type": "text", "text": OPENED_BY_ASSISTANT}]
+        if turn.input or before is None:  # else it is an answer behind an answer
+            messages.append({"role": "user", "content": asked})
         messages.append({"role": "assistant", "content": as_cli(b for b in turn.output if b["type"] not in THINKING)})
     messages.append({"role": "user", "content": [*job.answers.results.values(), *job.prompt]})
     body: JSON = {

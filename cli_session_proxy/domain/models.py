@@ -381,6 +381,12 @@ class Turn:
     fallback: Fallback | None = None
 
     @property
+    def behind(self) -> str | None:
+        """The turn that the path ends with where this one is left off it: its parent, unless it told what the path held
+        anew (`Compose`)."""
+        return (self.call or {}).get("behind", self.parent_id)
+
+    @property
     def told_model(self) -> str:
         """What an answer calls its model: the one that was asked for, or who answered in its place."""
         return self.fallback.model if self.fallback is not None and self.fallback.here else self.model

@@ -553,8 +553,8 @@ class Engine:
         """The turn that the agent's next one continues: the head, but for answers that never arrived."""
         turn = await self.store.turn(agent.head) if agent.head else None
         while turn is not None and turn.delivery == "undelivered" and not await self._executor.is_awaited(turn):
-            turn = await self.store.turn(turn.parent_id) if turn.parent_id else None
-        return turn
+            turn = await self.store.turn(turn.behind) if turn.behind else None
+        return turn if turn is not None and turn.agent_key == agent.key else None
 
     # --- the lane's turn
 

@@ -101,7 +101,9 @@ class Observer(Protocol):
 class Say(Protocol):
     """See `Placement.say`."""
 
-    async def __call__(self, agent: Agent, turn: Turn, composed: Composed) -> tuple[str | None, Said]: ...
+    async def __call__(
+        self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None
+    ) -> tuple[str | None, Said]: ...
 
 
 class Own(Protocol):
@@ -339,7 +341,7 @@ class Executor:
                     break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
-                standing = await self._standing(lease, before.parent_id, at_head=False)
+                standing = await self._standing(lease, before.behind, at_head=False)
             parent = attempt.parent = standing.parent
             if parent is not None and parent.delivery in ("undelivered", "uncertain"):
                 # Continuing past an answer settles its delivery: from now on the same words are said anew.
@@ -430,7 +432,7 @@ class Executor:
         live, before = attempt.live, standing.parent
         composed = await compose(before)
         if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
-            live.said = (composed, *await self._say(attempt.agent, live.turn, composed))
+            live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
         _, parent, said = live.said
         attempt.said = said
         live.turn = replace(
@@ -438,6 +440,9 @@ class Executor:
         )
         if parent != (before.id if before else None):
             attempt.at_head = False
+            if before is not None and before.delivery != "delivered":
+                # What it said stands on the path from now on, told anew.
+                await self.store.set_delivery(before.id, "delivered")
             standing = await self._standing(attempt.lease, parent, at_head=False)
         attempt.parent = standing.parent
         return standing

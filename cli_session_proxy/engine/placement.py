@@ -237,8 +237,11 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def say(self, agent: Agent, turn: Turn, composed: Composed) -> tuple[str | None, Said]:
-        """The turn that this one continues, and what it says: exchanges in front of that are stored as turns."""
+    async def say(self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None) -> tuple[str | None, Said]:
+        """The turn that this one continues, and what it says: exchanges in front of that are stored as turns.
+
+        The path ends with `before` until then.
+        """
         decision = lineage.decide(
             composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
         )
@@ -254,6 +257,8 @@ class Placement:
                 takes |= {item: piece.turn_id for item in piece.items if item in takes}
             decision = replace(decision, placed=placed)
             decision = await self._bring_in(agent, decision, turn.model, Fitting(self._aside), pieces)
+        if before is not None and decision.parent != before.id:
+            call = {**call, "behind": before.id}
         said = Said(decision.new, composed.system, placed, composed.options, call, tuple(takes.items()))
         return decision.parent, said
 

@@ -313,6 +313,8 @@ class _Reading:
                 own[name] = [self.wire_id(item_id) for item_id in call[name]]
         if "items" in call:
             own["items"] = {part: [self.wire_id(item) for item in ids] for part, ids in call["items"].items()}
+        if "behind" in call:
+            own["behind"] = self.turn_id(call["behind"])
         if call.get("conversation") == self.conversation[0]:
             own["conversation"] = self.conversation[1]
         return call | own

@@ -224,6 +224,7 @@ class ErrorShape(_Open):
 
 class CallShape(_Open):
     shown: list[str] | None = None
+    behind: TurnId | None = None
     beside: list[str] = []
     system_ids: list[str | None] = []
     items: dict[str, list[str | None]] = {}

@@ -102,7 +102,8 @@ def _standing(parent: ColumnElement[Any]) -> Prepared:
     there = sessions.alias("there")
     ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
     session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
-    joined = agents.outerjoin(turns, turns.c.id == parent).outerjoin(there, there.c.n == ending)
+    own = and_(turns.c.id == parent, turns.c.agent_key == agents.c.key)
+    joined = agents.outerjoin(turns, own).outerjoin(there, there.c.n == ending)
     query = select(*rows.TURN, *_JOINED_AGENT, *session, _others.label("others")).select_from(joined)
     return Prepared(query.where(agents.c.key == bindparam("of_agent")))
 

@@ -6,28 +6,34 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.script import Fail, Gate, Refusal, scripted_answer
+from cli_session_proxy.testing.script import Fail, Gate, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...serving import serve
-from ...talking import running
-from ...until import until
-from .conftest import Door, client_of, door_to
+from .conftest import client_of
+from .pairs import (
+    Pair,
+    accepted,
+    added,
+    answered,
+    begun,
+    left,
+    listed,
+    message,
+    pair_of,
+    removed,
+    said,
+    shown,
+    texts,
+)
 
 STORES = ("sqlite", "postgresql")
 AT_ONCE = 6  # requests of each kind that are sent at the same time
-
-
-class Pair(NamedTuple):
-    """Two proxies on one store and one `var/`."""
-
-    a: Door
-    b: Door
 
 
 @pytest.fixture(params=STORES)
@@ -35,104 +41,8 @@ async def pair(
     request: pytest.FixtureRequest, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> AsyncIterator[Pair]:
     more = {"store": request.getfixturevalue("postgres_url")} if request.param == "postgresql" else {}
-    settings = make_settings(claude_bin=claude_2, **more)
-    upstream.answer = answered
-    async with (
-        running(settings) as one,
-        running(settings) as two,
-        door_to(one, settings) as a,
-        door_to(two, settings) as b,
-    ):
-        yield Pair(a, b)
-
-
-def answered(texts: Any) -> str:
-    """Says which question it answers, so that a doubled or a lost answer shows."""
-    newest = texts[-1][1]
-    return f"to {newest}" if newest.startswith("say ") else scripted_answer(texts)
-
-
-def message(text: str, role: str = "user") -> Any:
-    return {"type": "message", "role": role, "content": text}
-
-
-async def added(door: Door, conversation: str, *texts: str, role: str = "user") -> list[str]:
-    """Items written by hand; their ids."""
-    page = await door.openai.conversations.items.create(conversation, items=[message(text, role) for text in texts])
-    return [item.id or "" for item in page.data]
-
-
-async def said(door: Door, conversation: str, given: Any, **more: Any) -> Any:
-    return await door.openai.responses.create(model="sonnet", input=given, conversation=conversation, **more)
-
-
-async def listed(door: Door, conversation: str) -> list[tuple[str, str]]:
-    """(id, text) of every item, oldest first."""
-    page = await door.openai.conversations.items.list(conversation, order="asc", limit=100)
-    assert not page.has_more
-    return [(item.id or "", part.text) for item in page.data for part in getattr(item, "content", [])]
-
-
-async def texts(door: Door, conversation: str) -> list[str]:
-    return [text for _, text in await listed(door, conversation)]
-
-
-async def id_of(door: Door, conversation: str, text: str) -> str:
-    [found] = [item_id for item_id, told in await listed(door, conversation) if told == text]
-    return found
-
-
-async def removed(door: Door, conversation: str, text: str) -> None:
-    await door.openai.conversations.items.delete(await id_of(door, conversation, text), conversation_id=conversation)
-
-
-async def shown(door: Door, conversation: str, upstream: Upstream) -> list[str]:
-    """What the model is shown of the conversation by one more turn, and what the items are then, the turn's own left
-    out: both have to be the same."""
-    told = await said(door, conversation, "say end")
-    seen = [text for _, text in upstream.requests[-1].texts()]
-    assert seen[-1] == "say end"
-    assert (await texts(door, conversation)) == [*seen, told.output_text]
-    return seen[:-1]
-
-
-async def begun(door: Door, conversation: str, upstream: Upstream, text: str) -> tuple[asyncio.Task[Any], Gate]:
-    """A turn that runs until the gate is opened."""
-    gate = Gate()
-    upstream.when(text, gate)
-    task = asyncio.create_task(said(door, conversation, text))
-    async with asyncio.timeout(30):
-        await gate.reached.wait()
-    return task, gate
-
-
-async def accepted(door: Door, conversation: str, number: int) -> None:
-    """So many turns of the conversation are in the store."""
-
-    async def there() -> bool:
-        agent = await door.engine.store.agent("local", conversation)
-        assert agent is not None
-        return len([turn async for turn in door.engine.store.turns(agent.key)]) >= number
-
-    await until(there)
-
-
-async def left(door: Door, conversation: str, upstream: Upstream, text: str) -> None:
-    """A turn whose client leaves before its answer is there; it is completed all the same."""
-    gate = Gate(after=1)
-    upstream.when(text, gate)
-    body = {"model": "sonnet", "input": text, "conversation": conversation, "stream": True}
-    async with door.http.stream("POST", "/v1/responses", json=body) as response:
-        async with asyncio.timeout(30):
-            await gate.reached.wait()
-        turn_id = response.headers["x-turn-id"]
-    gate.open()
-
-    async def undelivered() -> bool:
-        turn = await door.engine.store.turn(turn_id)
-        return turn is not None and (turn.status, turn.delivery) == ("completed", "undelivered")
-
-    await until(undelivered)
+    async with pair_of(make_settings(claude_bin=claude_2, **more), upstream) as made:
+        yield made
 
 
 # --- two proxies at once
@@ -321,6 +231,33 @@ async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(p
     assert await shown(pair.b, conversation, upstream) == expected
 
 
+@pytest.mark.parametrize("how", ["told anew", "with answers in its input"])
+@pytest.mark.parametrize("then", ["a turn", "a rewind"])
+async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
+    pair: Pair, upstream: Upstream, how: str, then: str
+) -> None:
+    """Nothing of what stood on the path before goes with it, and nothing of its own input stays."""
+    conversation = (await pair.a.openai.conversations.create()).id
+    await said(pair.a, conversation, "say one")
+    await said(pair.a, conversation, "say two")
+    expected = ["say one", "to say one", "say two", "to say two"]
+    await added(pair.b, conversation, "say by hand")
+    if how == "told anew":
+        await removed(pair.b, conversation, "to say two")
+        expected.remove("to say two")
+        await left(pair.a, conversation, upstream, "say lost")
+    else:
+        await left(pair.a, conversation, upstream, "say h1", "h2", "say lost")
+    expected.append("say by hand")
+    assert await texts(pair.b, conversation) == expected
+    if then == "a rewind":
+        back = await pair.b.http.post(f"/v1/chains/{conversation}/rewind", json={"to": "-1"})
+        assert (back.status_code, back.json()["turns"]) == (200, 1)
+        assert await texts(pair.a, conversation) == expected
+    assert await shown(pair.b, conversation, upstream) == expected
+    assert await shown(pair.a, conversation, upstream) == [*expected, "say end", "to say end"]
+
+
 # --- what holds on
 
 
@@ -378,3 +315,12 @@ async def test_two_serves_on_one_store_keep_a_conversation(
     rest = seen[2 + AT_ONCE :]
     first, second = ("x", "y") if rest[1] == "say x" else ("y", "x")
     assert rest == ["say free", f"say {first}", f"to say {first}", f"say {second}", f"to say {second}", "say end"]
+
+
+async def test_an_answer_written_by_hand_behind_an_answer_stands_there(pair: Pair, upstream: Upstream) -> None:
+    conversation = (await pair.a.openai.conversations.create()).id
+    await said(pair.a, conversation, "say one")
+    await added(pair.b, conversation, "by hand", role="assistant")
+    await said(pair.b, conversation, "say two")
+    expected = ["say one", "to say one", "by hand", "say two", "to say two"]
+    assert await shown(pair.a, conversation, upstream) == expected

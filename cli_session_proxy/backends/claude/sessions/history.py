@@ -39,6 +39,11 @@ class Mender:
         self._mended.clear()
         return notes
 
+    @property
+    def waits(self) -> bool:
+        """The answer before it has calls, whose results come next."""
+        return bool(self._open)
+
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
         results: dict[str, Block] = {}  # by the id in the records
@@ -100,12 +105,17 @@ def records(
 ) -> list[Record]:
     """One exchange as two records, and a mark where something had to be mended.
 
-    `changed`: what had been before. A history that opens with the assistant gets a first message before it.
+    `changed`: what had been before. A history that opens with the assistant gets a first message before it; an answer
+    behind an answer has no question.
     """
-    first = mender.asked(asked) if asked else Message.user(OPENED_BY_ASSISTANT)
-    both = [scribe.record(first, model), scribe.record(mender.said(said), model)]
+    made: list[Record] = []
+    if asked or mender.waits:
+        made.append(scribe.record(mender.asked(asked), model))
+    elif scribe.parent is None:
+        made.append(scribe.record(Message.user(OPENED_BY_ASSISTANT), model))
+    made.append(scribe.record(mender.said(said), model))
     notes = [*changed, *mender.notes()]
-    return [*both, imported(notes)] if notes else both
+    return [*made, imported(notes)] if notes else made
 
 
 def _tells(block: Block) -> bool:
