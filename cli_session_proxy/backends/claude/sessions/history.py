@@ -30,7 +30,7 @@ class Mender:
     name, the one in the records."""
 
     def __init__(self, open_calls: Mapping[str, str]) -> None:
-        self._open = open_calls
+        self.open = open_calls
         self._mended: Counter[Code] = Counter()
 
     def notes(self) -> list[Note]:
@@ -39,17 +39,12 @@ class Mender:
         self._mended.clear()
         return notes
 
-    @property
-    def waits(self) -> bool:
-        """The answer before it has calls, whose results come next."""
-        return bool(self._open)
-
     def asked(self, messages: Sequence[Message]) -> Message:
         """The user's run as one message: the results of the open calls first, as the API wants them."""
         results: dict[str, Block] = {}  # by the id in the records
         rest: list[Block] = []
         for block in (block for message in messages for block in message.content if _tells(block)):
-            known = self._open.get(str(block.get("tool_use_id")))
+            known = self.open.get(str(block.get("tool_use_id")))
             if block.get("type") != "tool_result":
                 rest.append(block)
             elif known is not None and known not in results:
@@ -62,16 +57,15 @@ class Mender:
                 rest += [{"type": "text", "text": content}] if isinstance(content, str) else content or ()
         missing = {"content": NO_RESULT, "is_error": True}
         found = [
-            results.get(known, {"type": "tool_result", "tool_use_id": known, **missing})
-            for known in self._open.values()
+            results.get(known, {"type": "tool_result", "tool_use_id": known, **missing}) for known in self.open.values()
         ]
-        self._mended["calls_without_result"] += len(self._open) - len(results)
-        self._open = {}
+        self._mended["calls_without_result"] += len(self.open) - len(results)
+        self.open = {}
         return Message("user", self._sound(found + rest))
 
     def said(self, blocks: Sequence[Block]) -> Message:
         """The assistant's run as one message."""
-        self._open = {call: call for call in calls_of(blocks)}
+        self.open = {call: call for call in calls_of(blocks)}
         unparsed = (set(block.get("input") or ()) == {UNPARSED} for block in blocks if block.get("type") == "tool_use")
         self._mended["arguments_kept_as_text"] += sum(unparsed)
         self._mended["foreign_thinking_left_out"] += sum(block.get("type") in THINKING for block in blocks)
@@ -109,7 +103,7 @@ def records(
     behind an answer has no question.
     """
     made: list[Record] = []
-    if asked or mender.waits:
+    if asked or mender.open:
         made.append(scribe.record(mender.asked(asked), model))
     elif scribe.parent is None:
         made.append(scribe.record(Message.user(OPENED_BY_ASSISTANT), model))
