@@ -51,20 +51,16 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
         now = await store.agent_by_key(agent.key)
         if now is None:
             raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")
-        path = await _path(store, now.head) if now.head else []
+        last = await store.turn(now.head) if now.head else None
+        path = [turn.id for turn in await store.path(last.id)] if last is not None else []
+        if last is not None and last.delivery == "undelivered" and last.behind not in (None, last.parent_id):
+            # In front of an answer that never arrived stands what the path is without it.
+            path = [*(turn.id for turn in await store.path(last.behind or "")), last.id]
         kept = _kept(path, to)
         head = path[kept - 1] if kept else None
         await store.rewind(lease, head)
     log.info("rewound", agent=agent.agent_id, was=now.head, head=head)
     return Rewound(agent.agent_id, now.head, head, len(path) - kept)
-
-
-async def _path(store: Store, head: str) -> list[str]:
-    """To the head. In front of one whose answer never arrived stands what the path is without it."""
-    last = await store.turn(head)
-    if last is None or last.delivery != "undelivered" or last.behind in (None, last.parent_id):
-        return [turn.id for turn in await store.path(head)]
-    return [*(turn.id for turn in await store.path(last.behind or "")), head]
 
 
 def _kept(path: list[str], to: str) -> int:
