@@ -105,6 +105,7 @@ def proxy_environment(place: Place, **options: str | int) -> dict[str, str]:
         "CLAUDE_BIN": str(place.claude),
         "CLAUDE_CONFIG_DIR": env["CLAUDE_CONFIG_DIR"],
         "CLAUDE_ENV": json.dumps(inner),
+        "SELF_CHECK": "false",  # once for a version of the CLI, it takes five seconds of a core: not what is measured
         **{name.upper(): str(value) for name, value in options.items()},
     }
     return env | {f"CLI_SESSION_PROXY_{name}": value for name, value in settings.items()}

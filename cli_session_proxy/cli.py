@@ -131,10 +131,11 @@ def serve(
     from .commands.migrating import migrating
     from .http.server import serve as run
     from .http.watchdog import Watchdog
+    from .selfcheck.service import beside
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating))
+    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating, beside))
 
 
 @app.command(epilog=_examples("chains", "chains --since 24h --status failed", "chains --watch --limit 20"))

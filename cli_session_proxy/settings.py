@@ -257,6 +257,7 @@ class Settings(BaseSettings):
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
+    self_check: bool = True  # `serve` checks each CLI that it has not seen, once, offline and beside turns
     # What a model's name stands for: the first pattern that fits. Programs send these as they come.
     any_model: bool = False
     aliases: dict[str, str] = {"gemini-*": "sonnet", "gpt-*": "sonnet", "codex-*": "sonnet"}

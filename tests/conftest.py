@@ -59,6 +59,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in list(os.environ):
         if name.startswith(FORBIDDEN) or name.upper() in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("CLI_SESSION_PROXY_SELF_CHECK", "false")  # five seconds of a processor for each `serve`
     home = tmp_path / "home"
     home.mkdir()
     monkeypatch.setenv("HOME", str(home))

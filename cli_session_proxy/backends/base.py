@@ -364,6 +364,28 @@ class Process(NamedTuple):
     memory: int
 
 
+class Observed(NamedTuple):
+    """One thing that the program behind a backend was checked for. `outcome`: ok, failed, not tried. `surprising`: its
+    version lets expect the opposite."""
+
+    name: str
+    outcome: str
+    detail: str
+    surprising: bool
+
+
+class Program(NamedTuple):
+    """The program behind a backend: its version and place; `runs`: the version that is run in its place, or its own.
+
+    `observed`: what its check has seen; empty before that.
+    """
+
+    version: str
+    path: str
+    runs: str
+    observed: tuple[Observed, ...]
+
+
 class ProcessHooks(NamedTuple):
     """What is told of the backend's processes. None of these may fail.
 
@@ -449,3 +471,6 @@ class Backend(Protocol):
 
     def processes(self) -> Sequence[Process]:
         """What `counts` counts, one by one."""
+
+    def program(self) -> Program | None:
+        """What is known of the program behind it; None where there is none, or nobody has asked it yet. Asks nobody."""

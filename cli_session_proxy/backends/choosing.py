@@ -8,7 +8,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Session, Turn
 from ..stores.base import Facts
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Seen, Settled, TakenOver
+from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Program, Seen, Settled, TakenOver
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -87,3 +87,6 @@ class Backends:
 
     def processes(self) -> Sequence[Process]:
         return self.own.processes()
+
+    def program(self) -> Program | None:
+        return self.own.program()

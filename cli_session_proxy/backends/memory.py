@@ -46,6 +46,7 @@ from .base import (
     Job,
     Kept,
     Process,
+    Program,
     Refused,
     Seen,
     Settled,
@@ -144,6 +145,9 @@ class MemoryBackend:
 
     def processes(self) -> Sequence[Process]:
         return ()
+
+    def program(self) -> Program | None:
+        return None
 
 
 @dataclass(eq=False)

@@ -6,6 +6,7 @@ A check returns its line and never raises: what goes wrong in it is the finding.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import shutil
 import socket
@@ -13,11 +14,11 @@ import sqlite3
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import closing
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import httpx
 
@@ -31,15 +32,21 @@ from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
+from ..selfcheck.keeping import Kept
 from ..selfcheck.running import Report, check
+from ..selfcheck.service import RUN, by_subject, findings_of
 from ..settings import Settings
 from ..stores.base import Facts
+from ..stores.base import Finding as Known
 from ..stores.sql.migrations import MIGRATIONS
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
 from . import places
 from .login import missing_login
-from .showing import client_of
+from .showing import client_of, opened
+
+if TYPE_CHECKING:
+    from ..stores.postgresql.looking import Looked
 
 Level = Literal["ok", "warning", "error"]
 
@@ -78,7 +85,7 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
         if cli is not None:
             yield _abilities(cli)
             if check_cli:
-                for one in _seen(await check(cli.path, settings)):
+                for one in await _checked(cli, settings):
                     yield one
             says, _, fix = (await missing_login(settings, cli.path, env) or "").partition(": ")
             if not says:
@@ -96,13 +103,17 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _looked("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     if settings.store is None:
-        health, last_at = await asyncio.to_thread(_store, settings.var / FILE)
+        health, last_at, known = await asyncio.to_thread(_store, settings.var / FILE)
         yield health
     else:
-        health, last_at, hosts = await asyncio.to_thread(_server, settings.store.get_secret_value())
+        health, there = await asyncio.to_thread(_server, settings.store.get_secret_value())
         yield health
-        for finding in _hosts(hosts):
+        last_at, known = (None, []) if there is None else (there.last_at, there.findings)
+        for finding in _hosts([] if there is None else there.hosts):
             yield finding
+    if cli is not None and not check_cli:
+        checked = cli
+        yield await _looked("self-check", lambda: _was_checked(checked, settings, known))
     yield await _clock(last_at)
     yield await _strays(settings.var)
     yield await _port(settings)
@@ -136,6 +147,31 @@ def _abilities(cli: Capability) -> Finding:
     newest = ".".join(map(str, max(EXPECTED.values())))
     says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {newest} and newer can"
     return Finding("capabilities", "warning", says, capability.UPGRADE)
+
+
+def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) -> Finding:
+    """What the store knows of this very binary. It is not read for that: its hash was noted when it was checked."""
+    identity = capability.identity_of(cli.path)
+    sha256 = Kept(settings.var / "cli").identities().get(identity)
+    observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
+    if observed is None:
+        how = "`serve` does it once, beside turns" if settings.self_check else "self_check is off"
+        return Finding("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
+    (about,) = (one.found for one in found if one.subject == f"{sha256} {cli.version}" and one.name == RUN)
+    report = Report(cli.path, cli.version, str(about["day"]), float(about["seconds"]), observed)
+    return list(_seen(report))[-1]
+
+
+async def _checked(cli: Capability, settings: Settings) -> list[Finding]:
+    """Check it now. What was seen is kept where there is a store, for a proxy that starts there."""
+    report = await check(cli.path, settings)
+    if report.why is None:
+        with suppress(OSError, ProxyError):  # the store's own line says what is wrong
+            sha256 = await asyncio.to_thread(Kept(settings.var / "cli").sha256, capability.identity_of(cli.path))
+            async with opened(settings) as store:
+                if store is not None and sha256 is not None:
+                    await store.keep_findings(f"{sha256} {report.version}", findings_of(report))
+    return list(_seen(report))
 
 
 DOES_WITHOUT = "the proxy does without these; another version may do better (--claude-bin)"
@@ -245,57 +281,60 @@ def _memory(settings: Settings) -> Finding:
 # --- the store
 
 
-def _store(path: Path) -> tuple[Finding, float | None]:
-    """Health of the file, read only and beside a running proxy; and the time of its last turn."""
+def _store(path: Path) -> tuple[Finding, float | None, list[Known]]:
+    """Health of the file, read only and beside a running proxy; the time of its last turn; and what was found out."""
     if not path.exists():
-        return Finding("store", "ok", f"{path} (made at the first turn)"), None
+        return Finding("store", "ok", f"{path} (made at the first turn)"), None, []
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=LOCAL_TIMEOUT)) as conn:
             return _health(path, conn)
     except sqlite3.Error as exc:
-        return _broken(path, str(exc)), None
+        return _broken(path, str(exc)), None, []
 
 
-def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None]:
+def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None, list[Known]]:
     faults = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if faults != ["ok"]:
-        return _broken(path, faults[0].splitlines()[0]), None
+        return _broken(path, faults[0].splitlines()[0]), None, []
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "meta" not in tables or "agents" not in tables:
-        return Finding("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None
+        return Finding("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None, []
     (version,) = conn.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
     newest = 1 + len(MIGRATIONS)
     if int(version) > newest:
         says = f"{path} has schema {version}, this program knows up to {newest}"
-        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
     marks = dict(conn.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", (MOVED_TO, COMING_IN)))
     if marks:
-        return _elsewhere(str(path), marks.get(MOVED_TO)), None
+        return _elsewhere(str(path), marks.get(MOVED_TO)), None, []
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest else f" (migrated from {version} at the next start)"
     says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest}{old}"
-    return Finding("store", "ok", says), last_at
+    wanted = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
+    rows = conn.execute(wanted) if "findings" in tables else ()
+    known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
+    return Finding("store", "ok", says), last_at, known
 
 
-def _server(url: str) -> tuple[Finding, float | None, list[tuple[str, Facts]]]:
-    """Health of a store in PostgreSQL, read only; the time of its last turn; and the hosts whose proxies run."""
+def _server(url: str) -> tuple[Finding, Looked | None]:
+    """Health of a store in PostgreSQL, read only; and what was seen there, where it can be used."""
     try:
         from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
 
         found = look(url)
     except ImportError as exc:
-        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None, []
+        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None
     except ProxyError as exc:
         says, _, mend = exc.message.rpartition(": ")
-        return Finding("store", "error", says, mend), None, []
+        return Finding("store", "error", says, mend), None
     newest = 1 + len(MIGRATIONS)
     if found.schema is not None and found.schema > newest:
         says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
-        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
+        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
     if found.is_marked:
-        return _elsewhere(found.name, found.moved_to), None, []
+        return _elsewhere(found.name, found.moved_to), None
     schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
-    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found.last_at, found.hosts
+    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found
 
 
 def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Finding]:

@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
-from ..backends.base import Backend, Counts, ProcessHooks
+from ..backends.base import Backend, Counts, ProcessHooks, Program
 from ..domain.lineage import answer_text
 from ..domain.models import (
     ANSWERED,
@@ -261,6 +261,10 @@ class Engine:
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
         return self.backend.counts()
+
+    def program(self) -> Program | None:
+        """What is known of the program behind the turns."""
+        return self.backend.program()
 
     def _fenced(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: what runs here is not heard any more."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from ..backends.base import Program
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
     JSON,
@@ -324,6 +325,20 @@ _CONTINUITY: Mapping[Continuity, str] = {
     "rebuilt": "The session was written again from the chain, and a process read it.",
     "branched": "The path was written as a session of its own, and a process read it.",
 }
+
+
+def program(known: Program) -> str:
+    """Which CLI there is, and what its self-check has seen."""
+    begin = f"Claude CLI {known.version}"
+    good = sum(one.outcome == "ok" for one in known.observed)
+    lost = [one.name for one in known.observed if one.outcome == "failed" and one.surprising]
+    failed = f" failed its self-check ({', '.join(lost)})"
+    if known.runs != known.version:
+        return f"{begin}{failed if lost else ' is being checked'}: turns go on with {known.runs}"
+    if not known.observed:
+        return f"{begin}, not checked yet"
+    seen = f"{good} of {len(known.observed)} checks seen to work"
+    return f"{begin}{failed}; {seen}" if lost else f"{begin}, {seen}"
 
 
 def attention(code: Attention, detail: JSON) -> str:

@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 from starlette.applications import Starlette
 from starlette.responses import Response
 
-from ..backends.base import Counts
+from ..backends.base import Counts, Program
 from ..domain.models import Link, Turn
 from ..engine.engine import Engine
 from ..errors import ProxyError
@@ -46,6 +46,9 @@ class Going(Protocol):
 
     def processes(self) -> Counts:
         """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
+
+    def program(self) -> Program | None:
+        """What is known of the CLI, and what its self-check has seen."""
 
 
 class Metrics:
@@ -167,6 +170,16 @@ class _Now(Collector):
         yield processes
         text = "Memory of the CLI processes, as last measured (0 without max_memory)"
         yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
+        program = self._going.program()
+        text = "What the CLI's self-check has seen: 1 it does this, 0 it does not; none before it was checked"
+        seen = GaugeMetricFamily(f"{NAMESPACE}_cli_observation", text, labels=["observation"])
+        for one in program.observed if program is not None else ():
+            if one.outcome != "not tried":
+                seen.add_metric([one.name], one.outcome == "ok")
+        yield seen
+        text = "1 where turns go on with an older CLI, because the one that is installed failed its self-check"
+        other = program is not None and program.runs != program.version
+        yield GaugeMetricFamily(f"{NAMESPACE}_cli_held_back", text, other)
 
 
 class MetricsRoute:

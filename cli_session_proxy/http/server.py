@@ -6,7 +6,7 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
 
 import uvicorn
@@ -18,8 +18,9 @@ from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
 from ..stores.auto import store_for
-from ..stores.base import Telling
+from ..stores.base import Store, Telling
 from ..stores.sql.store import logged
+from ..tasks import Tasks
 from ..wires.asgi import Exact, Table
 from ..wires.base import Wire
 from ..wires.registry import WIRES
@@ -49,7 +50,13 @@ LAST_RESORT = 4.0
 Say = Callable[[str], None]
 # What the backend lacks, in lines for the person who starts the server.
 Report = Callable[[Settings, Keys], AsyncIterator[str]]
+# A service that runs beside the server.
+Beside = Callable[[Settings, Store, Say], Awaitable[None]]
 log = logs.get(__name__)
+
+
+async def idle(settings: Settings, store: Store, say: Say) -> None:
+    """Nothing."""
 
 
 def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES) -> Starlette:
@@ -80,10 +87,12 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     return app
 
 
-async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog, telling: Telling = logged) -> None:
+async def serve(
+    settings: Settings, say: Say, report: Report, watchdog: Watchdog, telling: Telling = logged, beside: Beside = idle
+) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
-    `telling`: who waits for the store is told how far its migration is.
+    `telling`: who waits for the store is told how far its migration is. `beside` runs once the server is ready.
     """
     if settings.make_key:
         make(settings.var)
@@ -95,7 +104,7 @@ async def serve(settings: Settings, say: Say, report: Report, watchdog: Watchdog
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say, report, repairs, watchdog)
+            await _run(engine, settings, listener, say, report, repairs, watchdog, beside)
         finally:
             await engine.stop()
             logs.shut_down()
@@ -109,6 +118,7 @@ async def _run(
     report: Report,
     repairs: RepairLines,
     watchdog: Watchdog,
+    beside: Beside,
 ) -> None:
     app = create_app(engine, settings)
     server = Server(app, settings)
@@ -126,6 +136,13 @@ async def _run(
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
         telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report))
+        services = Tasks()
+
+        async def served() -> None:
+            await server.ready.wait()
+            await beside(settings, engine.store, say)
+
+        services.serve(served())
         systemd = Systemd.of(os.environ)
         living = asyncio.create_task(systemd.live(server.ready))
         try:
@@ -135,7 +152,7 @@ async def _run(
             # Together: the server accepts no more connections while the engine ends the turns that open ones wait for.
             server.should_exit = True
             asked.cancel()
-            await engine.stop()
+            await asyncio.gather(engine.stop(), services.stop())
             telling.cancel()
             await asyncio.gather(asked, telling, return_exceptions=True)
             await serving

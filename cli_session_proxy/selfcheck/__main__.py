@@ -31,6 +31,8 @@ FAKE_KEY = "sk-ant-fake-selfcheck"
 NICE = 5  # beside a turn it gets a quarter of a core
 # Seconds: nothing is begun after that. Who waits for it gives it a little more (`running.LONGEST`).
 SECONDS = 50.0
+# How long (seconds) it may take to end its CLI when it is told to end.
+END = 4.0
 
 
 async def check(claude: Path, folder: Path) -> JSON:
@@ -67,12 +69,19 @@ async def check(claude: Path, folder: Path) -> JSON:
     }
 
 
-def _end_with(folder: Path) -> None:
-    """Wait for the end of standard input. The guardian ends what CLIs are left."""
-    while os.read(0, 4096):
-        pass
-    remove_any(folder)
-    os._exit(1)
+async def _until_input_ends(claude: Path, folder: Path) -> JSON:
+    """The check, which is cancelled at the end of standard input. Raises CancelledError then."""
+    loop, checking = asyncio.get_running_loop(), asyncio.create_task(check(claude, folder))
+
+    def wait() -> None:
+        while os.read(0, 4096):
+            pass
+        loop.call_soon_threadsafe(checking.cancel)
+        time.sleep(END)
+        os._exit(1)  # the guardian ends what is left
+
+    threading.Thread(target=wait, daemon=True).start()
+    return await checking
 
 
 def main() -> int:
@@ -82,9 +91,11 @@ def main() -> int:
     given = parser.parse_args()
     os.nice(NICE)
     logging.disable()  # what goes wrong is what it prints
-    threading.Thread(target=_end_with, args=(given.folder,), daemon=True).start()
     try:
-        print(json.dumps(asyncio.run(check(given.claude_bin, given.folder))))
+        print(json.dumps(asyncio.run(_until_input_ends(given.claude_bin, given.folder))))
+    except asyncio.CancelledError:
+        remove_any(given.folder)  # who made it may be dead
+        return 1
     except ProxyError as exc:
         print(json.dumps({"why": exc.message}))
     except Exception as exc:  # noqa: BLE001 - the end of a program: who started it is told

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -235,6 +235,16 @@ class MirrorKey:
     project: str
     session_id: str
     subpath: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was found out about a subject, under a name, and when."""
+
+    subject: str
+    name: str
+    found: JSON
+    at: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -730,6 +740,23 @@ class Mirrors(Protocol):
         """What was mirrored of this project, and when last."""
 
 
+class Findings(Protocol):
+    """What was found out about subjects that others name, so that of all who share the store one finds it out.
+
+    A finding is kept for a bit more than a year.
+    """
+
+    async def claim_finding(self, subject: str, name: str, seconds: float) -> bool:
+        """Whether the caller is to find it out, within so many seconds. False where it is found already, or somebody
+        else has claimed it and has time left."""
+
+    async def keep_findings(self, subject: str, found: Mapping[str, JSON]) -> None:
+        """Insert or replace them, by name; a claim of that name is over."""
+
+    async def findings(self, subject: str | None = None) -> list[Finding]:
+        """All that was found, or that of one subject, the oldest first."""
+
+
 class Conversations(Protocol):
     """What OpenAI's Conversations keep beside the chain."""
 
@@ -764,7 +791,7 @@ class Searches(Protocol):
         """What the index holds of it by now."""
 
 
-class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Conversations, Leases, Searches, Protocol):
+class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Findings, Conversations, Leases, Searches, Protocol):
     """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
 
     `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of

@@ -47,7 +47,7 @@ STOPPED = 30.0
 SETTINGS = {
     "PORT": "0", "TURN_TIMEOUT": "60", "IDLE_TIMEOUT": "60", "SPAWN_TIMEOUT": "40", "STOP_GRACE": "2",
     "DRAIN_TIMEOUT": "5", "DISCONNECT_GRACE": "2", "MAX_TURNS": "8", "MAX_PROCESSES": "6", "MAX_SPAWNS": "2",
-    "SPARES": "0", "CLI_RETRIES": "1",
+    "SPARES": "0", "CLI_RETRIES": "1", "SELF_CHECK": "false",
 }  # fmt: skip
 
 # A script that stays the parent of the CLI. The proxy looks for these names in a CLI's program text.

@@ -174,6 +174,7 @@ def _environment(folder: Path, claude: Path, upstream: str) -> dict[str, str]:
         "CLI_SESSION_PROXY_CLAUDE_CONFIG_DIR": str(folder / "claude-config"),
         "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(for_claude),
         "CLI_SESSION_PROXY_SPARES": "0",
+        "CLI_SESSION_PROXY_SELF_CHECK": "false",
         # no price list, no warnings for the terminal
         "LITELLM_LOCAL_MODEL_COST_MAP": "True",
         "AI_SDK_LOG_WARNINGS": "false",

@@ -26,7 +26,7 @@ SOON = 60.0
 async def test_the_banner_shows_the_page_and_a_line_that_works_when_pasted(
     tmp_path: Path, claude_2: Path, claude_env: dict[str, str], upstream: Upstream
 ) -> None:
-    env = claude_env | {"PATH": os.defpath, "LANG": "C.UTF-8"}
+    env = claude_env | {"PATH": os.defpath, "LANG": "C.UTF-8", "CLI_SESSION_PROXY_SELF_CHECK": "false"}
     places = ("--var", tmp_path / "var", "--claude-bin", claude_2, "--claude-config-dir", tmp_path / "config")
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "cli_session_proxy", "serve", "--port", "0", *map(str, places), stdout=PIPE, env=env

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cli_session_proxy.backends.base import Counts
+from cli_session_proxy.backends.base import Counts, Observed, Program
 from cli_session_proxy.domain.models import Link, Usage
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics
@@ -40,6 +40,10 @@ class Going:
 
     def processes(self) -> Counts:
         return Counts(busy=2, warm=5, spare=1, memory=300_000_000)
+
+    def program(self) -> Program | None:
+        seen = (Observed("frames", "ok", "", False), Observed("words", "failed", "", True))
+        return Program("2.1.331", "/bin/claude", "2.1.330", (*seen, Observed("records", "not tried", "", False)))
 
 
 def samples(text: str) -> dict[str, float]:
@@ -84,6 +88,12 @@ def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
     assert told["stale_writes_total"] == 4
     assert (told["processes{state=busy}"], told["processes{state=warm}"], told["processes{state=spare}"]) == (2, 5, 1)
     assert told["processes_memory_bytes"] == 300_000_000
+    checked = {name: value for name, value in told.items() if name.startswith("cli_")}
+    assert checked == {
+        "cli_observation{observation=frames}": 1,
+        "cli_observation{observation=words}": 0,
+        "cli_held_back": 1,
+    }
 
 
 def test_nothing_from_outside_becomes_a_label() -> None:

@@ -29,6 +29,7 @@ async def limited(settings: Settings, cwd: Path, soft: int, hard: int) -> AsyncI
     """The address and the pid of a `serve` that may open so many files."""
     named = {
         "port": 0, "var": settings.var, "claude_bin": settings.claude_bin, "spares": 1, "max_processes": 16,
+        "self_check": False,
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
     }  # fmt: skip
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}

@@ -30,6 +30,9 @@ def tampered(real: Path, folder: Path, how: str) -> Path:
 
 def arguments(what: str, argv: list[str]) -> list[str]:
     resumed = next((word.partition("=")[2] for word in argv if word.startswith("--resume=")), None)
+    if what == "counts":
+        with (Path(sys.argv[0]).parent / "starts").open("a") as started:
+            started.write(f"{os.getpid()}\n")
     if what == "tells":
         (Path(sys.argv[0]).parent / "environment").write_text(json.dumps(dict(os.environ)))
     if what == "no option":

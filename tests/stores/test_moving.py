@@ -79,6 +79,7 @@ async def fill(store: Store) -> None:
     await store.annotate(agent.key, {"topic": AWKWARD})
     await store.take_out(agent.key, "x")
     await store.mirror(agent.key, MirrorKey("project", "s9"), [Record('{"uuid":"m1"}', "m1"), Record("{}")])
+    await store.keep_findings("one", {"a": {"is": 1}})
     await store.follow("t1", "other")
     # a parent that was stored later than its child, and numbers that nobody has any more
     await store.import_turns([*imported_turns(gone, 0)])

@@ -25,8 +25,9 @@ from ...stores.base import Facts, Store
 from .. import base
 from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
 from . import transcript
-from .process import environment, events, failures
+from .process import capability, environment, events, failures
 from .process.child import end_left
+from .process.observed import mismatches
 from .process.pool import Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
@@ -159,6 +160,20 @@ class ClaudeBackend:
     def processes(self) -> Sequence[base.Process]:
         return self.pool.table.each()
 
+    def program(self) -> base.Program | None:
+        try:
+            found = capability.known(capability.find(self._settings))
+        except ClaudeUnavailable:
+            return None
+        if found is None:
+            return None
+        cli, runs = found
+        surprising = mismatches(cli.observed, cli.version_tuple)
+        observed = [
+            base.Observed(one.name, one.outcome, one.detail, one in surprising) for one in cli.observed.values()
+        ]
+        return base.Program(cli.version, str(cli.path), runs.version, tuple(observed))
+
 
 class _Execution:
     """One turn on one process. `base.Execution`."""
@@ -185,17 +200,12 @@ class _Execution:
         judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
         heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
-        # A prompt that is to be written down shows what the process has loaded.
-        confirmed = self.continuity == "warm" or self._ready.quiet or not self._ready.loaded
         try:
             async with aclosing(heard):
                 async for event in heard:
                     if self._truncated is not None and not isinstance(event, base.Called | events.Result):
                         yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
                         continue
-                    if not confirmed and isinstance(event, BlockStart | events.AssistantMessage):
-                        confirmed = True
-                        await self._owner.sessions.check_load(self._ready, job.frame_uuid)
                     match event:
                         case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.ToolActivity():
                             yield event

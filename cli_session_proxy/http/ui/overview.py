@@ -74,6 +74,7 @@ class Overview:
             if agent is not None:  # else it was deleted since the sums were made
                 names[key] = agent.agent_id
         counts = self._engine.processes()
+        program = self._engine.program()
         return {
             "object": "overview",
             "owner": owner,
@@ -91,6 +92,7 @@ class Overview:
             "more": max(0, len(attention) - NAMED),
             "running": await self._running(owner),
             "processes": {**counts._asdict(), "each": await self._processes(owner)},
+            "cli": None if program is None else explain.program(program),
             "store_bytes": await self._engine.store.size(),
         }
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 from sqlalchemy import Connection, func, inspect, select
 
-from ..base import Facts
-from ..sql import leases
+from ..base import Facts, Finding
+from ..sql import finding, leases
 from ..sql.migrations import version_of
-from ..sql.tables import COMING_IN, MOVED_TO, agents, meta
+from ..sql.tables import COMING_IN, MOVED_TO, agents, findings, meta
 from .database import PostgresqlDatabase
 from .store import BUSY_TIMEOUT
 
@@ -18,7 +18,7 @@ from .store import BUSY_TIMEOUT
 class Looked:
     """`server`: its version. `schema` None: the database is empty. `last_at`: the time of the last turn. `is_marked`:
     no proxy may use it, because it was moved (`moved_to`) or because a move into it has not ended. `hosts`: those
-    whose proxies run, with what has to be the same on all of them."""
+    whose proxies run, with what has to be the same on all of them. `findings`: see `base.Findings`."""
 
     name: str
     server: str
@@ -28,6 +28,7 @@ class Looked:
     is_marked: bool = False
     moved_to: str | None = None
     hosts: list[tuple[str, Facts]] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
 
 
 def look(url: str) -> Looked:
@@ -37,13 +38,16 @@ def look(url: str) -> Looked:
     def work(conn: Connection) -> Looked:
         server = str(conn.exec_driver_sql("SHOW server_version").scalar())
         schema = version_of(conn, database.name)
-        if schema is None or agents.name not in inspect(conn).get_table_names():
+        tables = inspect(conn).get_table_names()
+        if schema is None or agents.name not in tables:
             return Looked(database.name, server, schema, 0, None)
         count, last_at = conn.execute(select(func.count(), func.max(agents.c.last_at))).one()
         marks = dict(
             conn.execute(select(meta.c.name, meta.c.value).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all()
         )
         moved_to = marks.get(MOVED_TO)
-        return Looked(database.name, server, schema, count, last_at, bool(marks), moved_to, leases.hosts(conn))
+        known = finding.all_of(conn, None) if findings.name in tables else []
+        hosts = leases.hosts(conn)
+        return Looked(database.name, server, schema, count, last_at, bool(marks), moved_to, hosts, known)
 
     return database.look(work)

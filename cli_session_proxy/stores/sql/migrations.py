@@ -27,6 +27,7 @@ from .tables import (
     agents,
     cancels,
     conversations,
+    findings,
     followers,
     image_refs,
     images,
@@ -208,6 +209,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("the newest of many turns with one history", _newest_of_a_history),
     Migration("whereabouts", _whereabouts),
     Migration("totals of agents", _totals, alone=True),
+    Migration("findings", lambda conn: metadata.create_all(conn, tables=[findings])),
 )
 
 

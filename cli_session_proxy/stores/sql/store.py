@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import TypeVar
@@ -41,6 +41,7 @@ from ..base import (
     ChainPart,
     Commit,
     Facts,
+    Finding,
     Granted,
     Held,
     HeldLease,
@@ -62,7 +63,7 @@ from ..base import (
     TurnStart,
     Whereabouts,
 )
-from . import conversing, importing, leases, migrations, mirroring, reading, way, writing
+from . import conversing, finding, importing, leases, migrations, mirroring, reading, way, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
@@ -498,6 +499,17 @@ class SqlStore(Store):
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
         return await self._db.read(lambda conn: reading.one_shots(conn, owner, since, until))
+
+    # what was found out
+
+    async def claim_finding(self, subject: str, name: str, seconds: float) -> bool:
+        return await self._db.write(lambda conn: finding.claim(conn, subject, name, seconds))
+
+    async def keep_findings(self, subject: str, found: Mapping[str, JSON]) -> None:
+        await self._db.write(lambda conn: finding.keep(conn, subject, found))
+
+    async def findings(self, subject: str | None = None) -> list[Finding]:
+        return await self._db.read(lambda conn: finding.all_of(conn, subject))
 
 
 def _is_small(new: NewTurn) -> bool:

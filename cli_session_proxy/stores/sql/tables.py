@@ -223,6 +223,17 @@ mirrored = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
+# What was found out about subjects, by name, as JSON (migration 9). With `until` it is only claimed, until then.
+findings = Table(
+    "findings",
+    metadata,
+    Column("subject", Text, primary_key=True),
+    Column("name", Text, primary_key=True),
+    Column("found", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("until", Double),
+)
+
 # Every frame that was sent, of every attempt: `turns.frame_uuid` knows only the latest.
 frames = Table(
     "frames",

@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from ..store_samples import StoreFactory
-from . import agents, beside, leases, mirrors, paths, search, searching, turns, writers
+from . import agents, beside, findings, leases, mirrors, paths, search, searching, turns, writers
 from .writers import Clock
 
 __all__ = ["CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]
@@ -41,7 +41,7 @@ def _contracts_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
 
 CONTRACTS: tuple[Contract, ...] = tuple(
     contract
-    for module in (agents, turns, paths, search, searching, leases, beside, mirrors)
+    for module in (agents, turns, paths, search, searching, leases, beside, mirrors, findings)
     for contract in _contracts_of(module)
 )
 WRITER_CONTRACTS: tuple[WriterContract, ...] = tuple(_contracts_of(writers))

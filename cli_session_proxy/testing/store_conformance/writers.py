@@ -238,3 +238,15 @@ async def _running(store: Store, agent: Agent, lease: Lease, id: str = "t1", fin
 async def _answer(store: Store, turn: Turn, agent: Agent, lease: Lease) -> Turn:
     await store.begin(a_begin(turn, session=f"s-{turn.id}", lease=lease))
     return await store.commit(a_commit(turn, agent, session=f"s-{turn.id}", lease=lease))
+
+
+async def what_nobody_came_to_find_out_is_claimed_by_another_one(factory: StoreFactory, clock: Clock) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        assert await one.claim_finding("a", "b", PAUSE)
+        assert not await two.claim_finding("a", "b", PAUSE)
+        await clock.advance(2 * PAUSE)
+        assert await two.claim_finding("a", "b", PAUSE)
+        assert not await one.claim_finding("a", "b", PAUSE)
+        await one.keep_findings("a", {"b": {}})  # it was only late
+        await clock.advance(2 * PAUSE)
+        assert not await two.claim_finding("a", "b", PAUSE)

@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -161,7 +161,13 @@ def pin(version: str | None) -> str:
     """How a person takes a version that memory can be trusted to; None: which one is not known here."""
     which = "VERSION" if version is None else version
     earlier = "an earlier version" if version is None else f"version {version}"
-    return f"use {earlier}: npm install -g {PACKAGE}@{which} (or `claude install {which}`), then restart the proxy"
+    return f"use {earlier}: npm install -g {PACKAGE}@{which}, or claude install {which}"
+
+
+def numbers(version: str) -> Version:
+    """Of a version's text, to compare; (0, 0, 0) for what is none."""
+    found = _VERSION.search(version)
+    return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
 
 
 # A file as it stands somewhere: path, device, inode, size, time.
@@ -170,6 +176,7 @@ _probed: dict[Identity, Capability] = {}
 _asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
 _observed: dict[tuple[Identity, str], Observed] = {}  # what was seen of this file as this version
+_stand_ins: dict[Identity, Identity] = {}  # which file is run in place of the one that lies there
 _listeners: list[Listener] = []
 
 
@@ -189,7 +196,8 @@ def listening(listener: Listener) -> Iterator[None]:
     _listeners.append(listener)
     try:
         for identity, cli in list(_probed.items()):
-            listener.found(identity, cli)
+            if identity not in _stand_ins.values():
+                listener.found(identity, cli)
         yield
     finally:
         _listeners.remove(listener)
@@ -202,6 +210,28 @@ def observe(identity: Identity, version: str, observed: Observed) -> None:
     _observed[identity, version] = observed
     if (cli := _probed.get(identity)) is not None and cli.version == version:
         _probed[identity] = replace(cli, observed=observed)
+
+
+def stand_in(identity: Identity, other: Identity | None) -> None:
+    """From the next turn on that one is run in place of this file, until another file lies there; None: itself."""
+    for known in [known for known in _stand_ins if known[0] == identity[0]]:
+        del _stand_ins[known]
+    if other is not None:
+        _stand_ins[identity] = other
+
+
+def register(binary: Path, cli: Capability) -> Identity:
+    """`binary` is the same program as `cli`: it need not be asked. Raises OSError."""
+    identity = identity_of(binary)
+    _observed[identity, cli.version] = cli.observed
+    _probed[identity] = replace(cli, path=binary)
+    return identity
+
+
+def identity_of(binary: Path) -> Identity:
+    """The file as it stands there now. Raises OSError."""
+    there = os.stat(binary)
+    return str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
 def failed(cli: Capability, name: Name, detail: str) -> None:
@@ -221,9 +251,12 @@ def failed(cli: Capability, name: Name, detail: str) -> None:
             listener.degraded(identity, known, seen)
 
 
-def known() -> Sequence[Capability]:
-    """Every CLI that is in use, as it is known by now."""
-    return tuple(_probed.values())
+def known(binary: Path) -> tuple[Capability, Capability] | None:
+    """The CLI that lies there, as it is known by now, and the one that is run; None before it was asked."""
+    for identity, cli in _probed.items():
+        if identity[0] == str(binary):
+            return cli, _probed.get(_stand_ins.get(identity, identity), cli)
+    return None
 
 
 def find(settings: Settings) -> Path:
@@ -252,12 +285,13 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     except OSError as exc:
         raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False) from exc
     key: Identity = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    key = _stand_ins.get(key, key)
     if (known := _probed.get(key)) is not None:
         return known
     asker = key, asyncio.get_running_loop()
     if (asking := _asking.get(asker)) is None:
         # Own task: it is not cancelled with the one who asked first.
-        asking = _asking[asker] = asyncio.create_task(_asked(key, binary, env, cwd))
+        asking = _asking[asker] = asyncio.create_task(_asked(key, Path(key[0]), env, cwd))
         asking.add_done_callback(lambda task: (_asking.pop(asker), task.cancelled() or task.exception()))
     return await asyncio.shield(asking)
 
@@ -299,7 +333,7 @@ async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
     _probed[key] = found
     for listener in _listeners:
         listener.found(key, found)
-    return found
+    return _probed.get(_stand_ins.get(key, key), found)
 
 
 async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import time
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
@@ -21,7 +20,7 @@ from ..process.events import WrongTranscript
 from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
-from ..transcript.entries import MAX_BYTES, MuchMore, contents, opened
+from ..transcript.entries import MAX_BYTES, MuchMore, contents
 from . import partials, paths, stopping
 from .exchanges import exchanges, is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
@@ -38,11 +37,6 @@ SMALL = 64 * 1024
 FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
-# How long the first word of a process that has loaded its session waits for the turn's prompt to be in the transcript,
-# in seconds. It is written before the first word comes from a provider (2.1.1, 2.1.200), or 20 ms after it (2.1.330).
-LOAD_WAIT = 0.5
-# So many of the newest transcripts are looked through for a turn that a CLI has written down elsewhere.
-ELSEWHERE = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,8 +71,7 @@ class LiveSession:
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `touched`: the process was seen to set the times of the transcript when it loaded it. `unmet`: see
-    `base.Execution`.
+    before it. `unmet`: see `base.Execution`.
     """
 
     process: ClaudeProcess
@@ -96,14 +89,7 @@ class LiveSession:
     fresh: bool = True
     rewritten: bool = False
     spent: float = 0.0
-    touched: bool = False
     unmet: tuple[Name, ...] = ()
-
-    @property
-    def loaded(self) -> bool:
-        """Its process has loaded a transcript for this turn, and tells by its records which."""
-        known = self.continuity not in ("warm", "started") and self.session.mark is not None
-        return known and self.process.launch.capability.keeps_session_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,23 +126,6 @@ class Captures:
         self._readers[session_id] = reader
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
-
-    async def check_load(self, ready: LiveSession, frame_uuid: str) -> None:
-        """Before the first word goes out: does the turn's prompt hang on the path's last record, as written by the CLI?
-
-        Raises WrongTranscript where it hangs on something else: a CLI may have preferred a file of its own. A prompt
-        that is not seen yet is looked for once more when the turn ends.
-        """
-        path, waited, looked = ready.session.transcript, 0.0, time.monotonic()
-        while (hangs := await asyncio.to_thread(_hangs, ready, frame_uuid)) is None and waited < LOAD_WAIT:
-            await asyncio.sleep(FLUSH_POLL)
-            now = time.monotonic()
-            waited, looked = waited + min(now - looked, FLUSH_STEP), now
-        if hangs:
-            return
-        known = (await paths.parsed(await self._path(ready))).path
-        if not await asyncio.to_thread(hangs_on_end, path, known, frame_uuid, unseen=True):
-            raise WrongTranscript("conversation")
 
     async def taken(self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome) -> CapturedRecords:
         """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead.
@@ -372,13 +341,11 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
 
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
     """
-    if not known:
-        return True
-    if ready.loaded and said.session_id == ready.session.id:
-        return hangs_on_end(path, known, said.frame_uuid, unseen=ready.touched or said.stopped)
     try:
         parsed = transcript.parse(contents(path))
     except OSError:
+        return True
+    if not known:
         return True
     if said.session_id != ready.session.id:
         # Where it was known what it loads, what differs in parts was done to the copy.
@@ -386,61 +353,8 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
     return is_behind(known, parsed.path, said.frame_uuid)
 
 
-def _hangs(ready: LiveSession, frame_uuid: str) -> bool | None:
-    """Does the prompt hang on the path's last record, by what was appended since it was loaded? None: not there yet."""
-    mark = ready.session.mark
-    assert mark is not None
-    try:
-        with opened(ready.session.transcript) as file:
-            file.seek(mark.size)
-            added = {entry.uuid: entry for entry in transcript.parse(file.read()).path}
-    except OSError:
-        return None
-    at = added.pop(frame_uuid, None)
-    if at is None:
-        return None
-    while above := added.pop(at.parent, None):
-        at = above
-    return at.parent == ready.leaf
-
-
-def hangs_on_end(path: str, known: Sequence[Entry], frame_uuid: str, *, unseen: bool) -> bool:
-    """Does the turn hang on the end of the path, in the session's file or wherever the CLI has written it down?
-
-    `unseen`: what is said where it is nowhere.
-    """
-    ours = {entry.uuid for entry in known}
-    last = next((entry.uuid for entry in reversed(known) if entry.spoken()), None)
-    for place in (Path(path), *_newest(Path(path))):
-        try:
-            data = contents(place)
-            # By its uuid; a turn without a prompt has its frame's in the path already, and only added to that.
-            if place != Path(path) and frame_uuid.encode() not in data:
-                continue
-            there = transcript.parse(data).path
-        except OSError:
-            continue
-        if place != Path(path) and all(entry.uuid != last for entry in there):
-            return False  # a file of the CLI's own that ends before the path does
-        frame = frame_uuid if frame_uuid not in ours else there[-1].uuid if there else None
-        if frame not in ours and any(entry.uuid == frame for entry in there):
-            return is_behind(known, there, str(frame), end=True)
-    return unseen
-
-
-def _newest(path: Path) -> list[Path]:
-    """The transcripts of all folders, the newest first, without this one."""
-    found: list[tuple[int, Path]] = []
-    for other in path.parent.parent.glob("*/*.jsonl"):
-        with contextlib.suppress(OSError):
-            found.append((os.stat(other).st_mtime_ns, other))
-    found.sort(reverse=True)
-    return [other for _, other in found[:ELSEWHERE] if other != path]
-
-
-def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str, *, end: bool = False) -> bool:
-    """Does this record hang on one of these, over any others? True where it is not there. `end`: on one behind which
-    nobody says anything. A compaction goes on from where it wants."""
+def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
+    """Does this record hang on one of these, over any others? True where it is not there."""
     ours = {entry.uuid for entry in known}
     there = {entry.uuid: entry for entry in path}
     at = there.get(frame_uuid)
@@ -449,9 +363,6 @@ def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str, *,
     while at is not None and at.uuid not in ours:
         del there[at.uuid]  # so that it ends, whatever hangs on whatever
         above = at.parent or at.data.get("logicalParentUuid")
-        if above in ours and end and at.parent is not None:
-            after = known[next(n for n, entry in enumerate(known) if entry.uuid == above) + 1 :]
-            return not any(entry.spoken() for entry in after)
         if above in ours:
             return True
         at = there.get(above)

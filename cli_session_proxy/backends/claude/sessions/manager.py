@@ -15,7 +15,6 @@ import asyncio
 import os
 import time
 import uuid
-from collections import deque
 from collections.abc import Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -50,8 +49,6 @@ from .repair import Foreign, PreparedSession, Repairs, TurnContext
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
 LOADS = 3
-# So many sessions are remembered for which a CLI loaded another file than the one that was verified.
-PREFERRED = 256
 RETRY_AFTER = 1.0
 
 UNCHANGED = Evidence(verified="unchanged since the last turn")
@@ -76,7 +73,6 @@ class Sessions:
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
         self.decisions = Decisions(settings, store)
-        self._preferred: deque[str] = deque(maxlen=PREFERRED)  # sessions for which a CLI loaded another file than ours
         self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
@@ -177,9 +173,6 @@ class Sessions:
             prepared = self._start(now)
         elif job.session is None:
             prepared = await self._repairs.branch(now, parent)
-        elif job.session.id in self._preferred:
-            await self._end(job.session.id)
-            prepared = await self._repairs.renamed(now, parent, job.session)
         else:
             prepared = await self._verify(now, parent, job.session)
         if decided.marks and parent is not None and not called:
@@ -195,12 +188,10 @@ class Sessions:
         ended = None if warm else self._pool.take_end(launch.session_id)
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
-        session, touched = prepared.session, False
+        session = prepared.session
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-                was, now_is = prepared.session.mark, session.mark
-                touched = was is not None and now_is is not None and was.mtime_ns != now_is.mtime_ns
             # What the CLI says that all turns before this one cost, in USD. A process that resumes starts from the
             # total in its transcript, which it writes at its end (2.1.329).
             spent = 0.0
@@ -229,7 +220,6 @@ class Sessions:
             quiet=quiet,
             fresh=not warm and process.session_id == launch.session_id,
             spent=spent,
-            touched=touched,
             unmet=unmet,
         )
 
@@ -301,8 +291,7 @@ class Sessions:
     ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         job = now.job
-        kept = job.session is not None and job.session.id not in self._preferred
-        session_id = job.session.id if job.session and kept else str(uuid.uuid4())
+        session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
         known = await paths.shown(self._store, parent.id, marks)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
@@ -409,11 +398,7 @@ class Sessions:
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
-        try:
-            taken = await self.captures.taken(ready, turn, path, said)
-        except WrongTranscript:
-            self._preferred.append(before.id)
-            raise
+        taken = await self.captures.taken(ready, turn, path, said)
         void = 0
         heals = ready.process.launch.capability.heals_thinking
         if not heals and any('"thinking"' in record.line for record in taken.records):
@@ -460,14 +445,6 @@ class Sessions:
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
         return Kept(tuple(records), session, links, taken.source, notes)
-
-    async def check_load(self, ready: LiveSession, frame_uuid: str) -> None:
-        """Raises WrongTranscript where the process has loaded something else than the session's transcript."""
-        try:
-            await self.captures.check_load(ready, frame_uuid)
-        except WrongTranscript:
-            self._preferred.append(ready.session.id)
-            raise
 
     async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.

@@ -150,17 +150,6 @@ class Repairs:
         link = now.link(parent.session_id, session_id, "branched", done.as_json())
         return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
 
-    async def renamed(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
-        """The path under a new id: for this session's the CLI loads another file than the one that was verified."""
-        session_id = str(uuid.uuid4())
-        path = self._projects.path(now.cwd, session_id)
-        mark, count = await self._write(now, parent, path)
-        note = f"the CLI loaded another file than the transcript of session {session.id}"
-        done = Repair("rewritten", found="different", note=note, records=count)
-        link = now.link(session.id, session_id, "rebuilt", done.as_json())
-        renamed = now.session(session_id, path.parent, mark)
-        return PreparedSession(renamed, True, "rebuilt", (link,), Evidence(repaired=done))
-
     async def rewritten(
         self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]
     ) -> PreparedSession:

@@ -28,7 +28,7 @@ export class Overview {
     try {
       const told = await get("/v1/overview");
       this.show("needs", [told.attention, told.more, Math.floor(told.at / 60)], () => needs(told));
-      this.show("running", [told.running, told.processes, Math.floor(told.at / 10)], () => running(told));
+      this.show("running", [told.running, told.processes, told.cli, Math.floor(told.at / 10)], () => running(told));
       this.show("days", [told.days, told.models, told.keys, told.store_bytes], () => days(told));
       this.place.hidden = false;
       this.onFault(null);
@@ -63,7 +63,7 @@ function needs({ attention, more }) {
   ];
 }
 
-function running({ running: turns, processes, at }) {
+function running({ running: turns, processes, cli, at }) {
   const { busy, warm, spare, memory } = processes;
   const weigh = memory ? `, ${bytes(memory)}` : "";
   return [
@@ -75,6 +75,7 @@ function running({ running: turns, processes, at }) {
       h("ul", null, ...processes.each.map((one) => h("li", null, `pid ${one.pid}, ${one.state}`,
         one.memory > 0 && `, ${bytes(one.memory)}`, " ", one.agent_id && h("a", { href: to(one.agent_id) }, one.agent_id), " ",
         h("span.quiet", null, "since "), ago(one.since))))),
+    cli && h("p.quiet", null, cli),
   ];
 }
 

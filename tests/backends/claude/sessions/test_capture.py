@@ -15,7 +15,6 @@ from cli_session_proxy.backends.claude.sessions.capture import (
     SMALL,
     LiveSession,
     TurnOutcome,
-    hangs_on_end,
     is_behind,
     is_copied,
     up_to_own,
@@ -155,18 +154,6 @@ def talk(*said: str, at: float = 1_700_000_000.0, parent: str | None = None) -> 
 
 
 OURS = talk("one", "first", "two", "second")
-
-
-def test_a_turn_in_a_file_of_the_clis_own_hangs_on_the_end_of_the_path_or_on_nothing_of_it(tmp_path: Path) -> None:
-    """The frame of a turn without a prompt has the uuid of the path's last record: the answer hangs on it anywhere."""
-    answer = talk("then")[-1].hung_on(OURS[-1].uuid)
-    for own, hangs in (([*OURS, answer], True), ([*OURS[:2], answer], False), ([answer], False)):
-        place = tmp_path / "own" / "a.jsonl"
-        place.parent.mkdir(exist_ok=True)
-        place.write_text("".join(f"{entry.line}\n" for entry in own))
-        expected = str(tmp_path / "expected" / "a.jsonl")
-        assert hangs_on_end(expected, OURS, str(OURS[-1].uuid), unseen=False) is hangs
-        assert hangs_on_end(expected, OURS, "nowhere", unseen=True)
 
 
 def test_a_frame_that_hangs_on_the_path_is_behind_it_wherever_it_hangs() -> None:

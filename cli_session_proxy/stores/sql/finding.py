@@ -1,0 +1,51 @@
+"""The bodies of the transactions behind `Findings`: what was found out about something, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from sqlalchemy import Connection, Double, func, select
+
+from ...domain.models import JSON
+from ..base import Finding
+from .rows import dumps, loads
+from .tables import findings, meta
+
+_NOW = func.store_clock(type_=Double)
+# What is older goes with the next one that is kept. Seconds: a bit more than a year.
+KEPT = 400 * 86400.0
+
+
+def claim(conn: Connection, subject: str, name: str, seconds: float) -> bool:
+    now = _alone(conn)
+    of = findings.c.subject == subject, findings.c.name == name
+    there = conn.execute(select(findings.c.until).where(*of)).first()
+    if there is not None and (there.until is None or there.until > now):
+        return False
+    conn.execute(findings.delete().where(*of))
+    row = {"subject": subject, "name": name, "found": "{}", "at": now, "until": now + seconds}
+    conn.execute(findings.insert(), row)
+    return True
+
+
+def keep(conn: Connection, subject: str, found: Mapping[str, JSON]) -> None:
+    now = _alone(conn)
+    conn.execute(findings.delete().where(findings.c.subject == subject, findings.c.name.in_(list(found))))
+    conn.execute(findings.delete().where(findings.c.at < now - KEPT))
+    rows = [{"subject": subject, "name": name, "found": dumps(one), "at": now} for name, one in found.items()]
+    if rows:
+        conn.execute(findings.insert(), rows)
+
+
+def all_of(conn: Connection, subject: str | None) -> list[Finding]:
+    wanted = select(findings).where(findings.c.until.is_(None))
+    if subject is not None:
+        wanted = wanted.where(findings.c.subject == subject)
+    rows = conn.execute(wanted.order_by(findings.c.at, findings.c.subject, findings.c.name))
+    return [Finding(row.subject, row.name, loads(row.found), row.at) for row in rows]
+
+
+def _alone(conn: Connection) -> float:
+    """Writers take turns, on a row that every store has. The store's time then."""
+    conn.execute(select(meta.c.value).where(meta.c.name == "schema_version").with_for_update())
+    return float(conn.scalar(select(_NOW)) or 0.0)

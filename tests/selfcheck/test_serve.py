@@ -1,0 +1,65 @@
+"""`serve` has its CLI checked beside the first turns: once for all proxies on a store, and nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sqlite3
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from cli_session_proxy.commands.doctor import examine
+from cli_session_proxy.settings import Settings
+
+from ..conftest import MakeSettings, processes
+from ..serving import serve
+from ..until import until
+from .tampered import tampered
+
+
+def runs(settings: Settings) -> list[str]:
+    """The checks that have ended, by what they checked."""
+    with closing(sqlite3.connect(settings.var / "chains.sqlite3")) as conn:
+        wanted = "SELECT subject FROM findings WHERE name = 'run' AND until IS NULL"
+        return [str(row[0]) for row in conn.execute(wanted)]
+
+
+async def tells(url: str, words: str) -> bool:
+    """The page's words of the CLI."""
+    async with httpx.AsyncClient(base_url=url) as http:
+        return words in str((await http.get("/v1/overview")).json()["cli"])
+
+
+async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywhere(
+    make_settings: MakeSettings, claude_2: Path, tmp_path: Path
+) -> None:
+    claude = tampered(claude_2, tmp_path / "bin", "counts")
+    settings = make_settings(claude_bin=claude, self_check=True)
+    async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
+        await until(lambda: runs(settings), 120.0)
+        for url in (one, two):
+            await until(partial(tells, url, "17 of 17 checks seen to work"))
+        async with httpx.AsyncClient(base_url=one) as http:
+            assert 'cli_observation{observation="round_trip"} 1.0' in (await http.get("/metrics")).text
+    every = {line.check: line async for line in examine(settings)}
+    assert "17 of 17 seen to work" in every["self-check"].says
+    starts = (tmp_path / "bin" / "starts").read_text().split()
+    assert len(starts) == len(set(starts)) == 6  # of one check, which plays six scenes
+
+
+async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
+    make_settings: MakeSettings, claude_2: Path, tmp_path: Path
+) -> None:
+    claude = tampered(claude_2, tmp_path / "bin", "tells")
+    settings = make_settings(claude_bin=claude, self_check=True)
+    async with serve(settings, tmp_path) as (_, process):
+        await until((tmp_path / "bin" / "environment").exists)
+        folder = Path(json.loads((tmp_path / "bin" / "environment").read_text())["HOME"]).parent
+        process.send_signal(signal.SIGKILL)
+        await until(lambda: not list(processes((), mark=os.fsencode(folder))))
+        await until(lambda: not folder.exists())
+    assert runs(settings) == []

@@ -1,0 +1,285 @@
+"""A proxy that serves has each CLI checked once, goes by what was seen, and never trusts memory to one that failed."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.backends.claude.process import capability
+from cli_session_proxy.backends.claude.process.observed import NAMES, Name, Observation, Observed
+from cli_session_proxy.selfcheck import service
+from cli_session_proxy.selfcheck.keeping import Kept
+from cli_session_proxy.selfcheck.running import Report, sha256_of
+from cli_session_proxy.selfcheck.service import SelfChecks, by_subject
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sqlite.store import SqliteStore
+
+from ..until import until
+
+HELP = "Usage\n  -p, --print\n  --session-id <id>\n  --resume [id]\n  --input-format <format>\n"
+Binary = Callable[[str], Path]
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(var=tmp_path / "var", claude_config_dir=tmp_path / "config", claude_bin=tmp_path / "bin" / "claude")
+
+
+@pytest.fixture
+def install(tmp_path: Path) -> Binary:
+    """`install("2.1.330")`: a program of that version lies there. It says so, and does nothing else."""
+
+    def make(version: str) -> Path:
+        place = tmp_path / "bin" / "claude"
+        place.parent.mkdir(exist_ok=True)
+        fresh = place.with_name("fresh")
+        text = f'#!/bin/sh\ncase "$1" in --version) echo "{version} (Claude Code)";; *) printf "{HELP}";; esac\n'
+        fresh.write_text(text.replace("\n  ", "\\n  "))
+        fresh.chmod(0o755)
+        os.replace(fresh, place)
+        return place
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The scripts of these tests are kept like programs; what was learned of CLIs is forgotten."""
+    monkeypatch.setattr("cli_session_proxy.selfcheck.keeping._PROGRAMS", (b"#!",))
+    yield
+    for known in (capability._probed, capability._observed, capability._stand_ins):
+        known.clear()
+
+
+class Checker:
+    """In place of the real check: what fails in which version, and how often it was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.fails: dict[str, tuple[Name, ...]] = {}
+        self.why: str | None = None
+        self.asked: list[str] = []
+        self.go = asyncio.Event()
+        self.go.set()
+        monkeypatch.setattr(service, "check", self.check)
+
+    async def check(self, path: Path, _settings: Settings) -> Report:
+        version = (await capability.probe(path, {})).version if path.name != "claude" else self._version(path)
+        self.asked.append(version)
+        await self.go.wait()
+        if self.why is not None:
+            return Report(path, version, why=self.why)
+        failed = self.fails.get(version, ())
+        observed: Observed = {
+            name: Observation.of(name, "failed", "it did not") if name in failed else Observation.of(name, "ok")
+            for name in NAMES
+        }
+        return Report(path, version, "2026-11-23", 5.0, observed)
+
+    @staticmethod
+    def _version(path: Path) -> str:
+        return path.read_text().split('echo "')[1].split(" ")[0]
+
+
+@pytest.fixture
+async def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
+    return Checker(monkeypatch)
+
+
+@asynccontextmanager
+async def serving(settings: Settings) -> AsyncIterator[tuple[SqliteStore, list[str]]]:
+    store = SqliteStore(settings.var / "chains.sqlite3")
+    settings.var.mkdir(exist_ok=True)
+    await store.open()
+    said: list[str] = []
+    running = asyncio.create_task(SelfChecks(settings, store, said.append).run())
+    try:
+        yield store, said
+    finally:
+        running.cancel()
+        await asyncio.wait({running})
+        await store.close()
+
+
+async def probed(settings: Settings) -> capability.Capability:
+    assert settings.claude_bin is not None
+    return await capability.probe(settings.claude_bin, {})
+
+
+async def decided(settings: Settings) -> capability.Capability:
+    """The CLI, once what was seen of it decides."""
+
+    async def is_observed() -> bool:
+        return bool((await probed(settings)).observed)
+
+    await until(is_observed)
+    return await probed(settings)
+
+
+async def test_what_was_seen_decides_and_is_found_out_once(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    binary = install("2.1.330")
+    checker.fails["2.1.330"] = ("words", "claim_session")
+    async with serving(settings) as (store, said):
+        before = await probed(settings)
+        assert before.client_composed
+        assert before.takes_claim
+        cli = await decided(settings)
+        assert not cli.client_composed
+        assert not cli.takes_claim
+        assert cli.takes_parameters
+        assert before == cli  # a process that was started before serves on
+        assert "failed at `words` (it did not)" in cli.cannot("words", "do it")
+        ((of, observed),) = by_subject(await store.findings()).items()
+        assert of == (sha256_of(binary), "2.1.330")
+        assert len(observed) == len(NAMES)
+        assert said == []  # nothing that memory stands on
+    capability._probed.clear()
+    capability._observed.clear()
+    async with serving(settings):
+        cli = await decided(settings)
+        assert not cli.takes_claim
+    assert checker.asked == ["2.1.330"]
+
+
+async def test_of_two_proxies_on_one_store_one_checks(
+    settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "AGAIN", 0.01)
+    install("2.1.330")
+    checker.go.clear()
+    async with serving(settings), serving(settings):
+        await probed(settings)
+        await until(lambda: checker.asked)
+        checker.go.set()
+        await decided(settings)
+    assert checker.asked == ["2.1.330"]
+
+
+async def test_a_check_that_cannot_be_run_decides_nothing(
+    settings: Settings, install: Binary, checker: Checker, caplog: pytest.LogCaptureFixture
+) -> None:
+    install("2.1.330")
+    checker.why = "no process could be started for it"
+    async with serving(settings) as (store, _said):
+        await probed(settings)
+        await until(lambda: checker.asked)
+        await until(lambda: "self_check_not_run" in caplog.text)
+        assert not (await probed(settings)).observed
+        assert by_subject(await store.findings()) == {}
+
+
+async def test_a_version_that_fails_is_replaced_by_the_last_that_passed(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    checker.fails["2.1.331"] = ("records",)
+    async with serving(settings) as (_store, said):
+        old = await decided(settings)
+        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        checker.go.clear()
+        new = install("2.1.331")
+        now = await probed(settings)  # until it was checked, too
+        await until(lambda: len(checker.asked) == 2)
+        assert (now.version, now.observed) == ("2.1.330", old.observed)
+        assert now.path.is_relative_to(settings.var / "cli")
+        checker.go.set()
+        await until(lambda: said)
+        assert (await probed(settings)).version == "2.1.330"
+        (words,) = said
+        assert words.startswith(f"Claude CLI 2.1.331 at {new} failed its self-check (records: it did not): turns go on")
+        install("2.1.332")
+        await until(lambda: _runs(settings, "2.1.332"))
+    assert checker.asked == ["2.1.330", "2.1.331", "2.1.332"]
+
+
+async def _runs(settings: Settings, version: str) -> bool:
+    return (await probed(settings)).version == version
+
+
+async def test_the_last_that_passed_is_still_there_after_a_restart(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    async with serving(settings):
+        await decided(settings)
+    for known in (capability._probed, capability._observed, capability._stand_ins):
+        known.clear()
+    checker.fails["2.1.331"] = ("round_trip",)
+    install("2.1.331")
+    async with serving(settings) as (_store, said):
+        await probed(settings)
+        await until(lambda: said)
+        cli = await probed(settings)
+        assert cli.version == "2.1.330"
+        assert cli.does("round_trip")
+
+
+async def test_without_one_that_passed_the_sentence_says_what_to_do(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    async with serving(settings):
+        await decided(settings)
+    for known in (capability._probed, capability._observed, capability._stand_ins):
+        known.clear()
+    shutil.rmtree(settings.var / "cli")
+    checker.fails["2.1.331"] = ("place",)
+    install("2.1.331")
+    async with serving(settings) as (_store, said):
+        await probed(settings)
+        await until(lambda: said)
+        assert (await probed(settings)).version == "2.1.331"
+        package = "@anthropic-ai/claude-code@2.1.330"
+        assert said[0].endswith(f"use version 2.1.330: npm install -g {package}, or claude install 2.1.330")
+
+
+async def test_what_fails_in_use_is_not_used_again_after_a_restart_either(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    async with serving(settings) as (store, _said):
+        cli = await decided(settings)
+        capability.failed(cli, "apply_flag_settings", "it said: no such setting")
+        assert not (await probed(settings)).takes_parameters
+        await until(lambda: _is_kept(store))
+    for known in (capability._probed, capability._observed):
+        known.clear()
+    async with serving(settings):
+        cli = await decided(settings)
+        assert not cli.takes_parameters
+        assert cli.takes_claim
+    assert checker.asked == ["2.1.330"]
+
+
+async def _is_kept(store: SqliteStore) -> bool:
+    return any(one.found.get("in_use") for one in await store.findings())
+
+
+def test_of_the_binaries_that_passed_the_last_two_are_kept(tmp_path: Path) -> None:
+    kept = Kept(tmp_path / "kept")
+    program = tmp_path / "claude"
+    hashes = []
+    for number in range(3):
+        program.unlink(missing_ok=True)
+        program.write_text(f"#! {number}")
+        hashes.append(sha256_of(program))
+        place = kept.keep(program, hashes[-1])
+        assert place is not None
+        assert place.stat().st_ino == program.stat().st_ino
+        os.utime(place.parent, (number, number))
+    assert [kept.of(one) is not None for one in hashes] == [False, True, True]
+    program.write_text("#! written over")  # in place: it is another one by now
+    assert kept.of(hashes[-1]) is None
+
+
+def test_a_script_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    (tmp_path / "claude").write_text("#!/bin/sh\nexec /somewhere/claude")
+    assert Kept(tmp_path / "kept").keep(tmp_path / "claude", "0" * 64) is None
