@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from .suites import ANTHROPIC, LLMPROBE, OPENAI, Case
+from .suites import ANTHROPIC, COMPLY, LLMPROBE, OPENAI, Case
 
 Kind = Literal["ours", "the suite's own fault", "a limit", "not judged"]
 THEIRS: Kind = "the suite's own fault"
@@ -30,13 +30,6 @@ _SUMMARIES = Verdict(
     "`response.reasoning_summary_text.delta` and `.done` are in the document that it carries, not in its own list of "
     "events; with them in that list both cases pass",
 )
-_CITATIONS = Verdict(THEIRS, "`citations` is a list or null in Anthropic's own document; it takes a list only")
-# What is the same in every answer of a wire, by the suite and what it says.
-_EVERYWHERE: Mapping[tuple[str, str], Verdict] = {
-    (LLMPROBE, "content.0: Invalid input"): _CITATIONS,
-    (LLMPROBE, "content.1: Invalid input"): _CITATIONS,
-    (LLMPROBE, "content_block: Invalid input"): _CITATIONS,
-}
 
 # By the suite (what its name begins with) and the case.
 _KNOWN: Mapping[tuple[str, str], Verdict] = {
@@ -68,6 +61,16 @@ _SDKS: Sequence[tuple[str, str, Verdict]] = (
     (OPENAI, "logprobs: ", Verdict(LIMIT, "the CLI gives no logprobs")),
     (OPENAI, "prompt: templates", Verdict(LIMIT, "there are no prompt templates")),
     (OPENAI, "does not take DELETE", Verdict(LIMIT, "there are no models of a client's own to delete")),
+    (ANTHROPIC, "there is no model 'model_id'", Verdict(THEIRS, "it asks for a model that it made up")),
+    (
+        f"{COMPLY}, anthropic",
+        r"'type': 'text', .* is not valid under any of the given schemas",
+        Verdict(
+            THEIRS,
+            "Anthropic's document requires `citations` of each text; the provider's own answers leave it out where "
+            "nothing is cited, and llmprobe takes no null there",
+        ),
+    ),
     (ANTHROPIC, "is not a JSON Schema", Verdict(THEIRS, 'its tool has a schema that is none: `"location": "bar"`')),
     (ANTHROPIC, "mcp_servers: ", Verdict(LIMIT, "MCP servers are given by a profile of the settings")),
 )
@@ -79,4 +82,4 @@ def verdict(suite: str, case: Case) -> Verdict:
         if suite == name and re.search(words, case.why):
             return judged
     unknown = Verdict("not judged", f"the suite says: {said}")
-    return _KNOWN.get((suite, case.id)) or _EVERYWHERE.get((suite, case.why), unknown)
+    return _KNOWN.get((suite, case.id), unknown)
