@@ -603,7 +603,9 @@ def main(args: list[str] | None = None) -> None:
         check_system()
         app(args)
     except ProxyError as exc:
-        print(f"error: {' '.join(exc.message.split())}", file=sys.stderr)
+        from .export.words import printable
+
+        print(f"error: {printable(' '.join(exc.message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:
         # The reader has closed the pipe (`dump | head`); nothing more may be written at exit.

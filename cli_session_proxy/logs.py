@@ -140,7 +140,7 @@ def forget(settings: Settings, named: Iterable[str]) -> None:
 
     A line that another program writes to the same file at this very moment may be lost.
     """
-    wanted = {json.dumps(name, ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
+    wanted = {json.dumps(_visible(name), ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
     current = file_of(settings)
     for path in current.parent.glob(f"{current.name}*"):
         _forget(path, wanted)
@@ -205,16 +205,23 @@ def _drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
     return {key: _clean(key, value) for key, value in event.items()}
 
 
+def _visible(text: str) -> str:
+    """Nothing in it steers a terminal, turns the direction of a line, or ends one for some readers only."""
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\u{ord(char):04x}" for char in text)
+
+
 def _clean(name: str, value: Any) -> Any:
     """A value as it may be written: plain JSON types, secrets hidden, texts cut."""
     plain = name.lower().replace("-", "_")
     if plain in _NEVER or (isinstance(value, str | bytes) and _SECRET_NAME.search(plain)):
         return redact.HIDDEN
     if isinstance(value, dict):
-        return {str(key): _clean(str(key), item) for key, item in value.items()}
+        return {_visible(str(key)): _clean(str(key), item) for key, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         return [_clean("", item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = redact.text(str(value))
+    text = _visible(redact.text(str(value)))
     return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import re
 import socket
+import stat
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
@@ -104,6 +105,8 @@ ENVIRONMENT_OF_PROVIDERS = {
 
 # Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
 MIN_SECRET = 16
+# Bytes of a file of them.
+_LONGEST_SECRETS = 1024 * 1024
 # Characters. It has to fit into one line of a commit's trailers.
 FIX_ID_LIMIT = 300
 
@@ -465,9 +468,7 @@ class Settings(BaseSettings):
             return None
         else:
             try:
-                secret = self.cluster_key_file.read_text("ascii").strip()
-            except OSError as exc:
-                raise ConfigError(f"cluster_key_file {self.cluster_key_file} cannot be read: {exc.strerror}") from exc
+                secret = read_secret(self.cluster_key_file, "cluster_key_file").decode("ascii").strip()
             except UnicodeDecodeError:
                 raise ConfigError(f"cluster_key_file {self.cluster_key_file} must hold one line of ASCII") from None
         if len(secret) < MIN_SECRET or not secret.isascii() or any(char.isspace() for char in secret):
@@ -537,6 +538,23 @@ def _origin(text: str) -> str:
     host = f"[{name}]" if ":" in name else name
     is_usual = port is None or origin(f"{scheme}://{host}") == named
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
+
+
+def read_secret(path: Path, name: str) -> bytes:
+    """What is in a file of secrets. `ConfigError` where it cannot be read, or where others could read or write it.
+
+    A file of root's may be readable for a group: so a service is given one.
+    """
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+            state = os.fstat(file.fileno())
+            of_root = state.st_uid == 0 != os.geteuid()
+            mine = of_root or state.st_uid == os.geteuid()
+            if not mine or not stat.S_ISREG(state.st_mode) or state.st_mode & (0o037 if of_root else 0o077):
+                raise ConfigError(f"{name} {path} can be read or written by others: make it a file of yours, chmod 600")
+            return file.read(_LONGEST_SECRETS)
+    except OSError as exc:
+        raise ConfigError(f"{name} {path} cannot be read: {exc.strerror}") from exc
 
 
 def load(**flags: Any) -> Settings:

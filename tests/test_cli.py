@@ -274,3 +274,13 @@ def test_a_dump_is_read_in_a_terminal_and_json_in_a_pipe(tmp_path: Path) -> None
     assert '"schema"' not in out.stdout
     piped = subprocess.run(shown, capture_output=True, text=True, check=True, env=env)
     assert json.loads(piped.stdout)["agent_id"] == "ada"
+
+
+@pytest.mark.parametrize("command", ["adopt", "show", "dump", "verify"])
+@pytest.mark.parametrize("place", ["{}", "/tmp/{}.jsonl", "{}.jsonl"])
+def test_an_argument_that_would_steer_the_terminal_comes_back_harmless(
+    command: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    named = place.format("x\x1b]0;title\x07\x9b31m\u202ey")
+    said = error_of(capsys, 1, command, named, "--var", tmp_path / "var")
+    assert said.isprintable(), repr(said)

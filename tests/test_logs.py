@@ -96,6 +96,22 @@ def test_numbers_named_key_are_no_secret(settings: Settings) -> None:
     assert lines(settings)[0]["agent_key"] == 7
 
 
+def test_nothing_in_a_line_steers_a_terminal_or_ends_the_line(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    evil = "a\x1b]0;title\x07b\x9b31mc\u202ed\u2066e\u2028f\u2029g\x85h\u200bi\r"
+    logs.configure(settings)
+    logs.get().warning("odd", agent=evil, inner={evil: [evil]})
+    logs.shut_down()
+    file = logs.file_of(settings).read_text("utf-8")
+    for said in (file, capsys.readouterr().err):
+        assert all(char.isprintable() or char == "\n" for char in said), said
+        assert len(said.splitlines()) == 1
+    assert "\\\\u202e" in file
+    logs.forget(settings, [evil])
+    assert logs.file_of(settings).read_text() == ""
+
+
 def test_a_long_value_is_cut(settings: Settings) -> None:
     logs.get().info("big", error="x" * 100_000)
     assert len(logs.file_of(settings).read_text()) < 5_000

@@ -4,8 +4,11 @@ The program, not pygit2: it reads every format of repository that its user's own
 to `git commit`.
 
 - No hook runs, and nothing that the repository's configuration names as a program: reading uses `log` without
-  signatures, pagers or differences, writing uses `write-tree`, `commit-tree` and `update-ref`.
-- Nothing is fetched: of a partial or shallow clone only what is there is read.
+  signatures, pagers or differences, writing uses `write-tree`, `commit-tree` and `update-ref`. For `git commit` with a
+  person's options the programs of the user's own configuration count, and no others.
+- Nothing is fetched, over no protocol: of a partial or shallow clone only what is there is read.
+- It stays in its repository: a `.git` that leads to another one is refused, and so is one that was replaced since it
+  was first used. Every call names the directories that were found.
 - Every call has a limit of time and of bytes; what is over it ends the call, not the proxy.
 - Its input is a file. A git that has ended before it read a pipe would make uvloop raise RuntimeError.
 """
@@ -15,8 +18,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import re
 import tempfile
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
@@ -26,6 +30,7 @@ LIMIT = 30.0
 # Bytes of an answer that is kept as a whole: ids and names.
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
+LONGEST_PATH = 4096
 
 # Of the environment: where git finds its programs and the user's own configuration, keys and identity.
 _ALLOWED = (
@@ -35,11 +40,23 @@ _ALLOWED = (
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1", "GIT_PAGER": "cat", "GIT_EDITOR": "false",
+    "GIT_ALLOW_PROTOCOL": "", "GIT_PROTOCOL_FROM_USER": "0",  # also over `protocol.ext.allow` of the repository
 }  # fmt: skip
 _CONFIGURATION = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=", "log.showSignature=false",
-    "protocol.allow=never", "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8",
+    "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8",
 )  # fmt: skip
+
+# Values that name a program which `git commit` may run, and `required`, which makes an empty filter fail.
+_PROGRAMS = re.compile(
+    r"core\.(sshcommand|askpass|editor|pager|gitproxy)|sequence\.editor|gpg\.(.+\.)?program|gpg\.ssh\.defaultkeycommand"
+    r"|filter\..+\.(clean|smudge|process|required)|diff\..+\.(command|textconv)|diff\.external|merge\..+\.driver"
+    r"|credential\.(.+\.)?helper|trailer\..+\.(cmd|command)|interactive\.difffilter"
+)
+# Of a git directory: what may not be a link to another one's.
+_OWN = ("config", "objects", "refs", "packed-refs")
+# The git directory and the common one of each repository that was used, as they were then.
+_known: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
 
 
 class Failed(Exception):
@@ -56,19 +73,67 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._places: dict[str, str] = {}
 
     @staticmethod
     async def opened(path: Path) -> Repository:
-        """Raises `ConfigError` where there is none, or no git."""
+        """Raises `ConfigError` where there is none, or no git, or where it is not the repository that it was."""
         found = Repository(path)
         try:
-            await found.run("rev-parse", "--git-dir")
+            told = await found.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
+            git_dir, common = map(Path, told.split("\n"))
+            top, worktree = None, ""
+            if await found.run("rev-parse", "--is-inside-work-tree") == "true":
+                top = Path(await found.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
+            with contextlib.suppress(Failed):
+                worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
+            await asyncio.to_thread(found._check, top, git_dir, common, worktree)
         except Failed as exc:
             said = exc.said
             if "not a git repository" in said:
                 said = "it is none: make one there with `git init`, or name another with repo in git_memory (--repo)"
             raise ConfigError(f"the git repository {path} cannot be read: {said}") from exc
+        if top is not None:
+            found._places = {"GIT_DIR": str(git_dir), "GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
         return found
+
+    def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> None:
+        """Raises `ConfigError` where the git directory is another repository's, or another one than before.
+
+        `worktree`: which work tree the git directory's own configuration names, as that of a submodule does.
+        """
+        if top is None or git_dir == top / ".git":
+            is_own = common == git_dir and not git_dir.is_symlink()
+        elif common == git_dir.parent.parent != git_dir:  # of several work trees: it names the one that it is of
+            is_own = _read(git_dir / "gitdir") == str(top / ".git")
+        else:
+            is_own = common == git_dir and bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
+        if not is_own or any((common / name).is_symlink() for name in _OWN):
+            raise ConfigError(
+                f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
+                "remove what was put there"
+            )
+        known = tuple((at, at.stat().st_dev, at.stat().st_ino) for at in (git_dir, common))
+        if _known.setdefault(self.path, known) != known:
+            raise ConfigError(
+                f"the repository {self.path} was replaced by another one since it was first used: restart the proxy if "
+                "that was you"
+            )
+
+    async def own_programs(self) -> list[str]:
+        """Options by which a program that the repository's files name is the user's own choice again, or none."""
+        theirs: dict[str, str] = {}
+        named = set()
+        for scope, entry in _pairs((await self.run("config", "--list", "-z", "--show-scope")).split("\0")):
+            name, _, value = entry.partition("\n")
+            if _PROGRAMS.fullmatch(name.lower()):
+                if scope in ("system", "global"):
+                    theirs[name] = value
+                elif scope in ("local", "worktree"):
+                    named.add(name)
+        neutral = {name: "gpg" for name in named if name.endswith("program")}
+        neutral |= {name: "false" for name in named if name.endswith("required")}
+        return [word for name in sorted(named) for word in ("-c", f"{name}={theirs.get(name, neutral.get(name, ''))}")]
 
     async def run(
         self, *words: str, stdin: str = "", limit: float = LIMIT, environment: dict[str, str] | None = None
@@ -103,7 +168,8 @@ class Repository:
         self, words: Sequence[str], more: dict[str, str] | None, given: str, stderr: int = asyncio.subprocess.PIPE
     ) -> asyncio.subprocess.Process:
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
-        env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | (more or {})
+        env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
+        env |= more or {}
         try:
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
                 stdin.write(given.encode("utf-8", "replace"))
@@ -136,6 +202,17 @@ class Repository:
         except Failed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
         return found
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text("utf-8", "replace")[:LONGEST_PATH].strip()
+    except OSError:
+        return ""
+
+
+def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return zip(words[::2], words[1::2], strict=False)
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

@@ -30,6 +30,7 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
             return await _noted(git, text, note)
         if options:
             words = ("commit", "--no-verify", "--allow-empty", "--cleanup=verbatim", "--file=-", *options)
+            words = (*await git.own_programs(), *words)
             await git.run(*words, stdin=text, limit=BY_HAND, environment=await _identity(git))
             return await git.head() or ""
         return await _committed(git, text)

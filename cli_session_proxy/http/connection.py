@@ -30,8 +30,12 @@ STALLED = 300.0
 AHEAD = 16
 # Bytes that are parsed at once outside bodies: httptools parses all that it is given, up to 230 requests in these.
 SLICE = 4 * 1024
-# Bytes that may wait for all clients of one address. Beyond it the connection that is stalled for longest is aborted.
+# Bytes that may wait for all clients together. Beyond it the connection that is stalled for longest is aborted.
 UNREAD = 64 * 1024 * 1024
+# The same for strangers, who have shown no key yet, and for how many seconds they may take nothing. One request of a
+# stranger is read ahead: the page's files are all that they get.
+UNREAD_OF_STRANGERS = 4 * 1024 * 1024
+STALLED_STRANGER = 10.0
 
 log = logs.get(__name__)
 
@@ -80,29 +84,43 @@ class Corked:
 
 
 class Unread:
-    """The connections whose clients do not read their answers, by the client's address."""
+    """The connections whose clients do not read their answers, those that have shown no key first to go."""
 
-    def __init__(self, limit: int = UNREAD) -> None:
+    def __init__(self, limit: int = UNREAD, of_strangers: int = UNREAD_OF_STRANGERS) -> None:
         self._limit = limit
-        self._stalled: dict[str, OrderedDict[asyncio.Transport, None]] = {}
+        self._of_strangers = of_strangers
+        self._stalled: dict[bool, OrderedDict[asyncio.Transport, None]] = {True: OrderedDict(), False: OrderedDict()}
 
-    def add(self, address: str, transport: asyncio.Transport) -> None:
+    def add(self, transport: asyncio.Transport, *, stranger: bool) -> None:
         """More waits for this client than its transport takes. Where it is too much, those stalled for longest end."""
-        stalled = self._stalled.setdefault(address, OrderedDict())
-        stalled[transport] = None
-        waiting = sum(one.get_write_buffer_size() for one in stalled)
-        while waiting > self._limit:
-            oldest, _ = stalled.popitem(last=False)
-            size = oldest.get_write_buffer_size()
-            log.warning("unread_answer_dropped", address=address, bytes=size)
-            waiting -= size
-            oldest.abort()
+        self._stalled[stranger][transport] = None
+        sizes = {who: [one.get_write_buffer_size() for one in stalled] for who, stalled in self._stalled.items()}
+        self._drop(stranger=True, most=self._of_strangers, sizes=sizes[True])
+        left = self._drop(stranger=True, most=self._limit - sum(sizes[False]), sizes=sizes[True])
+        self._drop(stranger=False, most=self._limit - left, sizes=sizes[False])
 
-    def remove(self, address: str, transport: asyncio.Transport) -> None:
-        stalled = self._stalled.get(address, OrderedDict())
-        stalled.pop(transport, None)
-        if not stalled:
-            self._stalled.pop(address, None)
+    def _drop(self, *, stranger: bool, most: int, sizes: list[int]) -> int:
+        """Those stalled for longest, until no more than `most` bytes wait. What is left of `sizes`, in bytes."""
+        while sizes and sum(sizes) > max(0, most):
+            self._abort(stranger=stranger, size=sizes.pop(0))
+        return sum(sizes)
+
+    def _abort(self, *, stranger: bool, size: int) -> None:
+        oldest, _ = self._stalled[stranger].popitem(last=False)
+        log.warning("unread_answer_dropped", stranger=stranger, bytes=size)
+        oldest.abort()
+
+    def drop_stranger(self) -> bool:
+        """Whether there was one to make room for somebody else."""
+        strangers = self._stalled[True]
+        if strangers:
+            self._abort(stranger=True, size=next(iter(strangers)).get_write_buffer_size())
+            return True
+        return False
+
+    def remove(self, transport: asyncio.Transport) -> None:
+        for stalled in self._stalled.values():
+            stalled.pop(transport, None)
 
 
 class Intake(FlowControl):
@@ -118,29 +136,30 @@ class Intake(FlowControl):
 
 
 class Untaken:
-    """What waits for one client. The connection is aborted when it takes nothing of it for `STALLED` seconds."""
+    """What waits for one client. The connection is aborted when it takes nothing of it for long."""
 
     unread = Unread()  # of all connections of this process
 
-    def __init__(self, transport: asyncio.Transport, client: tuple[str, int] | None) -> None:
+    def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._address = client[0] if client else ""
+        self._patience = STALLED
         self._timer: asyncio.TimerHandle | None = None
 
-    def begins(self) -> None:
+    def begins(self, *, stranger: bool = False) -> None:
         """More waits than the transport takes: nothing is written until it is less."""
+        self._patience = STALLED_STRANGER if stranger else STALLED
         self._watch()
-        self.unread.add(self._address, self._transport)
+        self.unread.add(self._transport, stranger=stranger)
 
     def ends(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        self.unread.remove(self._address, self._transport)
+        self.unread.remove(self._transport)
 
     def _watch(self) -> None:
         left = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(STALLED, self._stalled, left)
+        self._timer = asyncio.get_running_loop().call_later(self._patience, self._stalled, left)
 
     def _stalled(self, before: int) -> None:
         if self._transport.get_write_buffer_size() >= before:
@@ -166,12 +185,16 @@ class Connection(HttpToolsProtocol):
     _wishing = b""  # the head of a request that asks for another protocol, as it is without that
     _handshake = b""  # the head of a request that asks for a WebSocket
     _handed_over = False
+    _told: dict[str, Any]  # what the gate asks of this connection, and says of it: a key was shown, or none is needed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
         self.flow = Intake(cast(asyncio.Transport, self._corked))
-        self._untaken = Untaken(self.transport, self.client)
+        self._untaken = Untaken(self.transport)
+        self._told = {"is_closed": self._is_closed, "admitted": False}
+        # A stranger's answer counts as unread as soon as the kernel does not take all of it.
+        self.transport.set_write_buffer_limits(high=0)
         self._idle_since = self.loop.time()
         if len(self.connections) > MOST:
             self._make_room()
@@ -188,12 +211,16 @@ class Connection(HttpToolsProtocol):
         self._corked.flush()
 
     def _make_room(self) -> None:
-        """One connection too many: the one that has been idle for the longest time goes, else this one."""
+        """One connection too many: the one that has been idle for the longest time goes, else a stranger that does not
+        read, else this one."""
         others = [one for one in self.connections if isinstance(one, Connection) and one is not self and one._idle()]
         oldest = min(others, key=lambda one: one._idle_since, default=None)
-        if oldest is None:
+        if oldest is not None:
+            # Its client may not have read its last answer: to close would wait for that.
+            oldest.transport.abort() if oldest.flow.write_paused else oldest.transport.close()
+        elif not self._untaken.unread.drop_stranger():
             self.transport.write(TOO_MANY)
-        (oldest or self).transport.close()
+            self.transport.close()
 
     # --- what it reads
 
@@ -207,7 +234,8 @@ class Connection(HttpToolsProtocol):
         if self._waiting:
             self._unset_keepalive_if_required()
         while self._waiting and not self.transport.is_closing():
-            if self.pipeline and (len(self.pipeline) >= AHEAD or self.flow.write_paused):
+            ahead = AHEAD if self._told["admitted"] else 1
+            if self.pipeline and (len(self.pipeline) >= ahead or self.flow.write_paused):
                 self.flow.held = True
                 self.flow.pause_reading()
                 return
@@ -282,7 +310,7 @@ class Connection(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"content-length":
                 self._body_left = int(value)
-        self.scope["extensions"] = {CLOSED: {"is_closed": self._is_closed}}
+        self.scope["extensions"] = cast(Any, {CLOSED: self._told})
         super().on_headers_complete()
 
     def _is_closed(self) -> bool:
@@ -335,7 +363,13 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._untaken.begins()
+        stranger = not self._told["admitted"]
+        if stranger and len(self._waiting) > HEAD:
+            self.transport.abort()
+            return
+        if not stranger:
+            self.transport.set_write_buffer_limits()
+        self._untaken.begins(stranger=stranger)
 
     def resume_writing(self) -> None:
         self._untaken.ends()

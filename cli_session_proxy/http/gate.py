@@ -30,7 +30,7 @@ from ..engine.passing import HOP
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..wires.asgi import Table, as_proxy_error, encoded, headers_of, raw_path, send_error
+from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .hop import REFUSED, Incoming
@@ -169,6 +169,8 @@ class Gate:
             if is_open:
                 await self._app(inner, receive, out)
                 return
+            if (connection := scope.get("extensions", {}).get(CLOSED)) is not None:
+                connection["admitted"] = True
             bounds = self._bounds if came_from is None else self._passed_on
             with bounds.request(inner["state"]["owner"]) as held:
                 inner["state"]["held"] = held

@@ -27,7 +27,7 @@ from .. import redact
 from ..errors import ConfigError, SandboxError, Unauthorized, did_you_mean
 from ..locks import to_drive
 from ..sandbox import LOCAL_OWNER, make_private
-from ..settings import MIN_SECRET, Settings
+from ..settings import MIN_SECRET, Settings, read_secret
 
 # The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).
 MADE_KEY = "key"
@@ -117,9 +117,7 @@ def _digest(secret: str) -> bytes:
 
 def _read(path: Path) -> dict[str, str]:
     try:
-        data = tomllib.loads(path.read_text("utf-8"))
-    except OSError as exc:
-        raise ConfigError(f"keys_file {path} cannot be read: {exc.strerror}") from exc
+        data = tomllib.loads(read_secret(path, "keys_file").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
         # The parser's message could quote the line, which is a secret.
         raise ConfigError(f'keys_file {path} is not TOML: one `name = "secret"` a line') from exc

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -16,7 +17,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from .. import logs
 from ..engine.engine import Engine
 from ..errors import ConfigError
-from ..settings import Settings
+from ..settings import Profile, Settings
 from ..stores.auto import store_for
 from ..stores.base import Store, Telling
 from ..stores.sql.store import logged
@@ -232,8 +233,20 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
             f"after {after}: forget_unnamed"
         )
     for name, profile in sorted(settings.profiles.items()):
+        for memory, added in _reachable_memories(settings, profile):
+            yield (
+                f"profile {name}: its agents write {added}, and with it the git memory {memory}: what they put there "
+                "is told to later attempts; name a folder beside it in add_dirs, or another repository"
+            )
         if profile.tools and not profile.confined:
             yield (
                 f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "
                 "not a boundary (confined = true makes one, with bubblewrap)"
             )
+
+
+def _reachable_memories(settings: Settings, profile: Profile) -> Iterator[tuple[Path, Path]]:
+    """Repositories of a git memory that agents of this profile can write, and the folder by which they can."""
+    memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
+    for added in (folder.expanduser().resolve() for folder in profile.add_dirs):
+        yield from ((memory, added) for memory in sorted(memories) if memory.is_relative_to(added))

@@ -27,7 +27,8 @@ class Socket(WebSocketsSansIOProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
-        self._untaken = Untaken(self.transport, self.client)
+        self.transport.set_write_buffer_limits()
+        self._untaken = Untaken(self.transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._untaken.ends()

@@ -73,6 +73,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [limits.STOPS, limits.STOP_LENGTH], [limits.DEPTH],
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
+        [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
         [entries.MAX_BYTES],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest
-from cli_session_proxy.git_memory import reading
+from cli_session_proxy.git_memory import git, reading
 from cli_session_proxy.git_memory.reading import NOTES, Earlier, earlier
 from cli_session_proxy.git_memory.writing import write
 
@@ -194,6 +194,97 @@ async def test_nothing_that_the_repository_names_is_run(repo: Repo, tmp_path: Pa
     ran.unlink(missing_ok=True)
     assert await numbers(repo) == [4, 3, 2, 1]
     assert not ran.exists(), ran.read_text()
+
+
+async def test_programs_that_the_repository_names_for_a_commit_by_hand_are_not_run_and_the_users_own_are(
+    repo: Repo, tmp_path: Path
+) -> None:
+    """The configuration that the repository's own one includes counts as its own."""
+    ran, own = tmp_path / "ran", tmp_path / "own"
+    for name, log in (("evil", ran), ("mine", own)):
+        (tmp_path / name).write_text(f"#!/bin/sh\necho $0 >> {log}\ncat\n")
+        (tmp_path / name).chmod(0o755)
+    repo.commit(attempt(1), file="a")
+    (repo.path / ".gitattributes").write_text("a filter=evil\nb filter=mine\n")
+    (repo.path / "b").write_text("b")
+    repo("add", "b")
+    included = repo.path / ".git" / "more"
+    repo("config", "include.path", str(included))
+    repo("config", "--global", "filter.mine.clean", str(tmp_path / "mine"))
+    evil = str(tmp_path / "evil")
+    for name in ("gpg.program", "gpg.openpgp.program", "gpg.ssh.defaultKeyCommand", "filter.evil.clean",
+                 "filter.evil.process", "filter.mine.clean", "trailer.x.command", "core.sshCommand"):  # fmt: skip
+        repo("config", "--file", str(included), name, evil)
+    repo("config", "--file", str(included), "filter.evil.required", "true")
+    repo("config", "--file", str(included), "commit.gpgSign", "true")
+    (repo.path / "a").write_text("changed")
+    (repo.path / "b").write_text("changed")
+    with pytest.raises(ConfigError):  # gpg itself has no key here
+        await write(repo.path, attempt(2), options=("--all",))
+    await write(repo.path, attempt(3), options=("--all", "--no-gpg-sign", "--trailer=y: 1"))
+    assert not ran.exists(), ran.read_text()
+    assert own.exists()
+
+
+@pytest.mark.parametrize("protocol", ["ext", "file"])
+async def test_a_repository_that_names_itself_a_partial_clone_fetches_and_runs_nothing(
+    protocol: str, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(git._ENVIRONMENT, "GIT_NO_LAZY_FETCH")  # an older git does not know it
+    ran = tmp_path / "ran"
+    secret = Repo(tmp_path / "secret")
+    secret.commit("the word is marmalade", file="a")
+    repo.commit(attempt(1))
+    parent = repo("rev-parse", "HEAD")
+    repo.commit(attempt(2))
+    url = f"ext::sh -c touch% {ran}" if protocol == "ext" else f"file://{secret.path}"
+    for name, value in (
+        ("remote.o.url", url), ("remote.o.promisor", "true"), ("extensions.partialClone", "o"),
+        (f"protocol.{protocol}.allow", "always"), ("core.repositoryFormatVersion", "1"),
+    ):  # fmt: skip
+        repo("config", name, value)
+    (repo.path / ".git" / "objects" / parent[:2] / parent[2:]).unlink()
+    assert (await earlier(repo.path, FIX, 10)).partly
+    assert not ran.exists()
+    assert not list((repo.path / ".git" / "objects" / "pack").glob("*"))
+
+
+async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_path: Path) -> None:
+    other = Repo(tmp_path / "other")
+    other.commit(attempt(7))
+    repo.commit(attempt(1))
+    assert (await earlier(repo.path, FIX, 10)).last == 1
+    place = repo.path / ".git"
+    place.rename(tmp_path / "aside")
+
+    def a_file() -> None:
+        place.write_text(f"gitdir: {other.path}/.git\n")
+
+    def a_link() -> None:
+        place.symlink_to(other.path / ".git")
+
+    def a_common_directory() -> None:
+        shutil.copytree(tmp_path / "aside", place)
+        (place / "commondir").write_text(f"{other.path}/.git\n")
+
+    def links_within() -> None:
+        shutil.copytree(tmp_path / "aside", place)
+        for name in ("objects", "refs"):
+            shutil.rmtree(place / name)
+            (place / name).symlink_to(other.path / ".git" / name)
+
+    def a_copy() -> None:
+        shutil.copytree(other.path / ".git", place)
+
+    for put in (a_file, a_link, a_common_directory, links_within, a_copy):
+        put()
+        for ask in (lambda: earlier(repo.path, FIX, 10), lambda: write(repo.path, attempt(2))):
+            with pytest.raises(ConfigError, match=r"not its own|was replaced by another one"):
+                await ask()
+        place.unlink() if place.is_symlink() or place.is_file() else shutil.rmtree(place)
+    (tmp_path / "aside").rename(place)
+    assert (await earlier(repo.path, FIX, 10)).last == 1
+    assert other.message() == attempt(7).strip()
 
 
 async def test_without_a_repository_git_or_a_commit_it_says_what_to_do(

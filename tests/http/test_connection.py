@@ -18,7 +18,9 @@ from uvicorn.server import ServerState
 
 from cli_session_proxy.http import connection as connections
 from cli_session_proxy.http.connection import Connection, Corked
+from cli_session_proxy.wires.asgi import CLOSED
 
+from ..until import until
 from .conftest import SOON, Run
 
 BIG = b"x" * 16 * 1024
@@ -28,8 +30,14 @@ App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
 
 @contextlib.asynccontextmanager
-async def listening(app: App, idle: float = SOON) -> AsyncIterator[int]:
-    config = uvicorn.Config(cast(Any, app), lifespan="off", log_config=None, access_log=False)
+async def listening(app: App, idle: float = SOON, *, key: bool = True) -> AsyncIterator[int]:
+    """`key`: each request shows one."""
+
+    async def admitted(scope: Scope, receive: Receive, send: Send) -> None:
+        scope["extensions"][CLOSED]["admitted"] = key
+        await app(scope, receive, send)
+
+    config = uvicorn.Config(cast(Any, admitted), lifespan="off", log_config=None, access_log=False)
     config.timeout_keep_alive = cast(Any, idle)
     state = ServerState()
     loop = asyncio.get_running_loop()
@@ -38,6 +46,8 @@ async def listening(app: App, idle: float = SOON) -> AsyncIterator[int]:
         yield server.sockets[0].getsockname()[1]
         for one in list(state.connections):
             cast(Any, one).transport.abort()
+        for _ in range(3):  # until they are closed
+            await asyncio.sleep(0)
 
 
 async def answer(send: Send, body: bytes = b"hello") -> None:
@@ -71,6 +81,9 @@ class Wire:
 
     def get_extra_info(self, _name: str) -> None:
         """It has no socket."""
+
+    def set_write_buffer_limits(self, high: int | None = None) -> None:
+        """It has no buffer."""
 
     def is_closing(self) -> bool:
         return self.closed
@@ -338,27 +351,44 @@ class Heavy(Wire):
         self.aborted = True
 
 
-def test_what_waits_for_one_address_is_bounded_and_who_has_waited_longest_goes_first() -> None:
-    unread = connections.Unread(limit=100)
-    wires = [Heavy(40) for _ in range(4)]
-    for wire in wires[:2]:
-        unread.add("a", cast(Any, wire))
-    unread.add("b", cast(Any, wires[3]))
-    assert not any(wire.aborted for wire in wires)
-    unread.remove("a", cast(Any, wires[0]))  # it is read again
-    unread.add("a", cast(Any, wires[0]))
-    unread.add("a", cast(Any, wires[2]))
-    assert [wire.aborted for wire in wires] == [False, True, False, False]
-    for wire in wires:
-        unread.remove("a", cast(Any, wire))
-        unread.remove("b", cast(Any, wire))
-    assert unread._stalled == {}
+def test_what_waits_for_all_is_bounded_and_who_has_waited_longest_goes_first_strangers_before_others() -> None:
+    unread = connections.Unread(limit=100, of_strangers=50)
+    known, strangers = [Heavy(40) for _ in range(4)], [Heavy(20) for _ in range(4)]
+
+    def add(wire: Heavy) -> None:
+        unread.add(cast(Any, wire), stranger=wire in strangers)
+
+    def gone() -> list[list[int]]:
+        return [[at for at, wire in enumerate(wires) if wire.aborted] for wires in (known, strangers)]
+
+    add(known[0])
+    add(known[1])
+    assert gone() == [[], []]
+    unread.remove(cast(Any, known[0]))  # it is read again
+    add(known[0])
+    add(known[2])
+    assert gone() == [[1], []]
+    add(strangers[0])
+    assert gone() == [[1], []]
+    add(strangers[1])
+    assert gone() == [[1], [0]]
+    unread.remove(cast(Any, known[0]))
+    add(strangers[2])
+    add(strangers[3])
+    assert gone() == [[1], [0, 1]], "50 bytes of all strangers"
+    add(known[3])
+    assert gone() == [[1], [0, 1, 2]], "a stranger gives way to who has shown a key"
+    assert unread.drop_stranger()
+    assert not unread.drop_stranger()
+    for wire in (known[2], known[3]):
+        unread.remove(cast(Any, wire))
+    assert not any(unread._stalled.values())
 
 
 def test_clients_that_read_nothing_are_let_go_when_too_much_waits_for_them(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread(limit=connections.GATHERED * 4))
+    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread(limit=1))
 
     async def case() -> None:
         apps = [Talking() for _ in range(8)]
@@ -523,5 +553,99 @@ def test_a_long_head_and_a_body_of_many_pieces_are_taken(run: Run) -> None:
                     await writer.drain()
                 await reader.readuntil(b"\r\n\r\n%d" % (len(BIG) * 64))
             writer.close()
+
+    run(case())
+
+
+# --- strangers: clients that have shown no key
+
+
+GET = b"GET /ui/main.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize("body", [BIG, BIG * 16], ids=["small", "large"])
+def test_strangers_that_read_nothing_hold_few_megabytes_and_give_way_soon(
+    run: Run, body: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """600 connections with 300 requests each: an answer at a time, and no more than the bound in all."""
+    monkeypatch.setattr(connections, "STALLED_STRANGER", 1.0)
+    most = 0
+
+    class Measured(connections.Unread):
+        def add(self, transport: asyncio.Transport, *, stranger: bool) -> None:
+            nonlocal most
+            super().add(transport, stranger=stranger)
+            assert stranger
+            most = max(most, sum(one.get_write_buffer_size() for one in self._stalled[True]))
+
+    unread = Measured()
+    monkeypatch.setattr(connections.Untaken, "unread", unread)
+
+    async def asset(_scope: Scope, _receive: Receive, send: Send) -> None:
+        await answer(send, body)
+
+    async def case() -> None:
+        async with listening(asset, key=False) as port:
+            clients = []
+            for _ in range(600):
+                client = socket.socket()
+                client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+                client.setblocking(False)
+                with contextlib.suppress(BlockingIOError):
+                    client.connect(("127.0.0.1", port))
+                clients.append(client)
+            await asyncio.sleep(0)
+            for client in clients:
+                await asyncio.get_running_loop().sock_sendall(client, GET * 300)
+            await until(lambda: most and not any(unread._stalled.values()))
+            for client in clients:
+                client.close()
+
+    run(case())
+    assert 0 < most <= connections.UNREAD_OF_STRANGERS
+
+
+def test_a_stranger_that_does_not_read_gives_its_place_to_a_new_client(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "MOST", 3)
+    monkeypatch.setattr(connections.Untaken, "unread", connections.Unread())
+
+    async def large(scope: Scope, _receive: Receive, send: Send) -> None:
+        await answer(send, b"x" * (8 * 1024 * 1024 if scope["path"] == "/ui/main.js" else 5))
+
+    async def case() -> None:
+        monkeypatch.setattr(connections, "UNREAD_OF_STRANGERS", 1 << 30)
+        connections.Untaken.unread = connections.Unread(1 << 30, 1 << 30)
+        async with listening(large, key=False) as port:
+            deaf_ones = []
+            for _ in range(3):
+                client = socket.create_connection(("127.0.0.1", port))
+                client.sendall(GET)
+                deaf_ones.append(client)
+            await until(lambda: len(connections.Untaken.unread._stalled[True]) == 3)
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            writer.write(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
+            writer.close()
+            for client in deaf_ones:
+                client.close()
+
+    run(case())
+
+
+def test_a_stranger_that_sends_without_an_end_what_nobody_reads_is_let_go(run: Run) -> None:
+    async def case() -> None:
+        async with listening(small, key=False) as port:
+            client = await asyncio.to_thread(deaf, port)
+            client.setblocking(False)
+            sent = 0
+            with contextlib.suppress(ConnectionError):
+                async with asyncio.timeout(SOON):
+                    while True:
+                        await asyncio.get_running_loop().sock_sendall(client, GET * 512)
+                        sent += 1
+            client.close()
+        assert sent * 512 * len(GET) < 64 * 1024 * 1024
 
     run(case())

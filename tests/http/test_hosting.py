@@ -16,6 +16,7 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 from redis import Redis
+from redis.exceptions import AuthenticationError
 
 from cli_session_proxy.cli import app
 from cli_session_proxy.settings import Settings, load
@@ -77,6 +78,7 @@ def test_a_host_takes_the_settings_of_deploy_and_knows_the_others_by_the_file_of
 ) -> None:
     key = tmp_path / "cluster-key"
     key.write_text("k" * 32 + "\n")
+    key.chmod(0o600)
     if host == "systemd":
         said = CLUSTER.read_text()
         lines = [shlex.split(line.partition("=")[2]) for line in said.splitlines() if line.startswith("Environment=")]
@@ -99,10 +101,25 @@ def test_a_host_takes_the_settings_of_deploy_and_knows_the_others_by_the_file_of
 
 
 def test_redis_takes_the_command_of_the_compose_file(tmp_path: Path) -> None:
-    _, *options = yaml.safe_load(COMPOSE.read_text())["services"]["redis"]["command"]
-    with redis(tmp_path, *options) as server, Redis.from_url(server.url, decode_responses=True) as client:
-        found = client.config_get("save", "appendonly", "maxmemory", "maxmemory-policy")
+    secret = "a-password-of-redis"
+    compose = yaml.safe_load(COMPOSE.read_text().replace("${REDIS_PASSWORD:?}", secret))
+    _, *options = compose["services"]["redis"]["command"]
+    registries = {one["environment"]["CLI_SESSION_PROXY_REGISTRY"] for name, one in compose["services"].items()
+                  if name.startswith("proxy-")}  # fmt: skip
+    assert registries == {f"redis://:{secret}@redis:6379/0"}
+    with redis(tmp_path, *options) as server:
+        with Redis.from_url(server.url) as stranger, pytest.raises(AuthenticationError):
+            stranger.ping()
+        with Redis.from_url(server.url, password=secret, decode_responses=True) as client:
+            found = client.config_get("save", "appendonly", "maxmemory", "maxmemory-policy")
     assert found == {"save": "", "appendonly": "no", "maxmemory": str(64 * 1024**2), "maxmemory-policy": "allkeys-lru"}
+
+
+def test_images_are_named_by_their_bytes() -> None:
+    images = [one["image"] for one in yaml.safe_load(COMPOSE.read_text())["services"].values()]
+    ours = {"cli-session-proxy"}
+    assert ours < set(images)
+    assert all(re.fullmatch(r"docker\.io/library/[a-z]+:[\w.-]+@sha256:[0-9a-f]{64}", one) for one in {*images} - ours)
 
 
 def test_the_pictures_of_the_docs_are_there() -> None:

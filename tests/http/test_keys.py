@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -64,6 +65,7 @@ def test_keys_come_from_the_settings_file_the_environment_and_a_keys_file(
 ) -> None:
     Path("cli_session_proxy.toml").write_text(f'keys_file = "more.toml"\n[keys]\nalice = "{ALICE}"\n')
     Path("more.toml").write_text('carol = "carols-secret-0123456789"\n')
+    Path("more.toml").chmod(0o600)
     monkeypatch.setenv("CLI_SESSION_PROXY_KEYS__BOB", BOB)
     found = Keys(load())
     for secret, owner in ((ALICE, "alice"), (BOB, "bob"), ("carols-secret-0123456789", "carol")):
@@ -84,9 +86,27 @@ def test_keys_come_from_the_settings_file_the_environment_and_a_keys_file(
 )
 def test_keys_that_cannot_be_used_are_a_config_error_without_the_secret(given: dict[str, Any]) -> None:
     Path("broken.toml").write_text(f"{ALICE}\n")
+    Path("broken.toml").chmod(0o600)
     with pytest.raises(ConfigError) as raised:
         keys(**given)
     assert ALICE not in raised.value.message
+
+
+@pytest.mark.parametrize("mode", [0o644, 0o640, 0o620, 0o602, 0o604, 0o666])
+def test_a_file_of_secrets_that_others_can_read_or_write_is_refused(mode: int, tmp_path: Path) -> None:
+    file = tmp_path / "secrets.toml"
+    file.write_text(f'alice = "{ALICE}"\n')
+    for given, ask in (("keys_file", Keys), ("cluster_key_file", Settings.cluster_secret)):
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=f"{given} .* can be read or written by others: .* chmod 600"):
+            ask(Settings(**{given: file}))  # type: ignore[arg-type]
+    file.chmod(0o600)
+    assert Keys(Settings(keys_file=file)).owners == {"alice"}
+    link = tmp_path / "link"
+    link.symlink_to(file)
+    assert Keys(Settings(keys_file=link)).owners == {"alice"}
+    with pytest.raises(ConfigError, match="can be read or written by others"):
+        Keys(Settings(keys_file=Path(os.devnull)))
 
 
 def test_settings_never_show_a_secret() -> None:

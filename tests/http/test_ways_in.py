@@ -24,7 +24,7 @@ from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
 from cli_session_proxy.http.served import Served, served_at
 from cli_session_proxy.http.server import notices
-from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.settings import GitMemory, Profile, Settings
 
 from ..conftest import FAKE_KEY
 from ..no_cli import NoCli
@@ -222,6 +222,21 @@ def test_loopback_without_a_key_is_said_to_be_open_to_everybody_here(tmp_path: P
 @pytest.mark.parametrize(("hours", "after"), [(720, "30 days"), (12, "12 hours")])
 def test_what_is_forgotten_by_itself_is_said(tmp_path: Path, hours: float, after: str) -> None:
     assert f"are forgotten after {after}" in told(Settings(var=tmp_path / "var", forget_unnamed=hours))
+
+
+def test_a_git_memory_that_agents_of_a_profile_can_write_is_said(tmp_path: Path) -> None:
+    repo = tmp_path / "work" / "repo"
+    repo.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "work")
+    remembers = Profile(git_memory=GitMemory(repo=repo))
+
+    def said(*folders: Path) -> bool:
+        profiles = {"fixer": remembers, "coder": Profile(tools=("Bash",), confined=True, add_dirs=folders)}
+        return "profile coder: its agents write" in told(Settings(var=tmp_path / "var", profiles=profiles))
+
+    assert said(repo)
+    assert said(tmp_path / "other", tmp_path / "link")
+    assert not said(tmp_path / "other", repo / "inner")
 
 
 def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(

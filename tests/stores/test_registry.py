@@ -252,6 +252,7 @@ def test_settings_that_do_not_fit_are_refused(
 def test_a_key_of_the_cluster_comes_from_a_file_too(tmp_path: Path) -> None:
     file = tmp_path / "cluster.key"
     file.write_text(f"{SECRET}\n")
+    file.chmod(0o600)
     assert load(cluster_key_file=file).cluster_secret() == SECRET
     for text in ("short", "with spaces in between it", ""):
         file.write_text(text)
