@@ -30,6 +30,8 @@ READABLE_PART = 24  # of a name that needs a hash
 HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
+# Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
+LOGINS = "~logins"
 AHEAD = "ahead"  # beside the agents' directories; no agent's name begins with "~"
 
 # No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
@@ -133,7 +135,9 @@ class Sandboxes:
     def remove(self, agent_dir: str) -> None:
         """Delete all directories of the agent; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
-        for path in (self.path(agent_dir), self.tmpdir(agent_dir), self.private(agent_dir)):
+        private = self.private(agent_dir)
+        login = private.with_name(LOGINS) / private.name
+        for path in (self.path(agent_dir), self.tmpdir(agent_dir), private, login):
             if path.is_symlink():
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"

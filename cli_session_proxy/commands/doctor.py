@@ -96,10 +96,8 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
     yield await _looked("place", lambda: _place(settings))
-    if any(profile.confined for profile in settings.profiles.values()):
-        says, _, fix = (await confine.missing() or "").partition(": ")
-        level: Level = "error" if says else "ok"
-        yield Finding("boundary", level, says or "bubblewrap can confine a CLI", fix)
+    async for one in _boundary(settings, cli):
+        yield one
     yield await _looked("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     if settings.store is None:
@@ -117,6 +115,25 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _clock(last_at)
     yield await _strays(settings.var)
     yield await _port(settings)
+
+
+async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator[Finding]:
+    """The CLI of each confined profile, started behind the boundary as its agents' are."""
+    for name, profile in sorted(settings.profiles.items()):
+        if not profile.confined:
+            continue
+        with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as folder:
+            cwd, tmpdir, project, private = (Path(folder, part) for part in ("agent", "tmp", "project", "private"))
+            cwd.mkdir()
+            tmpdir.mkdir()
+            place = confine.Place(cwd, tmpdir, environment.config_dir(settings), project, private)
+            env = environment.build(settings, tmpdir=tmpdir, config_dir=place.config_dir)
+            why = await confine.missing()
+            if why is None and cli is not None:
+                why = await confine.refused(settings, profile, cli.path, place, env)
+        says, _, fix = (why or "").partition(": ")
+        works = "bubblewrap works" if cli is None else f"profile {name}: the CLI runs confined"
+        yield Finding("boundary", "error" if says else "ok", says or works, fix)
 
 
 # --- the CLI

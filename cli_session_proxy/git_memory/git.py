@@ -20,7 +20,7 @@ import contextlib
 import os
 import re
 import tempfile
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
@@ -30,7 +30,6 @@ LIMIT = 30.0
 # Bytes of an answer that is kept as a whole: ids and names.
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
-LONGEST_PATH = 4096
 
 # Of the environment: where git finds its programs and the user's own configuration, keys and identity.
 _ALLOWED = (
@@ -105,7 +104,8 @@ class Repository:
         if top is None or git_dir == top / ".git":
             is_own = common == git_dir and not git_dir.is_symlink()
         elif common == git_dir.parent.parent != git_dir:  # of several work trees: it names the one that it is of
-            is_own = _read(git_dir / "gitdir") == str(top / ".git")
+            named = git_dir / "gitdir"
+            is_own = named.is_file() and named.read_text("utf-8", "replace").strip() == str(top / ".git")
         else:
             is_own = common == git_dir and bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
         if not is_own or any((common / name).is_symlink() for name in _OWN):
@@ -124,7 +124,8 @@ class Repository:
         """Options by which a program that the repository's files name is the user's own choice again, or none."""
         theirs: dict[str, str] = {}
         named = set()
-        for scope, entry in _pairs((await self.run("config", "--list", "-z", "--show-scope")).split("\0")):
+        told = (await self.run("config", "--list", "-z", "--show-scope")).split("\0")
+        for scope, entry in zip(told[::2], told[1::2], strict=False):
             name, _, value = entry.partition("\n")
             if _PROGRAMS.fullmatch(name.lower()):
                 if scope in ("system", "global"):
@@ -202,17 +203,6 @@ class Repository:
         except Failed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
         return found
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text("utf-8", "replace")[:LONGEST_PATH].strip()
-    except OSError:
-        return ""
-
-
-def _pairs(words: Sequence[str]) -> Iterator[tuple[str, str]]:
-    return zip(words[::2], words[1::2], strict=False)
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

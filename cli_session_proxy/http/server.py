@@ -8,7 +8,6 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from pathlib import Path
 
 import uvicorn
 from starlette.applications import Starlette
@@ -17,7 +16,7 @@ from starlette.middleware.exceptions import ExceptionMiddleware
 from .. import logs
 from ..engine.engine import Engine
 from ..errors import ConfigError
-from ..settings import Profile, Settings
+from ..settings import Settings
 from ..stores.auto import store_for
 from ..stores.base import Store, Telling
 from ..stores.sql.store import logged
@@ -232,8 +231,10 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
             "one-shots (unnamed agents of one turn that nobody went on from, and no stored id names) are forgotten "
             f"after {after}: forget_unnamed"
         )
+    memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
     for name, profile in sorted(settings.profiles.items()):
-        for memory, added in _reachable_memories(settings, profile):
+        added_dirs = [folder.expanduser().resolve() for folder in profile.add_dirs]
+        for memory, added in ((one, at) for one in sorted(memories) for at in added_dirs if one.is_relative_to(at)):
             yield (
                 f"profile {name}: its agents write {added}, and with it the git memory {memory}: what they put there "
                 "is told to later attempts; name a folder beside it in add_dirs, or another repository"
@@ -243,10 +244,3 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
                 f"profile {name}: the CLI's tools run with all of your rights; an agent's sandbox is a directory, "
                 "not a boundary (confined = true makes one, with bubblewrap)"
             )
-
-
-def _reachable_memories(settings: Settings, profile: Profile) -> Iterator[tuple[Path, Path]]:
-    """Repositories of a git memory that agents of this profile can write, and the folder by which they can."""
-    memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
-    for added in (folder.expanduser().resolve() for folder in profile.add_dirs):
-        yield from ((memory, added) for memory in sorted(memories) if memory.is_relative_to(added))

@@ -24,7 +24,7 @@ from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import Finding, examine
 from cli_session_proxy.engine.ownership import Instances
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 
 from ..test_cli import fill
@@ -221,3 +221,20 @@ async def test_on_macos_its_own_commands_are_named(settings: Settings, monkeypat
         port = taken.getsockname()[1]
         one = await fault(changed(settings, port=port), "port")
     assert f"lsof -nP -iTCP:{port} -sTCP:LISTEN" in one.mend
+
+
+async def test_the_cli_of_a_confined_profile_is_tried_behind_the_boundary(settings: Settings, tmp_path: Path) -> None:
+    if shutil.which("bwrap") is None:
+        pytest.skip("bubblewrap is not here")
+    confined = Profile(tools=("Bash",), confined=True)
+    fine = (await found(changed(settings, profiles={"coder": confined})))["boundary"]
+    assert (fine.level, fine.says) == ("ok", "profile coder: the CLI runs confined")
+    wide = confined.model_copy(update={"add_dirs": (tmp_path.parent,)})
+    told = await fault(changed(settings, profiles={"coder": wide}), "boundary")
+    assert "could so reach" in told.says
+    # a CLI that needs what is not shown inside
+    script = tmp_path / "claude"
+    script.write_text(f'#!/bin/sh\nexec {settings.claude_bin} "$@"\n')
+    script.chmod(0o755)
+    told = await fault(changed(settings, profiles={"coder": confined}, claude_bin=script), "boundary")
+    assert "does not run behind the boundary" in told.says

@@ -6,17 +6,22 @@ The same commands without the boundary show that each check can fail.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import pwd
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.backends.claude.process.memory import weigh
 from cli_session_proxy.commands.login import report
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, SandboxError
@@ -201,6 +206,81 @@ async def test_another_profiles_agents_replace_nothing_that_a_confined_one_is_sh
         assert "replaced" in said
         with pytest.raises(SandboxError, match="agents of profile confined write"):
             await shells.run(engine, "inner", f"cat {inner}/private")
+
+
+LOGIN: dict[str, Any] = {
+    "claudeAiOauth": {
+        "accessToken": "sk-ant-oat01-before-a", "refreshToken": "sk-ant-ort01-before-r",
+        "expiresAt": int(time.time() * 1000), "scopes": ["user:inference"], "subscriptionType": "max",
+    }
+}  # fmt: skip
+
+
+def renewed(**more: object) -> str:
+    told = {
+        "accessToken": "sk-ant-oat01-after-a",
+        "refreshToken": "sk-ant-ort01-after-r",
+        "expiresAt": LOGIN["claudeAiOauth"]["expiresAt"] + 28_800_000,
+    }
+    return json.dumps({"claudeAiOauth": LOGIN["claudeAiOauth"] | told | more})
+
+
+async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_does(shells: Shells) -> None:
+    """Written by a shell, as a CLI does it: in place, and by a file that is put there."""
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    login = config / ".credentials.json"
+    config.mkdir(exist_ok=True)
+    login.write_text(json.dumps(LOGIN))
+    login.chmod(0o600)
+    others = (
+        "{}", "[" * 5000, renewed(subscriptionType="pro"), renewed(accessToken="sk-ant-api03-x-y"),
+        renewed(expiresAt=1), renewed(expiresAt=10**18), renewed(more=1), json.dumps({**json.loads(renewed()), "x": 1}),
+    )  # fmt: skip
+    profiles = {"confined": CONFINED, "second": CONFINED}
+    settings = shells.settings.model_copy(update={"profiles": profiles})
+    async with running(settings) as engine:
+        for text in others:
+            said = await shells.run(engine, "confined", f"grep -c before {login}; echo '{text}' > {login}; echo wrote")
+            assert said.splitlines()[-2:] == ["1", "wrote"] or "1\nwrote" in said
+            assert json.loads(login.read_text()) == LOGIN
+        await shells.run(engine, "confined", f"ln -sf {settings.var}/key {login}; echo linked")
+        await shells.run(engine, "confined", f"echo '{renewed()}' > {login}.new && mv {login}.new {login}")
+        said = await shells.run(engine, "second", f"grep -c after {login}")
+        assert "1" in said
+        assert login.read_text().strip() == renewed()
+        assert login.stat().st_mode & 0o777 == 0o600
+        await shells.run(engine, "confined", f"rm {login}; mkdir {login}")
+        assert login.is_file()
+
+
+async def test_what_is_kept_in_memory_inside_is_bounded_and_weighed(shells: Shells) -> None:
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        (process,) = command_pids("--die-with-parent")
+        before = weigh([process])[process]
+        fill = (
+            "head -c 120000000 /dev/zero > /tmp/large; dd if=/dev/zero of=/dev/shm/large bs=1M count=300 2>&1; df /tmp"
+        )
+        said = await shells.run(engine, "confined", fill)
+        assert "No space left" in said
+        assert weigh([process])[process] - before > (120 + 256) * 900_000
+        said = await shells.run(engine, "confined", "unshare -Ur true; touch /x /var/x; cd /usr; touch x; echo tried")
+        assert "unshare failed" in said
+        assert said.count("Read-only") + said.count("No such file") >= 3
+
+
+def command_pids(word: str) -> list[int]:
+    """Of our own children."""
+    return [one.pid for one in psutil.Process().children() if word in one.cmdline()]
+
+
+async def test_a_fork_bomb_inside_ends_with_its_cli(shells: Shells) -> None:
+    """Bounded here by the shell's own limit; a service bounds it by TasksMax."""
+    async with running(shells.settings) as engine:
+        bomb = "for i in $(seq 200); do (setsid sh -c 'sleep 86398.5' &) ; done; sleep 1; pgrep -c sleep"
+        assert "200" in await shells.run(engine, "confined", bomb)
+    assert "86398.5" not in await asyncio.to_thread(command_lines)
 
 
 async def test_a_cli_that_a_link_under_home_names_runs_confined(shells: Shells) -> None:

@@ -3,7 +3,8 @@
 Inside there is the system's own software, read-only, and of everything else:
 
     the agent's sandbox, its TMPDIR, `add_dirs`           to read and write
-    its transcripts (projects/<folder>), the CLI's login   to read and write, for the CLI itself
+    its transcripts (projects/<folder>)                    to read and write, for the CLI itself
+    a copy of the CLI's login (see `login`)                the same
     the targets of links, `mcp_config`, the CLI, node      to read
     of /etc what programs need (`ETC`), with a user list that holds this user alone
 
@@ -29,7 +30,6 @@ import pwd
 import shutil
 import signal
 import sys
-import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,15 +37,16 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....sandbox import make_private
 from ....settings import Profile, Settings
+from .login import write_private
 
 PROGRAM = "bwrap"
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
 INSTALL = "install bubblewrap (apt install bubblewrap), or set confined = false for this profile"
 
-# Namespaces of its own for all but the network, no capabilities, and an end together with the proxy.
+# Namespaces of its own for all but the network, none within them, no capabilities, and an end together with the proxy.
 BOUNDARY = (
-    "--die-with-parent", "--unshare-user", "--unshare-pid", "--unshare-ipc", "--unshare-uts", "--unshare-cgroup-try",
-    "--cap-drop", "ALL",
+    "--die-with-parent", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
+    "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
 MOVE = "move it out of what confined agents are shown, or set confined = false"
 TRIAL = 10.0  # seconds for a program that does nothing
@@ -75,7 +76,6 @@ NAMED_FILES = (
 )  # fmt: skip
 # Where a cloud's tools keep a login, if the CLI was told to use that cloud (else its variables are not passed on).
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
-LOGIN = ".credentials.json"
 # Of the user's own directory of the CLI, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
@@ -101,20 +101,20 @@ async def missing() -> str | None:
     code, _, said = await _run([PROGRAM, *BOUNDARY, *trial])
     if code is None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
-    if "--size" in said:
-        return "a confined profile needs bubblewrap 0.7 or newer, which bounds what is kept in memory: update it"
+    if "Unknown option" in said:
+        return "a confined profile needs bubblewrap 0.8 or newer, which bounds what is inside: update it"
     if code != 0:
         return f"bubblewrap cannot make a boundary here ({said.strip()[-200:]}): {ALLOW}"
     _works = True
     return None
 
 
-async def _run(argv: Sequence[str]) -> tuple[int | None, str, str]:
+async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
     """Exit code, stdout and stderr of a short program; a code of None: it did not end in time."""
     try:
         child = await asyncio.create_subprocess_exec(
             *argv, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE, env=env,
         )  # fmt: skip
     except OSError as exc:
         return -1, "", exc.strerror or str(exc)
@@ -162,6 +162,21 @@ async def wrapper(
             f"a confined agent could read {visible[0]} ({secrets[visible[0]]}), so its CLI is not started: {MOVE}"
         )
     return words
+
+
+async def refused(
+    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+) -> str | None:
+    """Why the CLI of this confined profile does not start; None where it says its version from inside."""
+    try:
+        words = await wrapper(settings, profile, program, place, env)
+    except SandboxError as exc:
+        return exc.message
+    code, said, error = await _run([*words, str(program), "--version"], env)
+    if code == 0 and said.strip():
+        return None
+    why = (error or said).strip()[-200:] or f"exit code {code}"
+    return f"the Claude CLI does not run behind the boundary ({why}): show what it needs by a link of [sandbox.links]"
 
 
 def _wrapper(
@@ -242,8 +257,9 @@ class _Boundary:
                 self._mounts.append(_Mount("--ro-bind", path, path))
         for name, line in _users(self._home).items():
             made = self._settings.var / "confined" / f"~{name}"
+            make_private(made.parent)
             if not made.is_file() or made.read_text() != line:
-                _write(made, line)
+                write_private(made, line.encode())
             self._mounts.append(_Mount("--ro-bind", etc / name, made))
 
     def _own(self) -> None:
@@ -262,8 +278,6 @@ class _Boundary:
                     self._check_added(folder)
                 self._written.append(folder)
                 self._mounts.append(_Mount("--bind", folder, folder))
-        if (login := place.config_dir / LOGIN).is_file():
-            self._mounts.append(_Mount("--bind", login, login))
 
     def _check_added(self, folder: Path) -> None:
         """Nothing that must stay hidden is reached by moving folders of a folder that the agent writes.
@@ -303,8 +317,10 @@ class _Boundary:
         ways = {path: way for path, way in ways.items() if not any(map(self._is_written, way[:-1]))}
         for at in (at for way in ways.values() for at in way):
             self._check_name(at)
-        for path in (Path(os.path.abspath(one.expanduser())) for one in named):
-            self._check_named(ways.get(path, ()))
+        for at in (at for one in named for at in ways.get(Path(os.path.abspath(one.expanduser())), ())):
+            for other, what in self._others.items():
+                if any(map(at.is_relative_to, (other, other.resolve()))):
+                    raise SandboxError(f"a confined agent would be shown {at}, which lies in {other} ({what}): {MOVE}")
         for at in dict.fromkeys(way[-1] for way in ways.values()):
             if at.exists() and not _in_system(at) and not self._is_written(at):
                 self._mounts.append(_Mount("--ro-bind", at, at))
@@ -312,12 +328,6 @@ class _Boundary:
         for link in dict.fromkeys(link for way in ways.values() for link in way[1:-1]):
             if link not in made and not self._is_there(link):
                 self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
-
-    def _check_named(self, way: Iterable[Path]) -> None:
-        for at in way:
-            for other, what in self._others.items():
-                if any(map(at.is_relative_to, (other, other.resolve()))):
-                    raise SandboxError(f"a confined agent would be shown {at}, which lies in {other} ({what}): {MOVE}")
 
     def _secrets(self) -> None:
         """Cover what the settings name as secret, and note where it must not be readable."""
@@ -371,13 +381,6 @@ def _users(home: Path) -> dict[str, str]:
         "passwd": f"{name}:x:{uid}:{gid}::{at}:/bin/sh\nnobody:x:65534:65534::/nonexistent:/usr/sbin/nologin\n",
         "group": f"{name}:x:{gid}:\nnogroup:x:65534:\n",
     }
-
-
-def _write(path: Path, text: str) -> None:
-    """At once: another CLI may be starting."""
-    with tempfile.NamedTemporaryFile("w", dir=path.parent, prefix="~", delete=False) as file:
-        file.write(text)
-    os.replace(file.name, path)
 
 
 def _links(path: Path) -> Iterator[Path]:

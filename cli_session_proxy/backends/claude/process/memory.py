@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import sys
 from collections import defaultdict
 from collections.abc import Collection, Iterable
@@ -74,17 +75,36 @@ def weigh(pids: Collection[int]) -> dict[int, int]:
     for process in psutil.process_iter(["ppid"]):
         living[process.pid] = process
         children[process.info["ppid"]].append(process)
+    ours = os.readlink("/proc/self/ns/mnt") if sys.platform == "linux" else ""
     found = {}
     for pid in pids:
         family, sizes = [living[pid]] if pid in living else [], []
+        spaces = {ours}  # mount namespaces whose files in memory are counted
         while family:
             one = family.pop()
             family += children.pop(one.pid, ())  # once: a pid that was given anew meanwhile could close a circle
             with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
                 sizes.append(size(one))
+                with contextlib.suppress(OSError):
+                    if sys.platform == "linux" and (space := os.readlink(f"/proc/{one.pid}/ns/mnt")) not in spaces:
+                        spaces.add(space)
+                        sizes.append(_in_memory(one.pid))
         if sizes:
             found[pid] = sum(sizes)
     return found
+
+
+def _in_memory(pid: int) -> int:
+    """Bytes of the files that a process behind a boundary has in memory (tmpfs): part of no process's size."""
+    used = {}
+    with open(f"/proc/{pid}/mountinfo", encoding="utf-8", errors="surrogateescape") as file:
+        for line in file:
+            fields, _, kind = line.partition(" - ")
+            at = f"/proc/{pid}/root{fields.split()[4]}"
+            with contextlib.suppress(OSError):  # hidden below another mount
+                if kind.startswith("tmpfs ") and (told := os.statvfs(at)).f_blocks:
+                    used[os.stat(at).st_dev] = (told.f_blocks - told.f_bfree) * told.f_frsize
+    return sum(used.values())
 
 
 def size(process: psutil.Process) -> int:

@@ -28,8 +28,8 @@ from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
 from ....domain.parameters import Name
-from ....errors import InvalidRequest, SessionBusy
-from ....sandbox import Sandboxes
+from ....errors import InvalidRequest, SandboxError, SessionBusy
+from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
 from ....stores.base import Facts, Store
 from ...base import Job, Kept
@@ -38,6 +38,7 @@ from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
 from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
+from ..process.login import Logins
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
@@ -69,6 +70,7 @@ class Sessions:
         self._projects = projects
         self._config_dir = projects.config_dir
         self._env = environment.common(settings, self._config_dir)
+        self._logins, self._login_lock = Logins(self._config_dir, settings.var), asyncio.Lock()
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
         self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
@@ -119,6 +121,7 @@ class Sessions:
         if job.profile.confined:
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
             place = confine.Place(cwd, tmpdir, self._config_dir, project, private)
+            await self._exchange_login(private)
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
         now = TurnContext(job, cwd, env, capability, plain, wrapper)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
@@ -156,6 +159,15 @@ class Sessions:
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
             retry_after=RETRY_AFTER,
         )
+
+    async def _exchange_login(self, private: Path) -> None:
+        """Renewed logins of confined agents come back, and this agent has the user's own as it is now."""
+        try:
+            async with self._login_lock:
+                await asyncio.to_thread(make_private, private)
+                await asyncio.to_thread(self._logins.exchange, private)
+        except OSError as exc:
+            raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
 
     async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
