@@ -32,8 +32,8 @@ AHEAD = 16
 SLICE = 4 * 1024
 # Bytes that may wait for all clients together. Beyond it the connection that is stalled for longest is aborted.
 UNREAD = 64 * 1024 * 1024
-# The same for strangers, who have shown no key yet, and for how many seconds they may take nothing. One request of a
-# stranger is read ahead: the page's files are all that they get.
+# The same for strangers, who have shown no key yet, and for how many seconds they may take nothing. The page's
+# files are all that they get; a stranger that sends a second request before the first answer gets that one only.
 UNREAD_OF_STRANGERS = 4 * 1024 * 1024
 STALLED_STRANGER = 10.0
 
@@ -344,6 +344,9 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._corked.flush()  # nothing comes after it that could go along
         self._idle_since = self.loop.time()
+        if not self._told["admitted"] and (self.pipeline or self._waiting):
+            self.pipeline.clear()  # strangers send one request at a time
+            self.transport.close()
         super().on_response_complete()
         if self.flow.held:
             self._answers_taken()

@@ -563,7 +563,7 @@ def test_a_long_head_and_a_body_of_many_pieces_are_taken(run: Run) -> None:
 GET = b"GET /ui/main.js HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.mark.parametrize("body", [BIG, BIG * 16], ids=["small", "large"])
+@pytest.mark.parametrize("body", [BIG * 32, BIG * 128], ids=["half a megabyte", "two"])
 def test_strangers_that_read_nothing_hold_few_megabytes_and_give_way_soon(
     run: Run, body: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -647,5 +647,17 @@ def test_a_stranger_that_sends_without_an_end_what_nobody_reads_is_let_go(run: R
                         sent += 1
             client.close()
         assert sent * 512 * len(GET) < 64 * 1024 * 1024
+
+    run(case())
+
+
+def test_a_stranger_that_asks_ahead_of_its_answer_gets_that_one_only(run: Run) -> None:
+    async def case() -> None:
+        for key, answers in ((False, 1), (True, 50)):
+            async with listening(hello, key=key) as port:
+                reader, writer = await asyncio.open_connection("127.0.0.1", port)
+                writer.write(GET * 49 + GET.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+                assert (await reader.read()).count(b"hello") == answers
+                writer.close()
 
     run(case())
