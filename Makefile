@@ -29,7 +29,7 @@ MINUTES ?=
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --wide $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick million peers trace check continuity full chaos agents conformance dist image lock tools chromium \
+.PHONY: serve login demo test bench bench-quick million peers trace check continuity drift versions full chaos agents conformance dist image lock tools chromium \
 	bubblewrap postgresql redis haproxy continuity-hosts cluster mac-check clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
@@ -55,8 +55,14 @@ continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare 
 continuity-hosts: $(VENV)/.test tools  ## the same breakages on PostgreSQL, every turn at another of three hosts; writes nothing
 	$(BIN)/python -m pytest tests/continuity/test_matrix.py -n 2 -m 'full or not full' --hosts 3
 
-full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity`
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity
+full: $(VENV)/.test tools  ## the cases of large matrices that `make test` leaves out, but for those of `make continuity` and `make drift`
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m full --ignore tests/continuity --ignore tests/drift
+
+drift: $(VENV)/.test tools  ## a CLI of tomorrow: one thing of the real one changed at a time; half an hour, writes docs/drift.md
+	$(BIN)/python -m pytest tests/drift -n 2 --dist worksteal -m 'full or not full' --drift docs/drift.md
+
+versions: $(VENV)/.test  ## one agent's life on every 20th CLI since 1.0.60 and on the last ten, by npm; an hour, writes docs/versions.md
+	$(BIN)/python -m tests.versions --docs docs/versions.md
 
 chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
 	@chaos="$(CHAOS) --minutes $(or $(MINUTES),15)"; $$chaos --proxies 1; one=$$?; $$chaos --proxies 1 --tools; two=$$?; \

@@ -16,7 +16,19 @@ from ...domain.client_tools import ToolPolicy, as_cli, calls_of
 from ...domain.evidence import Evidence
 from ...domain.limits import is_model
 from ...domain.lineage import Past
-from ...domain.models import JSON, Agent, BlockDelta, BlockStart, BlockStop, Continuity, Link, Record, Session, Turn
+from ...domain.models import (
+    JSON,
+    Agent,
+    BlockDelta,
+    BlockStart,
+    BlockStop,
+    Continuity,
+    Link,
+    Record,
+    Session,
+    Turn,
+    Usage,
+)
 from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
@@ -77,11 +89,12 @@ class ClaudeBackend:
             raise self._lost(job.agent, died) from died
         return _Execution(self, job, ready)
 
-    def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost:
+    def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost | ProxyError:
         self._restarts.died(agent.key, died)
         if died.no_conversation:
             self.sessions.not_found(agent)
-        return Lost(died.why, failures.error_for_death(died))
+        error = failures.error_for_death(died)
+        return Lost(died.why, error) if died.again else error
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         foreign = await self.sessions.foreign(agent, parent)
@@ -240,7 +253,9 @@ class _Execution:
                             return
                         case events.Result():
                             if event.is_error and not self._interrupted:
-                                failed = failures.error_for(event, retries=retries, model=job.model)
+                                failed = failures.error_for(
+                                    event, retries=retries, model=job.model, cli=process.launch.capability.name
+                                )
                                 if isinstance(failed, ContextTooLong) and self._ready.process.forbidden_to_compact:
                                     # The CLI was told not to compact in this turn: in another attempt it may.
                                     self._owner._full.add(job.turn.id)
@@ -248,7 +263,9 @@ class _Execution:
                                 remedy = await self._remedy(failed)
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
                             if event.silent and not self._interrupted:
-                                raise failures.no_words(event, self._ready.process.launch.capability)
+                                cli = self._ready.process.launch.capability
+                                capability.failed(cli, "frames", f"{event.usage.output_tokens} tokens, and no words")
+                                raise failures.no_words(event, cli)
                             if event.session_id:
                                 self._answered = self.session_id = event.session_id
                             self._total = cost = event.cost_total_usd
@@ -265,8 +282,14 @@ class _Execution:
                         case _:
                             yield base.Activity(type(event).__name__)
         except events.ProcessDied as died:
-            raise self._owner._lost(job.agent, died) from died
-        ended = events.ProcessDied("the CLI ended the turn without a result", returncode=None, stderr="")
+            died.cli = process.launch.capability.name
+            if not self._interrupted or died.no_conversation or isinstance(died, events.WrongTranscript):
+                raise self._owner._lost(job.agent, died) from died
+            # What was asked for had come: only the turn did not end when it was told to.
+            reason = None if self._truncated is None else "max_tokens"
+            yield base.Completed(reason, died.used or Usage())
+            return
+        ended = self._ready.process.died_of("it ended the turn without a result")
         raise self._owner._lost(job.agent, ended)
 
     async def _remedy(self, error: ProxyError) -> Remedy | None:
@@ -293,6 +316,7 @@ class _Execution:
         try:
             kept = await self._owner.sessions.capture(self._ready, job.turn, said)
         except events.ProcessDied as died:
+            died.cli = self._ready.process.launch.capability.name
             raise self._owner._lost(job.agent, died) from died
         self._owner._restarts.lived(job.agent.key)
         return kept

@@ -45,11 +45,36 @@ UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wan
 HEALS_THINKING: Version = (2, 1, 156)
 # 1.0.120 makes the prompt part of the summary, and then asks the model nothing but to go on from that (run).
 PROMPT_AFTER_SUMMARY: Version = (2, 0, 0)
+# Below it a prompt is one text: "Expected message content to have exactly one item, got 2" (1.0.60; not in 1.0.63).
+BLOCKS: Version = (1, 0, 63)
+# 1.0.45 has no --session-id, 1.0.60 has it: without, no session has an id that we know before its first turn.
+OLDEST: Version = (1, 0, 60)
 # Options that --help does not list everywhere.
 SYSTEM_PROMPT_FILE: Version = (1, 0, 60)
 HIDDEN_FLAGS: Mapping[str, Version] = {"--system-prompt": (1, 0, 35), "--system-prompt-file": SYSTEM_PROMPT_FILE}
 
-_VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)\S*")
+# Its own words are "2.1.330 (Claude Code)"; a notice may stand before them.
+_VERSIONS = (
+    re.compile(r"(\d+)\.(\d+)\.(\d+)\S*(?= \(Claude Code\))"),
+    re.compile(r"(\d+)\.(\d+)\.(\d+)\S*"),
+    re.compile(r"\b(\d+)\.(\d+)()\b"),
+)
+_ITSELF = re.compile(r"\bclaude\b", re.IGNORECASE)
+# All CLIs up to 2.1.330 tell their version in numbers: one that does not is newer.
+UNREAD, NEWER_THAN_ALL = "unknown", (999, 0, 0)
+# The options of 2.1.330 that a process is started with: for one whose --help is not read.
+OPTIONS = frozenset(
+    {
+        "--add-dir", "--allowedTools", "--append-system-prompt", "--await-claim", "--disallowedTools", "--effort",
+        "--include-partial-messages", "--input-format", "--mcp-config", "--model", "--output-format",
+        "--permission-mode", "--print", "--resume", "--session-id", "--setting-sources", "--settings",
+        "--strict-mcp-config", "--system-prompt", "--system-prompt-file", "--system-prompt-snapshot", "--tools",
+        "--verbose",
+    }
+)  # fmt: skip
+UNKNOWN_OPTION = re.compile(r"error: unknown option '(--?[\w-]+)")
+# Without these a turn is answered all the same.
+DISPENSABLE = frozenset({"--effort", "--include-partial-messages", "--system-prompt-snapshot"})
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
 _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL)
 
@@ -69,6 +94,11 @@ class Capability:
     permission_modes: frozenset[str]
     observed: Observed = field(default_factory=dict, compare=False, repr=False)
 
+    @property
+    def name(self) -> str:
+        """For messages."""
+        return f"Claude CLI {self.version} at {self.path}"
+
     def does(self, name: Name) -> bool:
         """It was seen to do this; where that was not tried, it is expected to."""
         seen = self.observed.get(name)
@@ -78,7 +108,7 @@ class Capability:
 
     def cannot(self, name: Name, what: str) -> str:
         """The message for where this is needed: which CLI cannot do `what`, what was seen, and which version can."""
-        said = f"Claude CLI {self.version} at {self.path} cannot {what}"
+        said = f"{self.name} cannot {what}"
         seen = self.observed.get(name)
         if seen is None or seen.outcome != "failed" or not expected(name, self.version_tuple):
             return f"{said}{newer(EXPECTED[name])}"
@@ -119,6 +149,11 @@ class Capability:
         return self.does("words")
 
     @cached_property
+    def takes_blocks(self) -> bool:
+        """A prompt may have several blocks: an image beside its words, words in two pieces."""
+        return self.version_tuple >= BLOCKS
+
+    @cached_property
     def takes_tools(self) -> bool:
         """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
         return self.does("mcp_set_servers")
@@ -136,7 +171,7 @@ class Capability:
     @cached_property
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
-        return self.does("claim_session")
+        return self.does("claim_session") and self.does("initialize")
 
     @cached_property
     def takes_parameters(self) -> bool:
@@ -174,6 +209,7 @@ def numbers(version: str) -> Version:
 Identity = tuple[str, int, int, int, int]
 _probed: dict[Identity, Capability] = {}
 _asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
+_refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI refused, by path and version
 _heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
 _observed: dict[tuple[Identity, str], Observed] = {}  # what was seen of this file as this version
 _stand_ins: dict[Identity, Identity] = {}  # which file is run in place of the one that lies there
@@ -309,6 +345,24 @@ def forget(capability: Capability) -> None:
         del _probed[key]
 
 
+def without(capability: Capability, option: str) -> None:
+    """It does not know this option, whatever its --help says: the next process is started without, if that will do."""
+    if option not in DISPENSABLE:
+        return
+    key = capability.path, capability.version
+    _refused[key] = _refused.get(key, frozenset()) | {option}
+    forget(capability)
+    log.warning("claude_option_refused", cli=capability.name, option=option)
+
+
+def read_version(text: str) -> tuple[str, Version] | None:
+    """The version as it is written, and in numbers. Two numbers will do."""
+    for form in _VERSIONS:
+        if (found := form.search(text)) is not None:
+            return found[0], (int(found[1]), int(found[2]), int(found[3] or 0))
+    return None
+
+
 async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
     asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
     answers = await asyncio.gather(*asked, return_exceptions=True)  # both are over then
@@ -317,18 +371,28 @@ async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
             raise answer
     version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
-    if _VERSION.search(version_text) is None or "--print" not in flags:
+    said = read_version(_heard.get(binary, "")) or read_version(version_text)
+    if (said is None or "--print" not in flags) and _ITSELF.search(version_text) is None:
         raise ClaudeUnavailable(
             f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}", retry=False
         )
-    match = _VERSION.search(_heard.get(binary, version_text)) or _VERSION.search(version_text)
-    assert match is not None
-    version = (int(match[1]), int(match[2]), int(match[3]))
+    if "--print" not in flags:
+        log.warning("claude_help_not_read", path=str(binary), said=help_text[:200])
+        flags |= OPTIONS
+    if said is None:
+        log.warning("claude_version_not_read", path=str(binary), said=version_text[:200])
+        said = UNREAD, NEWER_THAN_ALL
+    name, version = said
+    if "--session-id" not in flags:
+        raise ClaudeUnavailable(
+            f"Claude CLI {name} at {binary} is too old, as it has no option --session-id{newer(OLDEST)}", retry=False
+        )
     flags |= {flag for flag, since in HIDDEN_FLAGS.items() if version >= since}
     modes = _MODES.search(help_text)
     names = frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ())
-    observed = _observed.get((key, match[0]), {})
-    found = Capability(binary, match[0], version, frozenset(flags), names, observed)
+    observed = _observed.get((key, name), {})
+    flags -= _refused.get((binary, name), frozenset())
+    found = Capability(binary, name, version, frozenset(flags), names, observed)
     forget(found)
     _probed[key] = found
     for listener in _listeners:

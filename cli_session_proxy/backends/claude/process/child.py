@@ -38,8 +38,9 @@ log = logs.get(__name__)
 
 # --- What it is started as, and its command line
 
-# A CLI deletes other sessions' files after this many days at its own start (default 30): never ours.
-KEEP_DAYS = 36500
+# A CLI deletes other sessions' files after `cleanupPeriodDays` at its own start (default 30): never ours. It compacts
+# only in a turn, where the chain is told: not while it is idle (2.1.286).
+ALWAYS = {"cleanupPeriodDays": 36500, "idleCompaction": False}
 
 # CLIs without --tools: every tool a 1.x or 2.0 CLI has had is named, so that its requests carry none
 # (run on 1.0.120: `tools` of the request is empty; "*" would not do, nor would --permission-mode plan).
@@ -141,7 +142,7 @@ class Launch:
         if self._has("--setting-sources"):
             argv.append(f"--setting-sources={','.join(self.profile.setting_sources)}")
         if self._has("--settings"):
-            argv.append("--settings=" + json.dumps({"cleanupPeriodDays": KEEP_DAYS, **self.settings}))
+            argv.append("--settings=" + json.dumps({**ALWAYS, **self.settings}))
         if self.profile.permission_mode in self.capability.permission_modes:
             argv.append(f"--permission-mode={self.profile.permission_mode}")
         argv += [f"--add-dir={folder}" for folder in self.profile.add_dirs]
@@ -185,6 +186,7 @@ def check_tools(launch: Launch, init: JSON) -> None:
 
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
+AT_WORK = 0.2  # of a processor; an idle CLI uses 0.006
 LOOK_AGAIN = 0.1  # seconds until it is looked again, where nobody could: no descriptor, or no thread, was free
 
 
@@ -309,6 +311,17 @@ class Child:
             log.warning("started_unseen", pid=self.pid, error=str(exc))
         finally:
             guardian_program.kill(self.pid, self._started)
+
+    async def is_at_work(self, seconds: float) -> bool:
+        """Whether it uses a good part of a processor over these seconds."""
+        try:
+            process = psutil.Process(self.pid)
+            before = process.cpu_times()
+            await self._exited(seconds)
+            after = process.cpu_times()
+        except psutil.Error:  # it has ended
+            return False
+        return after.user + after.system - before.user - before.system > seconds * AT_WORK
 
     async def end(self, *, gently: bool, grace: float) -> None:
         """KILL, and wait. Where `gently`: end of input, wait, TERM, wait, before that. Each wait is bounded by `grace`.

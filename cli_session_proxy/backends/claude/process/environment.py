@@ -115,6 +115,10 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
         "DISABLE_AUTOUPDATER": "1",
         # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).
         "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
+        # By default since 2.1.295; what a fork of the conversation does comes back in no turn of ours.
+        "CLAUDE_CODE_FORK_SUBAGENT": "0",
+        # A CLI that cannot start says why in a result, where it would only end (2.1.274).
+        "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
         "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
         # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329). Half of
         # our own limit, so that its retry comes first.

@@ -115,15 +115,32 @@ class ProcessDied(Exception):
     """The process ended, or its output could not be read, before the turn's result.
 
     `no_conversation` is True when the CLI said "No conversation found" (the fresh id it may offer then must
-    not be adopted). `stderr` is the last few KB of what it printed.
+    not be adopted). `stderr` is the last few KB of what it printed there, `notices` the last lines of its stdout that
+    were no frames. `cli` names it: version and binary. `used`: what the turn has used until then.
+    `again`: another process may do better; not where this one was waited for in vain.
     """
 
-    def __init__(self, why: str, *, returncode: int | None, stderr: str, no_conversation: bool = False) -> None:
+    def __init__(
+        self,
+        why: str,
+        *,
+        returncode: int | None = None,
+        stderr: str = "",
+        notices: str = "",
+        cli: str = "the Claude CLI",
+        no_conversation: bool = False,
+        used: Usage | None = None,
+        again: bool = True,
+    ) -> None:
         super().__init__(why)
         self.why = why
         self.returncode = returncode
         self.stderr = stderr
+        self.notices = notices
+        self.cli = cli
         self.no_conversation = no_conversation
+        self.used = used
+        self.again = again
 
 
 class WrongTranscript(ProcessDied):
@@ -134,5 +151,5 @@ class WrongTranscript(ProcessDied):
     """
 
     def __init__(self, how: str) -> None:
-        super().__init__(f"it loaded a changed transcript ({how})", returncode=None, stderr="")
+        super().__init__(f"it loaded a changed transcript ({how})")
         self.how = how

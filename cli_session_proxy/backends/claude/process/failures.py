@@ -2,7 +2,8 @@
 
 An API error comes as subtype `success`, `is_error`, terminal_reason `api_error`; 2.1.x gives the provider's status
 and type beside the text, 1.x only the text (both recorded in tests/claude/data). Nothing of a prompt, a key or an
-environment is passed on: only the CLI's own short text, and of stderr only what is recognised.
+environment is passed on: only the CLI's own short text, and the end of what a process without a result had printed,
+short and redacted.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ from ....errors import (
 )
 from ....settings import MODELS
 from ...base import Remedy
-from .capability import Capability
+from .capability import UNKNOWN_OPTION, Capability
 from .events import ProcessDied, Result, WrongTranscript
 
 TEXT_LIMIT = 500
+LAST_WORDS = 300  # characters of what a process said last
 # Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
 PATIENCE = 60.0
 
@@ -75,17 +77,27 @@ class _Facts:
         return {name: value for name, value in named.items() if value is not None}
 
 
-def error_for(result: Result, *, retries: Sequence[JSON] = (), model: str = "", now: float | None = None) -> ProxyError:
+def error_for(
+    result: Result,
+    *,
+    retries: Sequence[JSON] = (),
+    model: str = "",
+    now: float | None = None,
+    cli: str = "the Claude CLI",
+) -> ProxyError:
     """The error of a turn whose `Result` says so. `retries` are the details of its `Retried` events.
 
-    `model` is the one that was asked for. `retry_after` is only set from what the provider said: its reset, or the
-    delay the CLI took over from it.
+    `model` is the one that was asked for, `cli` names the CLI. `retry_after` is only set from what the provider said:
+    its reset, or the delay the CLI took over from it.
     """
     facts = _facts(result, retries, model, time.time() if now is None else now)
     for applies, make in _CASES:
         if applies(facts):
             return make(facts)
-    return UpstreamError(facts.text or f"the Claude CLI failed ({result.subtype})", detail=facts.detail)
+    if (reason := result.detail.get("startup_failure_reason")) is not None:
+        message = f"{cli} could not start ({reason}): {facts.text or 'it says no more'}; see `doctor`"
+        return ClaudeUnavailable(message, detail=facts.detail)
+    return UpstreamError(facts.text or f"{cli} failed ({result.subtype})", detail=facts.detail)
 
 
 def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _Facts:
@@ -215,28 +227,38 @@ def no_words(result: Result, cli: Capability) -> ProxyError:
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:
-    """The error of a turn whose process ended without a result. Of its stderr only recognised parts are shown."""
+    """The error of a turn whose process ended without a result, or gave none: what it said last is quoted."""
+    cli, said = died.cli, last_words(died)
     detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
     if isinstance(died, WrongTranscript):
         return SessionBusy(
-            "the session's transcript was changed while the Claude CLI was loading it: nothing of its answer was kept. "
+            f"the session's transcript was changed while {cli} was loading it: nothing of its answer was kept. "
             "Stop what else writes to the CLI's directory, look at what tools may have done, and send this again",
             detail={"how": died.how},
         )
     if _LOGIN.search(died.stderr):
-        return ClaudeNotLoggedIn(f"the Claude CLI is not logged in: {NOT_LOGGED_IN}", detail=detail)
+        return ClaudeNotLoggedIn(f"{cli} is not logged in{said}: {NOT_LOGGED_IN}", detail=detail)
     if "already in use" in died.stderr:
-        return SessionBusy("another Claude CLI has this session open: end it and send the turn again", detail=detail)
-    unknown = re.search(r"error: unknown option '(--?[\w-]+)", died.stderr)
+        message = f"another Claude CLI has this session open, says {cli}: end it and send the turn again"
+        return SessionBusy(message, detail=detail)
+    unknown = UNKNOWN_OPTION.search(died.stderr)
     if unknown is not None:
-        return ClaudeUnavailable(
-            f"this Claude CLI does not know {unknown[1]}: upgrade it, or see `doctor`", detail=detail
-        )
+        message = f"{cli} does not know {unknown[1]}: use another version of it, and see `doctor`"
+        return ClaudeUnavailable(message, detail=detail)
     if died.returncode in {126, 127}:
-        return ClaudeUnavailable("the Claude CLI could not be run: see `doctor`", detail=detail)
+        return ClaudeUnavailable(f"{cli} could not be run{said}: see `doctor`", detail=detail)
     if died.no_conversation:
-        return UpstreamError("the Claude CLI lost the session: send the turn again", detail=detail)
-    return UpstreamError(f"the Claude CLI gave no result: {died.why}; send the turn again", detail=detail)
+        return UpstreamError(f"{cli} lost the session: send the turn again", detail=detail)
+    return UpstreamError(f"{cli} gave no result: {died.why}{said}; send the turn again", detail=detail)
+
+
+def last_words(died: ProcessDied) -> str:
+    """What a process said last, as a part of a sentence: on stderr, else what of its stdout was no frame."""
+    for where, text in (("stderr", died.stderr), ("stdout", died.notices)):
+        words = redact.text(" ".join(text.split()))
+        if words:
+            return f' (it said last, on {where}: "{words[-LAST_WORDS:]}")'
+    return ""
 
 
 # --- when a usage limit ends, from the CLI's words

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
-from .capability import Capability
+from .capability import BLOCKS, Capability, newer
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
@@ -55,7 +55,21 @@ def printable(text: str) -> str:
 
 # --- what it prints
 
+# The types that mean something in a turn.
+FRAMES = frozenset(
+    {
+        "system",
+        "assistant",
+        "user",
+        "stream_event",
+        "result",
+        "control_request",
+        "conversation_reset",
+        "rate_limit_event",
+    }
+)
 STDERR_TAIL = 16 * 1024
+NOTICES, NOTICE = 4, 500  # lines of stdout that were no frames, and bytes of each, kept for an error message
 READ_SIZE = 256 * 1024
 INBOX = 256  # frames read ahead of the listener; then the socket, and so the CLI, waits
 DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its output open for ever
@@ -129,6 +143,7 @@ class Output(asyncio.Protocol):
         self.ended = False
         self.at_end = asyncio.get_running_loop().create_future()  # of its stdout
         self.failure: str | None = None
+        self.writes_lost: str | None = None  # it says that it could not write its session, and why
         self._splitter = LineSplitter()
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
@@ -137,6 +152,7 @@ class Output(asyncio.Protocol):
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
         self._tail = bytearray()
+        self._notices: deque[bytes] = deque(maxlen=NOTICES)
 
     def begin(
         self,
@@ -159,6 +175,11 @@ class Output(asyncio.Protocol):
     def stderr(self) -> str:
         """The last 16 KB of what it printed there."""
         return self._tail.decode(errors="replace")
+
+    @property
+    def notices(self) -> str:
+        """The last lines of its stdout that were no frames."""
+        return b"\n".join(self._notices).decode(errors="replace")
 
     def reply(self, request_id: str) -> asyncio.Future[JSON | None]:
         """Its answer to this control request of ours: `request_id`, `subtype` (`success` or `error`), `response`; None
@@ -249,11 +270,14 @@ class Output(asyncio.Protocol):
     def _take(self) -> None:
         """Lines to frames, as far as the listener has room for them. The rest waits, and with it the socket."""
         while self._begun and self._lines and len(self._heard) < INBOX:
+            printed = self._lines.popleft()
             try:
-                frame = parse(self._lines.popleft())
+                frame = parse(printed)
             except Unreadable as exc:
                 self._unreadable(exc)
                 break
+            if frame is None:
+                self._notices.append(printed[:NOTICE])
             kind = None if frame is None else frame.get("type")
             if frame is not None and kind == "control_request":
                 self._asked(frame)
@@ -263,6 +287,8 @@ class Output(asyncio.Protocol):
                 coming = self._replies.get(str(named))
                 if coming is not None and not coming.done():
                     coming.set_result(replied)
+            if kind == "system" and frame is not None and frame.get("subtype") == "session_writes_lost":
+                self.writes_lost = str(frame.get("error_code"))
             if self.listening:
                 self._heard.append(frame)
                 self._more.set()
@@ -316,10 +342,12 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     if any(_SURROGATE.search(str(block.get("text", ""))) for block in blocks if block.get("type") == "text"):
         return "the prompt holds half a surrogate pair, which is no character: the CLI would replace it"
     last = blocks[-1]
+    if not capability.takes_blocks and (len(blocks) > 1 or last.get("type") != "text"):
+        return f"{capability.name} cannot take an image or a second block in a prompt{newer(BLOCKS)}"
     if capability.client_composed or last.get("type") != "text":
         return None
     text = str(last.get("text", ""))
-    if _is_plain(text) or _plain_tail(text) is not None:
+    if _is_plain(text) or (capability.takes_blocks and _plain_tail(text) is not None):
         return None
     return capability.cannot(
         "words", "pass this prompt on as mere words (it would run this prompt as a command, or read a file)"

@@ -161,10 +161,7 @@ async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, 
     launch, wants = process.launch, job.wants
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
         await process.tell({})
-        asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
-        if wants.choice.mode == "required" and wants.offers:
-            asked.append("tool_choice")
-        return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
+        return _asked(wants)
     before = job.parent.options if job.parent is not None and job.answers.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
@@ -180,8 +177,15 @@ async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, 
         env[EXTRA_BODY] = json.dumps(_object(began) | body)
     if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
-    await process.tell(env)
-    return tuple(unmet)
+    return tuple(unmet) if await process.tell(env) else _asked(wants)
+
+
+def _asked(wants: ToolOptions) -> tuple[Name, ...]:
+    """What is not honoured where the process can be told nothing."""
+    asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+    if wants.choice.mode == "required" and wants.offers:
+        asked.append("tool_choice")
+    return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
 
 
 def _object(env: Mapping[str, str]) -> JSON:

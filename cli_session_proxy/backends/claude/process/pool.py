@@ -498,6 +498,9 @@ class ProcessTable:
         finally:
             self._ending.discard(process)
             self.let_go(process)
+            if (why := process.writes_lost) is not None:  # the next turn compares its file with the chain, and mends it
+                told = {"session": process.session_id, "cwd": str(process.cwd), "error": why}
+                log.warning("claude_could_not_write", cli=process.launch.capability.name, **told)
             if process.returncode is not None:
                 self._hooks.on_exit(process.pid)
                 if died:

@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequen
 from dataclasses import replace
 from pathlib import Path
 
-from .... import logs
+from .... import logs, redact
 from ....domain.client_tools import Offers, ToolPolicy, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
@@ -27,10 +27,22 @@ from ...base import Called
 from . import capability, frames
 from .child import Child, Launch, check_tools
 from .events import CliEvent, ProcessDied, Refused, Result
-from .frames import READ_SIZE, End, Output, printable
+from .frames import FRAMES, READ_SIZE, End, Output, printable
 from .guardian import Guardian
+from .observed import NAMES
 from .tool_server import ToolServer, offer
 from .turn_reader import TurnReader, calls_in
+
+# Seconds. A CLI answers a control request in milliseconds, and says a first word some milliseconds after its prompt;
+# its result comes within 50 ms of the model's last word (2.1.330). What takes longer than this does not come.
+ANSWER_WAIT = 15.0
+SILENCE = 12.0
+LOOK = 0.5  # how long it is looked whether it is at work
+INTERRUPT_WAIT = 5.0
+NOT_STOPPED = f"it did not end a turn within {INTERRUPT_WAIT:g} s when it was told to"
+
+# Control requests that a CLI refuses where what it is asked does not fit what it runs.
+MAY_REFUSE = frozenset({"set_model"})
 
 NO_CONVERSATION = "No conversation found"
 NO_COMPACTION = "DISABLE_AUTO_COMPACT"
@@ -68,6 +80,9 @@ class ClaudeProcess:
         self._checked: object = None  # the tools of its last `init` frame: they may be offered
         self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
         self._closing: asyncio.Task[None] | None = None
+        self._alarm: asyncio.TimerHandle | None = None  # until it says something that has to come soon
+        self._waited_in_vain = False
+        self._stopping: asyncio.TimerHandle | None = None  # until the turn that it was asked to end has ended
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
         self._output = output
         output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
@@ -84,12 +99,7 @@ class ClaudeProcess:
         process = cls(launch, settings, await Child.start(launch, guardian, output, READ_SIZE), output, ended)
         try:
             if not await process._offer(launch.offers):
-                if not process.alive:
-                    raise await process._death()
-                cli = launch.capability
-                capability.forget(cli)
-                why = f"Claude CLI {cli.version} at {cli.path} refused the client's tools: see `doctor`"
-                raise ClaudeUnavailable(why)
+                raise await process._death()
         except BaseException:
             process.kill()
             await process.close()
@@ -135,6 +145,11 @@ class ClaudeProcess:
         return self._child.process.returncode
 
     @property
+    def writes_lost(self) -> str | None:
+        """Why it could not write its session, where it says so: 2.1.317 does at its end, with exit code 0."""
+        return self._output.writes_lost
+
+    @property
     def stderr(self) -> str:
         """The last 16 KB of what it printed there."""
         return self._output.stderr
@@ -149,7 +164,7 @@ class ClaudeProcess:
             self._unconfirmed = confirm
             return
         if await self._ask("initialize") is None:
-            raise await self._death()
+            raise await self._unanswered("initialize")
         await confirm()
 
     # --- a turn -----------------------------------------------------------------------------------------
@@ -183,11 +198,18 @@ class ClaudeProcess:
         self.busy = True
         self._write(lines)
         complete = False
+        profile, later = self.launch.profile, asyncio.get_running_loop().call_later
+        hooked = bool(profile.tools or profile.setting_sources or profile.mcp_config)  # these may take long
+        if not results and not hooked:
+            self._alarm = later(SILENCE / 2, self._ring, f"it said nothing for {SILENCE:g} s", True)
         try:
             while not complete:
                 frame = await self._output.next()
                 if isinstance(frame, End):
                     raise await self._death()
+                if self._alarm is not None and frame is not None and frame.get("type") in FRAMES:
+                    self._alarm.cancel()
+                    self._alarm = None
                 if frame is not None and frame.get("subtype") == "init" and frame.get("type") == "system":
                     self._check_init(frame)
                 if self._unconfirmed is not None and frame is not None:
@@ -195,7 +217,12 @@ class ClaudeProcess:
                     self._unconfirmed = None
                 if judge is not None and (calls := calls_in(frame)):
                     await judge.examine(calls)
-                for event in reader.feed(frame):
+                told = reader.feed(frame)
+                if reader.untold_call:
+                    why = "it made a call of a client's tool, and no frame had told of that call"
+                    capability.failed(self.launch.capability, "mcp_set_servers", why)
+                    raise self.died_of(why, again=False)
+                for event in told:
                     if isinstance(event, Refused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
@@ -203,8 +230,7 @@ class ClaudeProcess:
                     if isinstance(event, Result):
                         said = f"{event.text} {event.detail.get('errors', '')}"
                         if event.is_error and NO_CONVERSATION in said:  # no turn happened
-                            why, stderr = f'it said "{NO_CONVERSATION}"', self.stderr or said
-                            raise ProcessDied(why, returncode=self.returncode, stderr=stderr, no_conversation=True)
+                            raise self.died_of(f'it said "{NO_CONVERSATION}"', said=said, no_conversation=True)
                         if self._child.stdin.transport.get_write_buffer_size():
                             self._spoiled = True  # it answered before it had read the prompt: the rest is on its way
                         self.session_id = event.session_id or self.session_id
@@ -217,10 +243,28 @@ class ClaudeProcess:
                     if isinstance(event, Called):
                         self.busy, complete = False, True
                     yield event
+                if reader.said_all and not complete and not hooked:
+                    why = f"it gave no result for {SILENCE:g} s after the model had answered"
+                    self._alarm = later(SILENCE / 2, self._ring, why, True)
         finally:
+            if self._alarm is not None:
+                self._alarm.cancel()
+            if self._stopping is not None:
+                self._stopping.cancel()
+                self._stopping = None
             if not complete:
                 self._spoiled = True
                 self._release()
+
+    def _ring(self, why: str, again: bool) -> None:
+        """Half of the time is over; then the other half, and it is killed. A machine that was asleep skips one half."""
+        if again:
+            self._alarm = asyncio.get_running_loop().call_later(SILENCE / 2, self._ring, why, False)
+            return
+        if why == NOT_STOPPED:
+            capability.failed(self.launch.capability, "interrupt", why)
+        self._output.failure, self._waited_in_vain = why, True
+        self.kill()
 
     def _release(self) -> None:
         self._output.leave()
@@ -266,7 +310,7 @@ class ClaudeProcess:
             self.kill()
             if version != known.version:
                 why = f"it is Claude CLI {version}, and was taken for {known.version}"
-                raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr) from exc
+                raise self.died_of(why) from exc
             raise
         self._checked = offered
 
@@ -280,22 +324,56 @@ class ClaudeProcess:
         code = self.returncode
         why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
         missing = NO_CONVERSATION in self.stderr
-        if not self._output.spoke and not missing:
+        if (refused := capability.UNKNOWN_OPTION.search(self.stderr)) is not None:
+            capability.without(self.launch.capability, refused[1])
+        elif not self._output.spoke and not missing:
             capability.forget(self.launch.capability)  # perhaps a script starts another version now
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
-        return ProcessDied(f"{why} before the result", returncode=code, stderr=self.stderr, no_conversation=missing)
+        again = not self._waited_in_vain
+        return self.died_of(f"{why} before the result" if again else why, no_conversation=missing, again=again)
+
+    def died_of(self, why: str, *, said: str = "", no_conversation: bool = False, again: bool = True) -> ProcessDied:
+        """The error of a process of which no result comes any more. `said`: where it has nothing on stderr."""
+        return ProcessDied(
+            why,
+            returncode=self.returncode,
+            stderr=self.stderr or said,
+            notices=self._output.notices,
+            cli=self.launch.capability.name,
+            used=None if self._reader is None else self._reader.used,
+            again=again,
+            no_conversation=no_conversation,
+        )
+
+    async def _unanswered(self, subtype: str) -> ProcessDied:
+        """The error of a process that gave no answer to this control request: that it ended, if it did."""
+        if not self.alive:
+            return await self._death()
+        self.kill()
+        why = f"it did not answer the control request `{subtype}` in {self._answer_wait:g} s"
+        return self.died_of(why, again=False)
+
+    @property
+    def _answer_wait(self) -> float:
+        return min(ANSWER_WAIT, self._settings.spawn_timeout)
 
     async def _unfit(self, why: str) -> ProcessDied:
         """The error of a process that cannot take a turn: that it ended by itself, if it did, else `why`."""
         if (not self.alive or self._child.input_ended) and not self._spoiled and self._closing is None:
             return await self._death()
-        return ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
+        return self.died_of(why)
 
     async def interrupt(self) -> None:
-        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329)."""
+        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329). Where it does not end
+        it, it is killed, and `ProcessDied` follows."""
         if not self.alive:
             return
+        if not self.launch.capability.does("interrupt"):
+            self.kill()
+            return
+        if self.busy:
+            self._stopping = asyncio.get_running_loop().call_later(INTERRUPT_WAIT, self._ring, NOT_STOPPED, False)
         await self._child.look()
         if self._child.input_ended:  # one spawn a turn: no channel is left to ask on
             self._child.signal(signal.SIGINT)
@@ -329,16 +407,16 @@ class ClaudeProcess:
             return str(applied["model"]) if applied.get("model") else None
         return self._model
 
-    async def tell(self, env: Mapping[str, str]) -> None:
+    async def tell(self, env: Mapping[str, str]) -> bool:
         """Set these variables in its environment from its next request to the model on; variables that were set before
         and are not among them go back to their start values. Nothing is sent where nothing changes.
 
-        Raises ProcessDied when it did not take them, or nobody knows: then it may run no turn. Run on 2.1.329 and
-        2.1.330, also before `initialize` and while it waits for results (5 to 25 ms); the environment ends with the
-        process.
+        False where it refused, and is as it was started. Raises ProcessDied where it may run no turn: it still has
+        others, or nobody knows. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results
+        (5 to 25 ms); the environment ends with the process.
         """
         if not env and not self.told:
-            return
+            return True
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))
@@ -346,11 +424,14 @@ class ClaudeProcess:
             if env.get(name) != self.told.get(name)
         }
         if not change:
-            return
-        if not await self._ask("apply_flag_settings", settings={"env": change}):
-            why = "it did not take the turn's parameters"
-            raise ProcessDied(why, returncode=self.returncode, stderr=self.stderr)
-        self.told = dict(env)
+            return True
+        taken = await self._ask("apply_flag_settings", settings={"env": change})
+        if taken is None:
+            raise await self._unanswered("apply_flag_settings")
+        if not taken and self.told:
+            raise self.died_of("it did not give up the parameters of the turn before")
+        self.told = dict(env) if taken else {}
+        return taken
 
     async def rewind(self, to: str, newest: str) -> bool:
         """Take the conversation back to before the prompt of the frame `to`; `newest` is the frame of its last prompt.
@@ -387,9 +468,23 @@ class ClaudeProcess:
         return await self._offer(launch.offers) or None
 
     async def _offer(self, offers: Offers) -> bool:
-        """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`)."""
+        """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`), or
+        has ended. Raises ClaudeUnavailable where it should and does not."""
+        able = self._tools.takes(offers)
         try:
-            return await offer(self._tools, offers, self._ask, until=self._output.at_end, settings=self._settings)
+            taken = await offer(
+                self._tools,
+                offers,
+                self._ask,
+                until=self._output.at_end,
+                settings=self._settings,
+                wait=self._answer_wait,
+            )
+            if able and not taken and self.alive:
+                cli = self.launch.capability
+                capability.failed(cli, "mcp_set_servers", "it did not take the client's tools")
+                raise ClaudeUnavailable(f"{cli.name} did not take the client's tools: see `doctor`")
+            return taken
         except BaseException:
             self._spoiled = True  # left half-way: nobody knows what it offers, and what else it was told
             raise
@@ -397,7 +492,7 @@ class ClaudeProcess:
     async def _ask(self, subtype: str, **fields: object) -> bool | None:
         """A control request of a process that is in no turn, or waits for results, and whether it succeeded.
 
-        None where no answer came. Bounded by `spawn_timeout`.
+        None where no answer came. Bounded by `ANSWER_WAIT`; where it is at work then, by `spawn_timeout` once more.
         """
         replied = await self._reply(subtype, **fields)
         return None if replied is None else replied.get("subtype") == "success"
@@ -410,17 +505,27 @@ class ClaudeProcess:
         self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
         coming = self._output.reply(request_id)
         try:
-            async with asyncio.timeout(self._settings.spawn_timeout):
-                self._write(frames.control_request(request_id, subtype, **fields))
-                replied = await coming
+            self._write(frames.control_request(request_id, subtype, **fields))
+            await asyncio.wait([coming], timeout=self._answer_wait)
+            if not coming.done() and await self._child.is_at_work(LOOK):  # it reads a long session, on a busy machine
+                await asyncio.wait([coming], timeout=self._settings.spawn_timeout)
+            if not coming.done():
+                self._failed(subtype, f"it did not answer in {self._answer_wait:g} s")
+                return None
+            replied = coming.result()
             self._spoiled = replied is None
+            if replied is not None and replied.get("subtype") != "success" and subtype not in MAY_REFUSE:
+                why = redact.text(str(replied.get("error")))[:200]
+                self._failed(subtype, f"it refused: {why}")
             return replied
-        except TimeoutError:
-            log.warning("control_request_unanswered", subtype=subtype, pid=self.pid)
         finally:
             coming.cancel()
             self.busy = False
-        return None
+
+    def _failed(self, subtype: str, why: str) -> None:
+        for name in NAMES:
+            if name == subtype:
+                capability.failed(self.launch.capability, name, why)
 
     # --- its end --------------------------------------------------------------------------------------------
 

@@ -61,7 +61,7 @@ class ToolServer:
             }
         method, number = message.get("method"), message.get("id")
         if method == "tools/call":
-            call = str(_dict(_dict(message.get("params")).get("_meta")).get(TOOL_USE_ID))
+            call = called_in(frame)
             self._waiting[call] = (request_id, number)
             return self.answer(call, self._early.pop(call)) if call in self._early else None
         if number is None:
@@ -90,6 +90,12 @@ class ToolServer:
         return {"error": {"code": -32601, "message": f"no method {method}"}}
 
 
+def called_in(frame: JSON) -> str:
+    """The call that a request for `tools/call` is."""
+    message = _dict(_dict(frame.get("request")).get("message"))
+    return str(_dict(_dict(message.get("params")).get("_meta")).get(TOOL_USE_ID))
+
+
 def _dict(value: object) -> JSON:
     return value if isinstance(value, dict) else {}
 
@@ -100,9 +106,10 @@ def _response(request_id: str, message: JSON) -> JSON:
 
 
 async def offer(
-    server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Future[None], settings: Settings
+    server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Future[None], settings: Settings, wait: float
 ) -> bool:
-    """Make these what the running process offers. False where it cannot, or where it ends (`until`) before it has."""
+    """Make these what the running process offers. False where it cannot, where it ends (`until`) before it has, and
+    where it has not read them in `wait` seconds."""
     if offers == server.offers:
         return True
     if not server.takes(offers) or (server.offers and not await ask("mcp_set_servers", servers={})):
@@ -117,7 +124,7 @@ async def offer(
     listed = asyncio.create_task(server.listed.wait())
     try:
         either: set[asyncio.Future[Any]] = {listed, until}
-        await asyncio.wait(either, timeout=settings.spawn_timeout, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait(either, timeout=wait, return_when=asyncio.FIRST_COMPLETED)
         return listed.done()
     finally:
         listed.cancel()

@@ -12,12 +12,15 @@ from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from .events import AssistantMessage, CliEvent, Declined, Refused, Result, SessionSeen, Truncated
+from .tool_server import called_in
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
+PIECES = frozenset({"text", "thinking", "signature"})  # what a delta of these brings
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 LONGEST_REASON = 64  # characters of a provider's code
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
+ENDS = ("end_turn", "stop_sequence")  # the reasons to stop behind which the CLI asks the model nothing more
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
 REFUSAL = "refusal"
@@ -25,7 +28,7 @@ REFUSAL = "refusal"
 _POLICY = "appears to violate our Usage Policy"
 _RESULT_DETAIL = (
     "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
-    "duration_api_ms", "ttft_ms",
+    "duration_api_ms", "ttft_ms", "startup_failure_reason",
 )  # fmt: skip
 
 
@@ -55,6 +58,9 @@ class CallReader:
                 self.ours.add(call)
         return self._decided[call]
 
+    def knows(self, call: str | None) -> bool:
+        return call in self._decided
+
     def _verdict(self, block: Block, call: str) -> Block | Refused | None:
         tool = self.judge.tool(str(block.get("name"))) if self.judge else None
         if self.judge is None or tool is None:
@@ -82,6 +88,8 @@ class TurnReader:
     - A CLI whose frames or blocks have other names than we know: where no assistant frame brought words, the answer is
       what was streamed. Where the result's text is not among the words, it follows them. Without any the result is
       `silent`.
+    - `said_all`: the model has ended its answer by itself, and only the result is missing.
+    - `untold_call`: it makes a call of the client's that stood in no frame before.
     - `garbage` counts what was no frame at all.
     """
 
@@ -97,7 +105,8 @@ class TurnReader:
         self._whole = False  # that message has a reason to stop: only its `message_stop` is missing
         self._blocks: dict[int, int] = {}  # of that message: index within it -> index within the turn
         self._open: set[int] = set()  # of these, by index within the message
-        self._streamed: set[str] = set()
+        self._streamed: set[str] = set()  # messages of which a piece has come
+        self._last: object = None  # the uuid of the frame before
         self._stopped_at: str | None = None  # a stop sequence, by the provider
         self._cache_miss: CacheMiss | None = None  # of the newest request
         self._truncated = False  # what the CLI asks for behind that is nobody's
@@ -106,6 +115,8 @@ class TurnReader:
         self._texts: list[str] = []  # of these frames
         self._synthetic = False  # the CLI spoke in the model's place
         self._pieces: dict[int, list[Block]] = {}  # until it spoke: what was streamed and not heard whole, by block
+        self.said_all = False
+        self.untold_call = False
         self.garbage = 0
 
     def go_on(self, judge: ToolPolicy | None) -> None:
@@ -115,12 +126,21 @@ class TurnReader:
         self._spoke = False
         self._texts.clear()
 
+    @property
+    def used(self) -> Usage:
+        """What the turn has used until now, where its streams told it."""
+        return self._used.plus(_usage(self._using)).minus(self._told)
+
     def feed(self, frame: JSON | None) -> list[CliEvent]:
         """The events of one frame; None stands for a line that was no frame."""
         if frame is None:
             self.garbage += 1
             return [Activity("garbage")]
-        if self._uuid is not None and self._uuid in (frame.get(_TAG) or ()):
+        name = frame.get("uuid")
+        if name is not None and name == self._last:
+            return [Activity("repeated")]
+        self._last = name
+        if self._uuid is not None and self._uuid in _tags(frame):
             self._tagged = True
         kind = str(frame.get("type"))
         if frame.get("parent_tool_use_id") is not None:
@@ -132,11 +152,9 @@ class TurnReader:
                 return self._assistant(frame)
             case "user":
                 return self._tools(frame) or [Activity(kind)]
-            case "control_request" if (
-                self._streaming is None
-                and _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call"
-            ):
-                return self._called() or [Activity(kind)]
+            case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
+                self.untold_call = self._calls.judge is not None and not self._calls.knows(called_in(frame))
+                return (self._called() if self._streaming is None else []) or [Activity(kind)]
             case "result":
                 return self._result(frame)
             case "system":
@@ -163,15 +181,15 @@ class TurnReader:
                 events = self._cut_short()
                 message = _dict(event.get("message"))
                 self._streaming = str(message.get("id"))
-                self._whole = False
+                self._whole = self.said_all = False
                 self._blocks = {}
                 self._calls.message(self._streaming)
                 self._using = _dict(message.get("usage"))
                 return events
             case "content_block_start":
-                if self._streaming is not None:
-                    self._streamed.add(self._streaming)
                 block = _dict(event.get("content_block"))
+                if self._streaming is not None and block.get("type") == "redacted_thinking":
+                    self._streamed.add(self._streaming)
                 if block.get("type") not in ANSWER_BLOCKS:
                     return []
                 index = self._blocks[at] = self._next
@@ -184,6 +202,8 @@ class TurnReader:
                 delta, index = _dict(event.get("delta")), self._blocks[at]
                 if index in self._pieces:
                     self._pieces[index].append(delta)
+                if self._streaming is not None and not PIECES.isdisjoint(delta):
+                    self._streamed.add(self._streaming)
                 return [BlockDelta(index, delta)]
             case "content_block_stop" if at in self._open:
                 self._open.remove(at)
@@ -192,20 +212,21 @@ class TurnReader:
                 self._using = {**self._using, **_dict(event.get("usage"))}
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
+                self.said_all = delta.get("stop_reason") in ENDS
                 self._stopped_at = _text(delta.get("stop_sequence"))
                 if "diagnostics" in delta:
                     self._cache_miss = _cache_miss(_dict(delta["diagnostics"]))
                 if delta.get("stop_reason") == "max_tokens":
                     self._truncated = True
-                    return [*self._close_all(), Truncated(self._used.plus(_usage(self._using)).minus(self._told))]
+                    return [*self._close_all(), Truncated(self.used)]
                 if delta.get("stop_reason") == REFUSAL and not self._truncated:
                     details = _dict(delta.get("stop_details"))
                     category, explanation = _text(details.get("category")), _text(details.get("explanation"))
-                    used = self._used.plus(_usage(self._using)).minus(self._told)
-                    return [*self._close_all(), Declined(category, explanation, used)]
+                    return [*self._close_all(), Declined(category, explanation, self.used)]
             case "message_stop":
                 self._streaming = None
                 self._used = self._used.plus(_usage(self._using))
+                self._using = {}
                 if not isinstance(abandoned, dict):
                     return self._called()
                 first = _count(abandoned.get("from_block_index"))
@@ -242,6 +263,8 @@ class TurnReader:
 
     def _assistant(self, frame: JSON) -> list[CliEvent]:
         message = _dict(frame.get("message"))
+        if "content" not in message:
+            return [Activity("assistant")]
         model = message.get("model")
         if model == SYNTHETIC_MODEL or frame.get("is_api_error_message") or frame.get("isApiErrorMessage"):
             self._synthetic = True
@@ -295,8 +318,7 @@ class TurnReader:
         return events
 
     def _result(self, frame: JSON) -> list[CliEvent]:
-        ours = frame.get(_TAG)
-        if self._uuid is not None and (self._tagged if ours is None else self._uuid not in ours):
+        if self._uuid is not None and (self._tagged if frame.get(_TAG) is None else self._uuid not in _tags(frame)):
             return [Activity("result_of_another_frame")]
         cut = self._cut_short()
         # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
@@ -355,6 +377,12 @@ def _seen(frame: JSON, cause: str) -> SessionSeen | Activity:
     """The session that a frame names. What is no session id is as good as none: it would become a path."""
     named = frame.get("session_id")
     return SessionSeen(named, cause) if is_session_id(named) else Activity(cause)
+
+
+def _tags(frame: JSON) -> list[object]:
+    """The prompts that a frame belongs to."""
+    named = frame.get(_TAG)
+    return named if isinstance(named, list) else [named]
 
 
 def calls_in(frame: JSON | None) -> list[Block]:

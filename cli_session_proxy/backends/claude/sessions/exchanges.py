@@ -160,8 +160,11 @@ def is_compaction(entry: Entry) -> bool:
 
 
 def _typed(entry: Entry) -> bool:
-    """A user record that is not the CLI's own: no summary, no caveat, no notification."""
-    own = entry.data.get("isMeta") or entry.data.get("isCompactSummary") or entry.data.get("promptSource") == "system"
+    """A user record that is not the CLI's own: no summary, no caveat, no notification, and not what it says to the
+    model near a usage limit ("Checkpoint now: …")."""
+    data = entry.data
+    own = data.get("isMeta") or data.get("isCompactSummary") or data.get("promptSource") == "system"
+    own = own or data.get("turnCompanion") or data.get("usageLimitNote")
     return entry.on_path and entry.kind == "user" and not own
 
 

@@ -155,7 +155,7 @@ class Sessions:
             rewritten = bool(decided.marks)
             return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
-            f"the session's transcript was changed {len(wrong)} times while the Claude CLI was loading it "
+            f"the session's transcript was changed {len(wrong)} times while {capability.name} was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
             retry_after=RETRY_AFTER,
         )

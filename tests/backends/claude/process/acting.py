@@ -73,6 +73,7 @@ class Actor:
         self.busy = False
         self.waiting = False
         self.returncode: int | None = None
+        self.writes_lost: str | None = None
         self.unkillable = False
         self.fault: Exception | None = None  # why it cannot be closed properly
         self.closes_at_once = False

@@ -7,6 +7,8 @@ silent (says nothing until it is interrupted), forget (No conversation found), u
 death-signal (answers with its pid and the signal that it gets when its parent dies), hasty (answers the first byte of
 its input, and reads no more), asking (asks FAKE_SIZE times for what nobody serves, and reads no answer), closed (the
 same, after it has shut its stdin; then it answers "yes").
+no-end (the model ends its answer, and no result follows), stubborn-turn (a turn that no interrupt ends), full-disk
+(says at its end that it could not write its session).
 It takes MCP servers and asks them nothing. Its turns say that it is version FAKE_VERSION, where that is set.
 Started with "--await-claim" it does not boot before FAKE_GATE exists, where that is set.
 """
@@ -53,6 +55,10 @@ def answer(frame: dict[str, object]) -> None:
     if MODE == "other-result":
         say(type="result", subtype="success", is_error=False, result="not yours", user_message_uuids=["another"])
     if MODE == "tools":
+        forever()
+    if MODE == "no-end":
+        for event in ({"type": "message_start", "message": {"id": "m1"}}, {"delta": {"stop_reason": "end_turn"}}):
+            say(type="stream_event", event={"type": "message_delta", **event})
         forever()
     say(type="assistant", uuid="a1", message={"id": "m1", "model": "fake", "content": [{"type": "text", "text": said}]})
     say(type="result", subtype="success", is_error=False, result=said, num_turns=1, **tag)
@@ -111,10 +117,12 @@ def main() -> None:
         frame = json.loads(line)
         if frame["type"] == "control_request" and frame["request"]["subtype"] != "interrupt":
             respond(frame["request_id"], frame["request"])
-        elif frame["type"] == "control_request":
+        elif frame["type"] == "control_request" and MODE != "stubborn-turn":
             say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
-        elif MODE != "silent":
+        elif MODE not in ("silent", "stubborn-turn"):
             answer(frame)
+    if MODE == "full-disk":
+        say(type="system", subtype="session_writes_lost", error_code="ENOSPC", lost=["transcript"])
     if MODE == "stubborn":
         forever()
 

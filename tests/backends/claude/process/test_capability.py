@@ -12,11 +12,12 @@ import pytest
 
 from cli_session_proxy import redact
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.backends.claude.process.capability import Capability, find, heard, probe
+from cli_session_proxy.backends.claude.process.capability import Capability, failed, find, heard, probe
 from cli_session_proxy.backends.claude.process.child import Launch
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Profile, Settings
 
+from ....talking import events
 from ....wrappers import KINDS, wrapped
 
 ENV = {"PATH": os.defpath}
@@ -58,6 +59,37 @@ async def test_it_asks_again_only_when_the_file_has_changed(tmp_path: Path) -> N
 async def test_what_is_no_working_cli_is_unavailable(tmp_path: Path, version: str, code: int) -> None:
     with pytest.raises(ClaudeUnavailable):
         await probe(program(tmp_path / "claude", version, code), ENV)
+
+
+@pytest.mark.parametrize(
+    ("said", "version"),
+    [
+        ("2.9.9 (Claude Code)", ("2.9.9", (2, 9, 9))),
+        ("Update 9.9.9 is available\n2.9.9 (Claude Code)", ("2.9.9", (2, 9, 9))),
+        ("Claude Code 3.1", ("3.1", (3, 1, 0))),
+        ("Claude Code, build of today", ("unknown", (999, 0, 0))),
+    ],
+)
+async def test_a_version_is_read_in_other_words_too(
+    tmp_path: Path, said: str, version: tuple[str, tuple[int, int, int]]
+) -> None:
+    found = await probe(program(tmp_path / "claude", said), ENV)
+    assert (found.version, found.version_tuple) == version
+
+
+async def test_what_a_cli_failed_at_is_not_used_any_more_and_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    binary = program(tmp_path / "claude", "2.1.330 (Claude Code)")
+    cli = await probe(binary, ENV)
+    assert cli.takes_parameters
+    failed(cli, "apply_flag_settings", "it refused")
+    failed(cli, "apply_flag_settings", "it refused once more")
+    assert not (await probe(binary, ENV)).takes_parameters
+    assert "it refused" in (await probe(binary, ENV)).cannot("apply_flag_settings", "sing")
+    assert len([one for one in events(caplog) if one["event"] == "claude_degraded"]) == 1
+    program(binary, "2.1.331 (Claude Code)")
+    assert (await probe(binary, ENV)).takes_parameters
 
 
 async def test_a_file_that_cannot_run_is_unavailable(tmp_path: Path) -> None:

@@ -145,11 +145,20 @@ def test_interrupts_timeouts_and_the_rest() -> None:
         ("Error: Session ID 1 is already in use.", 1, "session_busy"),
         ("error: unknown option '--setting-sources'", 1, "claude_unavailable"),
         ("node: not found", 127, "claude_unavailable"),
-        ("the prompt was: my secret", 1, "upstream_error"),
+        ("something that nobody knows", 1, "upstream_error"),
     ],
 )
-def test_a_death_tells_only_what_is_recognised(stderr: str, code: int, expected: str) -> None:
-    error = error_for_death(ProcessDied("it ended", returncode=code, stderr=stderr))
+def test_a_death_is_told_by_what_is_recognised_and_names_the_cli(stderr: str, code: int, expected: str) -> None:
+    error = error_for_death(ProcessDied("it ended", returncode=code, stderr=stderr, cli="Claude CLI 9.9.9 at /c"))
     assert error.code == expected
-    assert "secret" not in error.message
+    assert "Claude CLI 9.9.9 at /c" in error.message
     assert error.detail == {"exit_code": code}
+
+
+def test_what_a_process_said_last_is_quoted_short_and_without_keys() -> None:
+    long = "word " * 1000 + "the key sk-ant-api03-abcdefghijkl is blocked"
+    message = error_for_death(ProcessDied("it ended", stderr=long, notices="on stdout")).message
+    assert "is blocked" in message
+    assert "abcdefgh" not in message
+    assert len(message) < 600
+    assert "accept the terms" in error_for_death(ProcessDied("it ended", notices="accept the terms")).message

@@ -139,6 +139,47 @@ def test_a_new_cli_takes_anything_that_says_something() -> None:
     assert delivered(OLD, [text("/clear"), image]) == [text("/clear"), image]
 
 
+def test_a_cli_that_takes_one_text_a_prompt_says_so() -> None:
+    cli = Capability(Path("claude"), "1.0.60", (1, 0, 60), frozenset(), frozenset())
+    picture: dict[str, Any] = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AA=="}}
+    assert unsafe_prompt(cli, [text("what is that?")]) is None
+    for blocks in ([text("what is that?"), picture], [picture], [text("one"), text("two")]):
+        refused = unsafe_prompt(cli, blocks)
+        assert refused is not None
+        assert "Claude CLI 1.0.60 at claude cannot take an image" in refused
+        assert "1.0.63" in refused
+    assert unsafe_prompt(cli, "read @/etc/passwd please") is not None
+
+
+def test_a_frame_that_is_told_twice_counts_once() -> None:
+    reader = TurnReader(FRAME)
+    said = {"type": "assistant", "uuid": "a", "message": {"id": "m", "model": "x", "content": [text("once")]}}
+    events = [*reader.feed(said), *reader.feed(said)]
+    assert sum(isinstance(event, AssistantMessage) for event in events) == 1
+
+
+def test_a_stream_whose_pieces_are_not_known_is_told_by_its_assistant_frame() -> None:
+    reader = TurnReader(FRAME)
+    stream: list[Any] = [
+        {"type": "message_start", "message": {"id": "m"}},
+        {"type": "content_block_start", "index": 0, "content_block": {"type": "text", "text": ""}},
+        {"type": "content_block_delta", "index": 0, "delta": {"type": "prose_delta", "prose": "words"}},
+    ]
+    for event in stream:
+        reader.feed({"type": "stream_event", "event": event})
+    events = reader.feed({"type": "assistant", "message": {"id": "m", "model": "x", "content": [text("words")]}})
+    assert [event.delta["text"] for event in events if isinstance(event, BlockDelta)] == ["words"]
+
+
+def test_a_call_that_no_frame_has_told_is_seen() -> None:
+    reader = TurnReader(FRAME, ToolPolicy(Offers.of((Tool("weather"),)), ToolChoice(), unchecked))
+    params = {"name": "weather", "arguments": {}, "_meta": {"claudecode/toolUseId": "toolu_1"}}
+    message = {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+    request = {"subtype": "mcp_message", "server_name": "client", "message": message}
+    reader.feed({"type": "control_request", "request_id": "r", "request": request})
+    assert reader.untold_call
+
+
 # --- turns
 
 

@@ -312,6 +312,54 @@ async def test_another_system_prompt_is_given_to_a_running_process_only_where_th
         assert process.usable
 
 
+@pytest.mark.parametrize(
+    ("mode", "why"), [("silent", "it said nothing for"), ("no-end", "after the model had answered")]
+)
+async def test_what_has_to_come_soon_is_not_waited_for_long(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch, mode: str, why: str
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 0.4)
+    process = await start(await fake(mode))
+    with pytest.raises(ProcessDied, match=why) as died:
+        await ask(process, "hi")
+    assert not died.value.again
+    assert str(process.launch.capability.path) in died.value.cli
+
+
+async def test_a_control_request_that_is_not_answered_says_so_and_is_not_tried_again(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.ANSWER_WAIT", 0.3)
+    process = await start(await fake("deaf"))
+    with pytest.raises(ProcessDied, match=r"did not answer the control request `apply_flag_settings` in 0\.3 s"):
+        await process.tell({"A": "b"})
+    known = await probe(process.launch.capability.path, dict(process.launch.env))
+    assert not known.takes_parameters
+
+
+async def test_a_turn_that_no_interrupt_ends_is_ended_by_its_process(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.INTERRUPT_WAIT", 0.3)
+    process = await start(await fake("stubborn-turn"))
+    turn = asyncio.create_task(ask(process, "hi"))
+    await until(lambda: process.busy)
+    await process.interrupt()
+    with pytest.raises(ProcessDied, match="did not end a turn"):
+        await turn
+    known = await probe(process.launch.capability.path, dict(process.launch.env))
+    assert not known.does("interrupt")
+
+
+async def test_a_session_that_was_not_written_is_told(
+    fake: Fake, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = await start(await fake("full-disk"))
+    await ask(process, "hi")
+    await process.close()
+    assert process.writes_lost == "ENOSPC"
+
+
 async def test_an_interrupt_ends_the_turn_with_its_result(fake: Fake, start: Start) -> None:
     process = await start(await fake("silent"))
     turn = asyncio.create_task(ask(process))

@@ -201,7 +201,7 @@ async def test_a_transcript_that_is_changed_at_every_load_is_an_error_in_words_a
     settings, mine, _ = await told.settings(make_settings, claude, cli.path)
     before = len(upstream.requests)
     cli.order("start", ("write", str(mine), ""), always=True)
-    with pytest.raises(SessionBusy, match="while the Claude CLI was loading it"):
+    with pytest.raises(SessionBusy, match="was loading it"):
         await asked(settings, "and now")
     assert len(upstream.requests) == before
     cli.stop()

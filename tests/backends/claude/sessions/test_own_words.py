@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.sessions.exchanges import is_prompt
+from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Gate, Reply, ToolUse
@@ -81,3 +84,10 @@ async def test_a_result_whose_records_are_lost_is_sent_again_in_the_form_in_whic
         await ask(engine, "and now", tools=TOOLS)
     before, now = upstream.requests[-2:]
     assert now.prefix_kept(before) == 1.0, (before.messages, now.messages)
+
+
+def test_what_the_cli_says_near_a_usage_limit_is_not_a_persons_prompt() -> None:
+    said = "[Usage limit approaching. Checkpoint now: finish the current step.]"
+    for marks in ({"isMeta": True}, {"turnCompanion": True}, {"usageLimitNote": "near_limit"}):
+        data = {"type": "user", "uuid": "u", "parentUuid": None, "message": {"content": said}, **marks}
+        assert not is_prompt(Entry(json.dumps(data), data))

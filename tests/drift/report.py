@@ -1,0 +1,62 @@
+"""The table of the drift: what was changed, and how the turns of that life ended."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypedDict
+
+from .life import Step
+from .tomorrow import CHANGES, VERSION
+
+DRIFT = "drift"
+
+_HEAD = """# A CLI of tomorrow: measured
+
+The CLI is updated often, under people's hands. Here the real one is replaced by a program around it that changes one
+thing on the way in or out and calls itself {version}. Each row is a small life: a turn with the real CLI; then on the
+changed one a plain turn, a stream, an image, parameters, another system prompt, a call of the client's tool with its
+result, a new agent whose first turn is cancelled in the middle, all transcripts deleted, a restart; then the real one
+is back. "Right" turns had the right answer, and the request that led to it held every acknowledged turn once, in
+order. A "refused" turn ended in an error that names the CLI's version and binary; nothing of it reached a later
+request. "Slowest" is the longest that a client waited for either. "Faults" are wrong answers, vague errors, and turns
+that a request did not hold although they were acknowledged. Settings are the defaults of `serve`.
+Made by `make drift`, which fails where a turn is neither right nor refused in words, takes too long, or is lost.
+
+| changed | right | refused | slowest | faults | the first refusal |
+|---|---|---|---|---|---|
+"""
+
+
+class Row(TypedDict):
+    change: str
+    right: int
+    refused: int
+    slowest: float
+    faults: list[str]
+    error: str
+
+
+def row(change: str, steps: Sequence[Step], folder: Path) -> Row:
+    errors = [step.error for step in steps if step.error is not None]
+    return {
+        "change": change,
+        "right": sum(step.error is None and step.fault is None for step in steps),
+        "refused": len(errors),
+        "slowest": max(step.seconds for step in steps),
+        "faults": [f"{step.name}: {step.fault}" for step in steps if step.fault is not None],
+        "error": errors[0].replace(str(folder), "…") if errors else "",
+    }
+
+
+def write(path: Path, rows: Mapping[str, Row]) -> None:
+    order = [name for name in CHANGES if name in rows] + [name for name in rows if name not in CHANGES]
+    lines = []
+    for name in order:
+        one = rows[name]
+        lost = "–" if not one["faults"] else "; ".join(one["faults"])
+        cells = [name, str(one["right"]), str(one["refused"]), f"{one['slowest']:.1f} s", lost, one["error"]]
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
+    whole = sum(not one["faults"] for one in rows.values())
+    end = f"\nRows without a fault: {whole} of {len(rows)}.\n"
+    path.write_text(_HEAD.format(version=VERSION) + "".join(lines) + end, encoding="utf-8")

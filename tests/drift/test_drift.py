@@ -1,0 +1,47 @@
+"""A CLI that changes one thing tomorrow: a right answer or a clear error, and nothing is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from .cli import ChangingCli
+from .life import Life, live
+from .report import DRIFT, Row, row
+from .tomorrow import CHANGES
+
+
+@pytest.fixture
+def life(make_settings: MakeSettings, claude_2: Path, upstream: Upstream, tmp_path: Path, change: str) -> Life:
+    cli = ChangingCli(tmp_path / "cli", claude_2)
+    # The bounds of a `serve` that nobody has configured.
+    bounds = {"turn_timeout": 1800.0, "idle_timeout": 300.0, "spawn_timeout": 60.0, "stop_grace": 5.0}
+    return Life(make_settings(claude_bin=cli.path, spares=int("claim" in change), **bounds), upstream, cli)
+
+
+# Of each kind of change one; the others with `make drift`.
+EACH_TIME = {
+    "extra frames and fields", "no assistant frames", "result: another type", "initialize not answered",
+    "apply_flag_settings refused", "a new type of record on the chain", "transcript in another folder",
+    "exit 0 without an answer",
+}  # fmt: skip
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "change", [name if name in EACH_TIME else pytest.param(name, marks=pytest.mark.full) for name in CHANGES]
+)
+async def test_a_changed_cli_answers_right_or_says_what_is_wrong(
+    life: Life, change: str, record_property: Callable[[str, Row], None]
+) -> None:
+    await live(life, change)
+    for step in life.steps:
+        words = f"FAULT {step.fault}" if step.fault else step.error or "right"
+        print(f"{step.seconds:6.1f} {step.name:24} {words}")
+    record_property(DRIFT, row(change, life.steps, life.cli.path.parent))
+    assert not life.faults

@@ -1,0 +1,36 @@
+"""The table of the versions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from .life import TURNS, Found
+
+_HEAD = f"""# Every CLI that people have: measured
+
+One agent's life of {TURNS} turns on each version from npm: plain and streamed turns, an image, four turns at once,
+all transcripts deleted, a stream that the provider cuts, a restart of the proxy. "Whole" counts the answered turns
+whose request to the model held every turn that was acknowledged before, once, in order. Prefix = the least that any
+request kept of the one before it (and in which turn); 1.00: the prompt cache holds. The provider is scripted. Every
+20th version since 1.0.60, and all of the last ten. Made by `make versions`.
+
+| version | answered | whole | prefix | seconds | what its clients were told | faults |
+|---|---|---|---|---|---|---|
+"""
+
+
+def write(path: Path, every: Sequence[Found]) -> None:
+    lines = []
+    for one in every:
+        told = "; ".join(one.errors) or "–"
+        cells = [
+            one.version, f"{one.answered}/{TURNS}", f"{one.whole}/{one.answered}",
+            f"{one.prefix:.2f}" + (f" ({one.least_at})" if one.least_at else ""),
+            f"{one.seconds:.0f}", told, "; ".join(one.faults) or "–",
+        ]  # fmt: skip
+        lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
+    sound = sum(one.sound for one in every)
+    path.write_text(
+        _HEAD + "".join(lines) + f"\nVersions without a fault: {sound} of {len(every)}.\n", encoding="utf-8"
+    )
