@@ -152,6 +152,8 @@ _BEGIN = Prepared(
         or_(*(turns.c.status == status for status in sorted(UNFINISHED))),
         exists().where(
             leases.c.agent_key == turns.c.agent_key,
+            # Leases of two agents may have one epoch: both were granted in the same millisecond.
+            leases.c.agent_key == bindparam("of_agent"),
             leases.c.epoch == bindparam("at_epoch"),
             leases.c.holder == bindparam("of_holder"),
         ),
@@ -284,6 +286,7 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         "turn_id": begun.turn_id,
         "at_epoch": lease.epoch,
         "of_holder": lease.holder,
+        "of_agent": lease.agent_key,
         "status": "running",
         "parent_id": begun.parent_id,
         "session_id": begun.session_id,
