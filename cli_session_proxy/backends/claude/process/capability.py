@@ -201,8 +201,8 @@ def pin(version: str | None) -> str:
 
 def numbers(version: str) -> Version:
     """Of a version's text, to compare; (0, 0, 0) for what is none."""
-    found = _VERSION.search(version)
-    return (int(found[1]), int(found[2]), int(found[3])) if found else (0, 0, 0)
+    found = read_version(version)
+    return (0, 0, 0) if found is None else found[1]
 
 
 # A file as it stands somewhere: path, device, inode, size, time.
