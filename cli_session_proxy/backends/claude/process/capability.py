@@ -35,10 +35,20 @@ PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
 
 PACKAGE = "@anthropic-ai/claude-code"
-INSTALL = (
-    f"install it (npm install -g {PACKAGE}), or pip install 'cli-session-proxy[claude]' for the binary "
-    "that claude-agent-sdk carries, or name it with --claude-bin"
-)
+
+
+def how_to_install(root: Path = Path("/")) -> str:
+    """On musl (Alpine) there is no wheel of claude-agent-sdk, and the CLI needs some packages of the system."""
+    if any(root.glob("lib/ld-musl-*")):
+        needs = "apk add nodejs npm libgcc libstdc++ ripgrep"
+        return f"install it ({needs} && npm install -g {PACKAGE}), or name it with --claude-bin"
+    return (
+        f"install it (npm install -g {PACKAGE}), or pip install 'cli-session-proxy[claude]' for the binary "
+        "that claude-agent-sdk carries, or name it with --claude-bin"
+    )
+
+
+INSTALL = how_to_install()
 UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wants
 
 # By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
