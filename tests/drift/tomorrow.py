@@ -54,6 +54,7 @@ class Change:
     # transcripts
 
     place = staticmethod(lambda path: path)  # where it keeps what today's CLI keeps at this path
+    moves_whole = True  # a session that it found where today's CLI keeps it
     late = 0.0  # seconds after which a turn's records are there
 
     def stored(self, lines: list[Frame]) -> bytes:
@@ -112,8 +113,9 @@ class Stored(Change):
         stored: Callable[[list[Frame]], bytes] | None = None,
         loaded: Callable[[bytes], list[Frame]] | None = None,
         late: float = 0.0,
+        moves_whole: bool = True,
     ) -> None:
-        self.late = late
+        self.late, self.moves_whole = late, moves_whole
         if place is not None:
             self.place = place  # type: ignore[assignment]
         if stored is not None:
@@ -522,6 +524,7 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "transcript compressed under the same name": lambda: Stored(stored=compressed, loaded=decompressed),
     "transcript under another name": lambda: Stored(place=lambda path: path.with_name(f"session-{path.name}")),
     "transcript in another folder": lambda: Stored(place=own_folder),
+    "transcript in another folder, of the newer turns only": lambda: Stored(place=own_folder, moves_whole=False),
     "transcript half a second late": lambda: Stored(late=0.5),
     "transcript five seconds late": lambda: Stored(late=5.0),
     "no transcript": lambda: Stored(stored=lambda _: b""),
@@ -631,7 +634,9 @@ class Passing:
         lines = self.change.loaded(found.read_bytes())
         real.parent.mkdir(parents=True, exist_ok=True)
         real.write_bytes(plain(lines))
-        self._written[real] = len(lines)
+        # What it reads from where today's CLI keeps it goes on, as a whole, where it keeps it itself.
+        whole = self.change.moves_whole and found != self.change.place(usual)
+        self._written[real] = 0 if whole else len(lines)
 
     def _store(self) -> None:
         with self._storing:
