@@ -14,7 +14,7 @@ from cli_session_proxy.testing.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings
-from ....talking import ask, heard, request, running, text
+from ....talking import ask, events, heard, request, running, text
 from .translating import Mode, translated
 
 
@@ -88,3 +88,16 @@ async def test_a_model_that_says_nothing_at_all_is_an_error_too(
             await ask(engine, "lost")
         await ask(engine, "one")
     assert heard(upstream) == ["one"]
+
+
+async def test_a_cli_is_held_to_be_silent_after_two_answers_in_a_row_without_words(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One may be the model's doing."""
+    mute = translated(tmp_path / "cli", claude_2, "mute")
+    async with running(make_settings(claude_bin=mute)) as engine:
+        for degraded in ([], ["frames"]):
+            with pytest.raises(UpstreamError, match=r"gave no words of an answer"):
+                await ask(engine, "lost")
+            told = [event for event in events(caplog) if event.get("event") == "claude_degraded"]
+            assert [event["observation"] for event in told] == degraded
