@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .errors import ConfigError, ProxyError
+from .errors import ConfigError, ProxyError, printable
 from .machine import check_system
 from .settings import load
 
@@ -603,8 +603,6 @@ def main(args: list[str] | None = None) -> None:
         check_system()
         app(args)
     except ProxyError as exc:
-        from .export.words import printable
-
         print(f"error: {printable(' '.join(exc.message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:

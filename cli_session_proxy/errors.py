@@ -216,3 +216,8 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
     """`: did you mean `x`?`, or nothing where no known name is like it."""
     meant = likely(given, known)
     return "" if meant is None else f": did you mean `{meant}`?"
+
+
+def printable(text: str) -> str:
+    """One line in which nothing steers the terminal."""
+    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
+from ..errors import printable as printable  # to those who print a dump
 
 # A link in a few words, where the whole sentence (`explain.link`) has no place.
 WHY: Mapping[LinkReason, str] = {
@@ -60,11 +61,6 @@ _UNSEEN = re.compile(f"[{UNSEEN}]")
 def visible(text: str) -> str:
     """Text of any lines in which every control character is shown as one."""
     return text if text.replace("\n", "").isprintable() else _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def printable(text: str) -> str:
-    """One line in which nothing steers the terminal."""
-    return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
 def time(at: float) -> str:

@@ -187,8 +187,8 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
         server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, report, watchdog), SOON
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
-    assert said[4].startswith("no key: ")
-    assert said[5].endswith(f"turn_2: {SAID}")
+    assert [line.partition(" ")[0] for line in said[4:6]] == ["no", "one-shots"]
+    assert said[6].endswith(f"turn_2: {SAID}")
 
 
 async def test_without_a_terminal_the_proxy_serves_all_the_same(
@@ -289,6 +289,7 @@ async def test_serve_prints_where_it_listens_and_a_line_for_each_repair(
         while not (await lines.readline()).startswith(b"claude 2.1."):
             pass
         assert (await lines.readline()).startswith(b"no key: ")
+        assert (await lines.readline()).startswith(b"one-shots ")
         async with httpx.AsyncClient(base_url=first.split()[2], trust_env=False, timeout=SOON) as http:
             await say(http, "one")
             [path] = settings.claude_config_dir.glob("projects/*/*.jsonl")

@@ -88,6 +88,14 @@ class Checker:
 
 @pytest.fixture
 async def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
+    for known in (
+        "_probed",
+        "_observed",
+        "_heard",
+        "_refused",
+        "_stand_ins",
+    ):  # CLIs of other tests of this process would be looked at, too
+        monkeypatch.setattr(capability, known, {})
     return Checker(monkeypatch)
 
 

@@ -156,7 +156,7 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _chosen(wanted: JSON) -> JSON | None:
     """A tool of a choice as a function; None for one that is not offered."""
-    kind = wanted.get("type") or "function"
+    kind = optional(wanted, "type", str, "a string", where="tool_choice.") or "function"
     if kind in ("function", "custom"):
         return {**wanted, "type": "function"}
     return {"type": "function", "name": PUBLISHED[TYPES[kind]].name} if kind in TYPES else None

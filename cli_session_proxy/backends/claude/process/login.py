@@ -93,7 +93,7 @@ def is_renewal(before: bytes, after: bytes) -> bool:
 
 
 def _kind(token: Any) -> str:
-    """What a token begins with, such as `sk-ant-oat01`."""
+    """What a token begins with: its kind and version."""
     return token.rpartition("-")[0][:12] if isinstance(token, str) and token.isascii() and token.isprintable() else ""
 
 
