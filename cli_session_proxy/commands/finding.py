@@ -12,8 +12,8 @@ from rich.progress import TaskProgressColumn
 from rich.text import Text
 
 from ..domain.searching import Found, Indexed, Search
+from ..errors import printable
 from ..export import found as shown
-from ..export.words import printable
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar

@@ -13,9 +13,9 @@ from ..backends.claude.process import environment
 from ..backends.claude.sessions import seeing
 from ..domain.models import JSON, Agent, Block, Link, Session, Turn
 from ..domain.searching import Search
-from ..errors import NotFound
+from ..errors import NotFound, printable
 from ..export import explain, shown
-from ..export.words import count, printable
+from ..export.words import count
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of

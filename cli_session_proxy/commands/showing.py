@@ -26,12 +26,12 @@ from ..domain.models import JSON, Agent, ChainSummary, Status
 from ..domain.searching import moment
 from ..engine.engine import Engine
 from ..engine.subscription import Follower
-from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_dict
+from ..errors import ConfigError, NotFound, UpstreamError, did_you_mean, from_dict, printable
 from ..export import FORMATS, live
 from ..export.chain_json import chain_json
 from ..export.markdown import markdown
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
-from ..export.words import count, printable, visible
+from ..export.words import count, visible
 from ..http.keys import Keys
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER, Sandboxes

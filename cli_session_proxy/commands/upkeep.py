@@ -22,10 +22,10 @@ from ..backends.claude.sessions.fitting import Fitting, Look
 from ..backends.claude.sessions.verifying import Verified, Verifier
 from ..domain.models import Agent, Block, Record
 from ..domain.notes import Code
-from ..errors import NotFound
+from ..errors import NotFound, printable
 from ..export import incoming, portable
 from ..export.portable import Moved
-from ..export.words import count, printable
+from ..export.words import count
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.auto import place_of

@@ -10,10 +10,11 @@ from .. import redact
 from ..domain.models import JSON
 from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
+from ..errors import printable
 from . import explain, shown
 from .explain import MARKED_REASONS
 from .schema import TurnDump
-from .words import printable, time
+from .words import time
 
 # Of a text, what fits on a line of a terminal (characters).
 WIDTH = 200

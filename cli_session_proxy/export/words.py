@@ -9,7 +9,6 @@ from typing import Any
 
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
-from ..errors import printable as printable  # to those who print a dump
 
 # A link in a few words, where the whole sentence (`explain.link`) has no place.
 WHY: Mapping[LinkReason, str] = {

@@ -13,10 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
 from ..domain.models import Link, Turn
-from ..errors import StoreUnavailable
+from ..errors import StoreUnavailable, printable
 from ..export import explain, shown
 from ..export.explain import MARKED_REASONS
-from ..export.words import printable, time
+from ..export.words import time
 from ..stores.base import Store
 
 # Repairs that wait to be said; while the terminal stands still, older ones are only counted.

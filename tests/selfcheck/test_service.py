@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -49,12 +49,12 @@ def install(tmp_path: Path) -> Binary:
 
 
 @pytest.fixture(autouse=True)
-def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The scripts of these tests are kept like programs; what was learned of CLIs is forgotten."""
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The scripts of these tests are kept like programs. What was learned of CLIs, in other tests of this process too,
+    is forgotten: the service looks at each that is known."""
     monkeypatch.setattr("cli_session_proxy.selfcheck.keeping._PROGRAMS", (b"#!",))
-    yield
-    for known in (capability._probed, capability._observed, capability._stand_ins):
-        known.clear()
+    for known in ("_probed", "_observed", "_stand_ins"):
+        monkeypatch.setattr(capability, known, {})
 
 
 class Checker:
@@ -88,14 +88,6 @@ class Checker:
 
 @pytest.fixture
 async def checker(monkeypatch: pytest.MonkeyPatch) -> Checker:
-    for known in (
-        "_probed",
-        "_observed",
-        "_heard",
-        "_refused",
-        "_stand_ins",
-    ):  # CLIs of other tests of this process would be looked at, too
-        monkeypatch.setattr(capability, known, {})
     return Checker(monkeypatch)
 
 
