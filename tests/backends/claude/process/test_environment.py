@@ -65,12 +65,12 @@ def ours(settings: Settings, tmp_path: Path) -> dict[str, str]:
         {CONFIG: "{home}/.claude/"},
         {CONFIG: "{home}//.claude/."},
         {CONFIG: "{home}/work"},
-        {CONFIG: "{home}/work/"},
+        {CONFIG: "{home}/claude/"},
         {CONFIG: "{home}/" + DECOMPOSED},
         {LOGIN: "{home}/login/"},
         {LOGIN: ""},
         {CONFIG: "{home}/work", LOGIN: ""},
-        {CONFIG: "{home}/work/", LOGIN: "{home}/login"},
+        {CONFIG: "{home}/claude/", LOGIN: "{home}/login"},
     ],
 )
 def test_the_login_is_the_entry_of_the_users_own_cli_and_what_names_it_arrives_byte_for_byte(
@@ -125,8 +125,8 @@ def test_an_empty_directory_is_none(home: Path, tmp_path: Path, monkeypatch: pyt
         (None, ".claude", None),  # the user's own, with the entry of an unset variable
         (None, "other", "{home}/other"),
         ("{home}/.claude/", ".claude", "{home}/.claude/"),  # the same directory: the user's own form of it
-        ("{home}/work/", "other", "{home}/other"),
-        ("{home}/work/", ".claude", "{home}/.claude"),
+        ("{home}/claude/", "other", "{home}/other"),
+        ("{home}/claude/", ".claude", "{home}/.claude"),
     ],
 )
 def test_the_setting_names_a_directory_and_the_variable_names_its_login(
