@@ -159,18 +159,18 @@ def chains(
     as_json: AsJson = False,
 ) -> None:
     """List the agents: turns, repairs, cost, size, and the totals."""
-    from .commands import showing as commands
+    from .commands import listing
 
-    wanted = commands.Wanted.parse(search, since, status, side=side, one_shots=one_shots)
+    wanted = listing.Wanted.parse(search, since, status, side=side, one_shots=one_shots)
     settings = load(config=config, var=var, store=store)
     if watch:
-        asyncio.run(commands.watch_chains(settings, wanted, limit))
+        asyncio.run(listing.watch_chains(settings, wanted, limit))
         return
-    listed = asyncio.run(commands.chains(settings, wanted))
+    listed = asyncio.run(listing.chains(settings, wanted))
     if as_json:
         _say(json.dumps(listed.rows[:limit], indent=1))
     else:
-        commands.print_chains(listed, limit)
+        listing.print_chains(listed, limit)
 
 
 @app.command(epilog=_examples("show ada", "show turn_0a1b", "show 5e551011 --json"))
@@ -249,17 +249,19 @@ def dump(
     owner: Owner = "local",
 ) -> None:
     """Print an agent's chain: every turn, session and link."""
-    from .commands import showing as commands
+    from .commands import dumping
 
     in_terminal = sys.stdout.isatty()
-    chosen = commands.Shown(format or ("markdown" if in_terminal else "json"), not redact, last, turn)
+    chosen = dumping.Shown(format or ("markdown" if in_terminal else "json"), not redact, last, turn)
     settings = load(config=config, var=var, store=store)
     if follow:
-        asyncio.run(commands.follow(settings, owner, agent_id, chosen, _write))
+        from .commands import following
+
+        asyncio.run(following.follow(settings, owner, agent_id, chosen, _write))
     elif in_terminal and chosen.format == "markdown":
-        commands.dump_by_the_page(settings, owner, agent_id, chosen)
+        dumping.dump_by_the_page(settings, owner, agent_id, chosen)
     else:
-        asyncio.run(commands.dump(settings, owner, agent_id, chosen, _write))
+        asyncio.run(dumping.dump(settings, owner, agent_id, chosen, _write))
 
 
 @app.command(epilog=_examples("delete ada", "delete ada --yes"))
@@ -276,9 +278,9 @@ def delete(
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
-    from .commands import showing as commands
+    from .commands import changing
 
-    asyncio.run(commands.delete(settings, agent_id, owner))
+    asyncio.run(changing.delete(settings, agent_id, owner))
     _say(f"deleted {agent_id}")
 
 
@@ -295,9 +297,9 @@ def rewind(
 ) -> None:
     """Take the last turns off an agent's path: they stay in the chain, the next turn branches before them."""
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
-    from .commands import showing as commands
+    from .commands import changing
 
-    done = asyncio.run(commands.rewind(settings, owner, agent_id, to))
+    done = asyncio.run(changing.rewind(settings, owner, agent_id, to))
     where = f"goes on from {done['head']}" if done["head"] else "begins anew"
     _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.commands import showing as commands
+from cli_session_proxy.commands import changing
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ImportedTurn
@@ -118,7 +118,7 @@ def test_delete_asks_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     async def delete(_settings: Settings, agent_id: str, owner: str) -> None:
         called.append(f"{owner}/{agent_id}")
 
-    monkeypatch.setattr(commands, "delete", delete)
+    monkeypatch.setattr(changing, "delete", delete)
     monkeypatch.setattr("sys.stdin", io.StringIO())
     with pytest.raises(SystemExit) as caught:
         run("delete", "a", "--var", tmp_path)

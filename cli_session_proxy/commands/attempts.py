@@ -18,7 +18,7 @@ from ..git_memory.recall import told
 from ..settings import GitMemory, Settings, fix_id_of
 from ..stores.auto import store_for
 from .migrating import migrating
-from .showing import agent_in, opened
+from .stored import agent_in, opened
 
 # Attempts that are listed where no fix is named.
 LISTED = 10_000

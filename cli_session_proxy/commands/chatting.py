@@ -33,8 +33,9 @@ from ..http.ui import views
 from ..settings import Settings
 from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
+from .asking import alive, client_of, key_of
+from .following import LOOK, progress_of
 from .migrating import migrating
-from .showing import LOOK, alive, client_of, key_of, progress_of
 
 Write = Callable[[str], None]
 

@@ -42,8 +42,9 @@ from ..stores.sql.migrations import MIGRATIONS
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
 from . import places
+from .asking import client_of
 from .login import missing_login
-from .showing import client_of, opened
+from .stored import opened
 
 if TYPE_CHECKING:
     from ..stores.postgresql.looking import Looked

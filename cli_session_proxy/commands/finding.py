@@ -17,7 +17,8 @@ from ..export import found as shown
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar
-from .showing import Wanted, moment_of, opened
+from .listing import Wanted, moment_of
+from .stored import opened
 
 # Seconds for which the index is filled between two moves of the bar.
 STEP = 0.25

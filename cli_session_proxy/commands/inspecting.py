@@ -20,7 +20,7 @@ from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
-from .showing import opened
+from .stored import opened
 
 # Newest turns of an agent in which repairs and failures are looked for.
 NEWEST = 200

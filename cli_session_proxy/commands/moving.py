@@ -22,7 +22,7 @@ from ..stores.base import Granted, Held, Proxy, Store
 from ..stores.sql.moving import Move, Moved, NotHeld
 from ..stores.sqlite.store import FILE
 from .bars import bar
-from .showing import made
+from .stored import made
 
 log = logs.get(__name__)
 

@@ -32,7 +32,7 @@ from ..stores.auto import place_of
 from ..stores.base import Store
 from .bars import bar
 from .doctor import Finding, examine
-from .showing import made, opened
+from .stored import made, opened
 
 Say = Callable[[str], None]
 

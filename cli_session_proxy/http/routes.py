@@ -17,8 +17,9 @@ from ..engine.engine import Engine
 from ..engine.passing import HOP
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import FORMATS, shown
 from ..export import live as telling
+from ..export import shown
+from ..export.formats import FORMATS
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings

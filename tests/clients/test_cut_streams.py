@@ -11,7 +11,7 @@ import pytest
 
 from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.testing.script import TOOL_RESULT, Cut, Reply, ToolUse
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream

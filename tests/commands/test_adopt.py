@@ -15,7 +15,7 @@ from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
 from cli_session_proxy.backends.claude.sessions.foreign import survey
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.commands import upkeep
-from cli_session_proxy.commands.showing import made
+from cli_session_proxy.commands.stored import made
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import make_private

@@ -13,7 +13,7 @@ import pytest
 
 from cli_session_proxy import logs
 from cli_session_proxy.backends.memory import MemoryBackend
-from cli_session_proxy.commands import showing
+from cli_session_proxy.commands import changing
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
@@ -139,12 +139,12 @@ async def test_a_copy_that_cannot_be_cleaned_is_said_and_nothing_is_deleted(tmp_
         await filled(engine, AGENT)
         copy.write_bytes(b"no database" * 100)
     with pytest.raises(StoreUnavailable, match=r"v1\.bak") as caught:
-        await showing.delete(settings, AGENT)
+        await changing.delete(settings, AGENT)
     assert "remove it" in caught.value.message
     async with running(settings) as engine:
         assert await engine.store.agent("local", AGENT) is not None
     copy.unlink()
-    await showing.delete(settings, AGENT)
+    await changing.delete(settings, AGENT)
     assert holders(settings.var, of=WORDS) == []
 
 

@@ -15,8 +15,9 @@ import httpx
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.commands import showing as commands
-from cli_session_proxy.commands.showing import Shown, Wanted
+from cli_session_proxy.commands import following, listing
+from cli_session_proxy.commands.dumping import Shown
+from cli_session_proxy.commands.listing import Wanted
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
@@ -47,7 +48,7 @@ async def queued(store: Store, number: int, words: str = "hello") -> None:
 async def test_only_what_happens_from_now_on_is_printed_until_the_agent_is_gone(settings: Settings) -> None:
     await fill(settings, turn(1))
     out: asyncio.Queue[str] = asyncio.Queue()
-    following = asyncio.create_task(commands.follow(settings, "local", "a", Shown("json"), out.put_nowait))
+    task = asyncio.create_task(following.follow(settings, "local", "a", Shown("json"), out.put_nowait))
     async with store_of(settings) as store, asyncio.timeout(SOON):
         await asyncio.sleep(0)
         while out.empty():  # it may not have looked for the first time yet
@@ -62,7 +63,7 @@ async def test_only_what_happens_from_now_on_is_printed_until_the_agent_is_gone(
         agent = await store.agent("local", "a")
         assert agent is not None
         await store.delete_agent(agent.key)
-        await following
+        await task
     assert "turn_1" not in {json.loads(line)["turn"]["id"] for line in iter_queue(out)}
 
 
@@ -73,9 +74,9 @@ def iter_queue(queue: asyncio.Queue[str]) -> list[str]:
 async def test_a_page_or_a_graph_cannot_be_followed(settings: Settings) -> None:
     for name in ("html", "mermaid", "pdf"):
         with pytest.raises(ConfigError, match="--follow"):
-            await commands.follow(settings, "local", "a", Shown(name), print)
+            await following.follow(settings, "local", "a", Shown(name), print)
     with pytest.raises(NotFound):
-        await commands.follow(settings, "local", "nobody", Shown("json"), print)
+        await following.follow(settings, "local", "nobody", Shown("json"), print)
 
 
 async def test_a_person_sees_a_repair_as_it_happens(
@@ -142,7 +143,7 @@ async def next_event(lines: AsyncIterator[str]) -> Any:
 
 
 async def listed(settings: Settings, *options: str | None) -> list[str]:
-    return [row["agent_id"] for row in (await commands.chains(settings, Wanted.parse(*options))).rows]
+    return [row["agent_id"] for row in (await listing.chains(settings, Wanted.parse(*options))).rows]
 
 
 async def test_chains_are_filtered_by_name_time_and_status(settings: Settings) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.commands import upkeep
-from cli_session_proxy.commands.showing import opened
+from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import directory_name, make_private

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from cli_session_proxy.backends.base import Retried
 from cli_session_proxy.commands.chatting import Here, Talk, There
-from cli_session_proxy.commands.showing import show_progress
+from cli_session_proxy.commands.following import show_progress
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 

@@ -18,7 +18,7 @@ import pytest
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.testing.prompt_cache import share_read
 from cli_session_proxy.testing.script import Fail, Reply
 from cli_session_proxy.testing.seen import JSON

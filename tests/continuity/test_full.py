@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import summaries
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.testing.rules import Rules
 from cli_session_proxy.testing.script import Behaviour, Fail, Reply
 from cli_session_proxy.testing.seen import Seen

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 

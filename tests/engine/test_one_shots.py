@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.commands import showing
+from cli_session_proxy.commands import listing
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.engine import engine
 from cli_session_proxy.engine.engine import Engine
@@ -193,7 +193,7 @@ async def test_lists_tell_them_in_one_number(
         return (await proxy.http.get(f"/v1/chains{query}")).json()
 
     assert len((await listed())["data"]) == 4  # somebody may be about to go on from them
-    for module in (routes, showing):
+    for module in (routes, listing):
         monkeypatch.setattr(module, "ONE_SHOT_SHOWN", -1.0)
     told = await listed()
     assert [row["agent_id"] for row in told["data"]] == ["ada"]
@@ -204,10 +204,10 @@ async def test_lists_tell_them_in_one_number(
     monkeypatch.setattr(routes, "LISTED", 1)
     assert len((await listed("?one_shots=1"))["data"]) == 1
     assert summaries.LISTED == 1000
-    found = await showing.chains(proxy.settings, showing.Wanted())
-    showing.print_chains(found)
+    found = await listing.chains(proxy.settings, listing.Wanted())
+    listing.print_chains(found)
     assert "3 one-shots today" in capsys.readouterr().out
-    assert len((await showing.chains(proxy.settings, showing.Wanted(one_shots=True))).rows) == 4
+    assert len((await listing.chains(proxy.settings, listing.Wanted(one_shots=True))).rows) == 4
 
 
 def test_how_long_they_are_kept_is_said_in_hours_or_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

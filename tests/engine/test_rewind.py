@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.commands import showing
+from cli_session_proxy.commands import changing
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, LeaseLost, NotFound, SessionBusy
 from cli_session_proxy.settings import Settings
@@ -129,10 +129,10 @@ async def test_by_the_route_and_by_the_command_with_and_without_a_server(setting
             for wrong in bodies:
                 assert (await http.post("/chains/a%2Fb/rewind", json=wrong)).status_code == 400
             assert (await http.post("/chains/nobody/rewind", json={"to": "-1"})).status_code == 404
-    done = await showing.rewind(settings, "local", "a/b", "-1")
+    done = await changing.rewind(settings, "local", "a/b", "-1")
     assert done["head"] == one.id
     with pytest.raises(NotFound):
-        await showing.rewind(settings, "local", "nobody", "-1")
+        await changing.rewind(settings, "local", "nobody", "-1")
 
 
 async def test_an_agent_whose_history_is_refused_is_free_again_after_a_rewind(

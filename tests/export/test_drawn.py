@@ -11,7 +11,7 @@ from playwright.async_api import Browser, Page
 
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Link, Message, Session
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.export.mermaid import MOST_BOXES
 
 from ..conftest import ROOT, required

@@ -18,7 +18,8 @@ from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason
 from cli_session_proxy.domain.notes import Code, Note
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import FORMATS, explain, live
+from cli_session_proxy.export import explain, live
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 

@@ -23,7 +23,8 @@ from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
-from cli_session_proxy.export import FORMATS, shapes
+from cli_session_proxy.export import shapes
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn

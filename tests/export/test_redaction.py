@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Link, Message, Record, Session
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import FORMATS
+from cli_session_proxy.export.formats import FORMATS
 
 
 async def dumped(engine: Engine) -> tuple[dict[str, Any], str]:

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.commands import showing, upkeep
+from cli_session_proxy.commands import dumping, listing, upkeep
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.redis.registry import RedisRegistry
@@ -209,7 +209,7 @@ async def test_commands_on_another_host_name_the_one_that_has_the_agent(
 ) -> None:
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("one")
-        showing.print_chains(await showing.chains(two.settings, showing.Wanted()))
+        listing.print_chains(await listing.chains(two.settings, listing.Wanted()))
         assert socket.gethostname() in capsys.readouterr().out
         (there,) = await upkeep.verify(two.settings, None, None)
         # this backend keeps no records, which is the chain's own fault
@@ -218,7 +218,7 @@ async def test_commands_on_another_host_name_the_one_that_has_the_agent(
         (here,) = await upkeep.verify(one.settings, None, None)
         assert "host" not in [note.kind for note in here.notes]
         said: list[str] = []
-        await showing.dump(two.settings, "local", "a", showing.Shown("markdown"), said.append)
+        await dumping.dump(two.settings, "local", "a", dumping.Shown("markdown"), said.append)
         assert "You said: one (1)" in "".join(said)
 
 

@@ -16,9 +16,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.commands import showing
+from cli_session_proxy.commands import changing
+from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.login import TERMS, shared_login
-from cli_session_proxy.commands.showing import alive, client_of, key_of
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
@@ -74,7 +74,7 @@ async def test_a_unix_socket_is_this_users_alone_and_our_commands_find_it(short_
         async with client_of(where, SOON) as http:
             assert [row["agent_id"] for row in (await http.get("/v1/chains")).json()["data"]] == ["ada"]
             assert (await http.get("/v1/chains", headers={"Host": "evil.example"})).status_code == 400
-        await showing.delete(Settings(var=var), "ada")  # through the server: it holds the store
+        await changing.delete(Settings(var=var), "ada")  # through the server: it holds the store
         async with client_of(where, SOON) as http:
             assert (await http.get("/v1/chains")).json()["data"] == []
     assert not path.exists()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.commands.showing import opened
+from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Stall
 from cli_session_proxy.testing.upstream import Upstream

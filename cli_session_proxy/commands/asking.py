@@ -1,0 +1,61 @@
+"""A running server, as the commands ask it."""
+
+from __future__ import annotations
+
+import httpx
+
+from ..domain.models import JSON
+from ..errors import ConfigError, UpstreamError, from_dict
+from ..http.keys import Keys
+from ..http.served import Served
+from ..settings import Settings
+from ..wires.common import encoded_agent_id
+
+# A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
+ANSWER_TIMEOUT = 60.0
+HEALTH_TIMEOUT = 2.0
+
+
+def client_of(
+    served: Served, timeout: float | httpx.Timeout, headers: dict[str, str] | None = None
+) -> httpx.AsyncClient:
+    """A client of the server at this place, over its unix socket where it has one."""
+    transport = None if served.uds is None else httpx.AsyncHTTPTransport(uds=served.uds)
+    return httpx.AsyncClient(
+        transport=transport, base_url=served.url, trust_env=False, timeout=timeout, headers=headers or {}
+    )
+
+
+async def alive(served: Served) -> bool:
+    try:
+        async with client_of(served, HEALTH_TIMEOUT) as client:
+            return (await client.get("/healthz")).status_code == 200
+    except httpx.HTTPError:
+        return False
+
+
+def key_of(settings: Settings, owner: str) -> dict[str, str]:
+    """What a running server asks of this owner."""
+    keys = Keys(settings)
+    secret = keys.secret_of(owner)
+    if keys and secret is None:
+        raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
+    return {} if secret is None else {"Authorization": f"Bearer {secret}"}
+
+
+async def asked(
+    served: Served, method: str, agent_id: str, key: dict[str, str], *, after: str = "", body: JSON | None = None
+) -> JSON:
+    """What the server answers about this agent. Raises its error."""
+    async with client_of(served, ANSWER_TIMEOUT, key) as client:
+        try:
+            answer = await client.request(method, f"/v1/chains/{encoded_agent_id(agent_id)}{after}", json=body)
+            said: JSON = answer.json()
+            error = None if answer.status_code == 200 else said["error"]
+        except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
+            raise UpstreamError(
+                f"{served} (from serve.json in --var) does not answer like a cli-session-proxy server"
+            ) from exc
+    if error is not None:
+        raise from_dict(error)
+    return said

@@ -1,0 +1,49 @@
+"""`delete` and `rewind`: by the server that runs on this `var`, else here."""
+
+from __future__ import annotations
+
+from ..domain.models import JSON
+from ..engine.engine import Engine
+from ..errors import NotFound
+from ..http.served import served_at
+from ..sandbox import LOCAL_OWNER
+from ..settings import Settings
+from ..stores.auto import place_of
+from .asking import alive, asked, key_of
+from .stored import agent_in, opened
+
+
+async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
+    """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
+    served = served_at(settings.var)
+    if served is not None and await alive(served):
+        await asked(served, "DELETE", agent_id, key_of(settings, owner))
+        return
+    async with opened(settings) as store:
+        known = store is not None and await store.agent(owner, agent_id) is not None
+    if not known or not await _delete_here(settings, owner, agent_id):
+        raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
+
+
+async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON:
+    """Move the head back: through the server that runs on this `var`, else here. The answer of the route."""
+    served = served_at(settings.var)
+    if served is not None and await alive(served):
+        return await asked(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
+    async with opened(settings) as there:
+        await agent_in(settings, there, owner, agent_id)
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        return (await engine.rewind(owner, agent_id, to)).as_json()
+    finally:
+        await engine.stop()
+
+
+async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:
+    engine = Engine(settings)
+    try:
+        await engine.start()
+        return await engine.delete(owner, agent_id)
+    finally:
+        await engine.stop()

@@ -1,0 +1,95 @@
+"""`dump --follow`: what happens from now on, in any proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncGenerator
+
+import httpx
+from rich.console import Console, Group
+from rich.live import Live
+from rich.text import Text
+
+from ..domain.models import JSON
+from ..engine.subscription import Follower
+from ..errors import ConfigError, printable
+from ..export import live
+from ..export.words import visible
+from ..http.served import Served, served_at
+from ..settings import Settings
+from ..wires.common import encoded_agent_id
+from .asking import ANSWER_TIMEOUT, alive, client_of, key_of
+from .dumping import Shown, Write
+from .stored import agent_in, opened
+
+# Seconds until an agent that is not there yet is looked for again; a turn of it has been asked for.
+LOOK = 0.25
+NOT_THERE = 404
+# Lines of an answer that is being made.
+SAID_LINES = 6
+
+
+async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
+    """Write each turn and repair as it happens, in any proxy; ends when the agent is deleted.
+
+    In a terminal what the running server's turns do and say stands below, as long as they run.
+    """
+    forms = {"json": live.json_line, "markdown": live.lines}
+    if shown.format not in forms:
+        raise ConfigError(f"--follow takes --format {' or '.join(forms)}")
+    async with opened(settings) as there:
+        store, agent = await agent_in(settings, there, owner, agent_id)
+        console = Console(highlight=False)
+        served = served_at(settings.var)
+        watching: asyncio.Task[None] | None = None
+
+        async def watch(served: Served, key: dict[str, str]) -> None:
+            async with client_of(served, httpx.Timeout(ANSWER_TIMEOUT, read=None), key) as http:
+                await show_progress(http, agent_id, console)
+
+        if console.is_terminal and shown.format == "markdown" and served is not None and await alive(served):
+            with contextlib.suppress(ConfigError):  # without a key for the server the file is read all the same
+                watching = asyncio.create_task(watch(served, key_of(settings, owner)))
+        try:
+            async for happened in Follower(store, agent).follow():
+                for one in happened:
+                    write(forms[shown.format](one, verbatim=shown.verbatim))
+        finally:
+            if watching is not None:
+                watching.cancel()
+                await asyncio.wait([watching])
+
+
+async def show_progress(http: httpx.AsyncClient, agent_id: str, console: Console) -> None:
+    """Draw what the turns that run do and have said, below what is printed meanwhile. Ends with the server."""
+    with Live(console=console, transient=True, auto_refresh=False) as below:
+        async for going in progress_of(http, agent_id):
+            lines = []
+            for one in going:
+                lines.append(Text(f"{one['turn_id']}  {printable(one['says'])}", style="bold"))
+                said = visible(one["text"]).splitlines()[-SAID_LINES:]
+                lines += [Text(f"    {line}", style="dim", overflow="fold") for line in said]
+            below.update(Group(*lines), refresh=True)
+
+
+async def progress_of(http: httpx.AsyncClient, agent_id: str) -> AsyncGenerator[list[JSON], None]:
+    """The turns of the agent that wait or run in that server, whenever they do something else or say more.
+
+    An agent that is not there yet is waited for. Ends when the server does.
+    """
+    while True:
+        try:
+            path = f"/v1/chains/{encoded_agent_id(agent_id)}/events?live=1"
+            async with http.stream("GET", path) as stream:
+                lines = stream.aiter_lines()
+                async for line in lines:
+                    if line == "event: progress":
+                        told: list[JSON] = json.loads((await anext(lines)).removeprefix("data: "))["turns"]
+                        yield told
+                if stream.status_code != NOT_THERE:
+                    return
+        except httpx.HTTPError:
+            return
+        await asyncio.sleep(LOOK)

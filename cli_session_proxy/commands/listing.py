@@ -1,0 +1,149 @@
+"""`chains`: the agents, a row each. Nothing is imported here that only other commands need: a list comes at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import cast, get_args
+
+import click
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from ..domain.models import JSON, ChainSummary, Status
+from ..domain.searching import moment
+from ..errors import ConfigError, did_you_mean, printable
+from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
+from ..export.words import count
+from ..sandbox import LOCAL_OWNER
+from ..settings import Settings
+from .stored import opened
+
+# Columns of a table that goes into a file or a pipe: nothing is cut there.
+WIDE = 1000
+# Seconds until `--watch` looks again.
+AGAIN = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """`one_shots`: how many of the last day have no row, and what they cost."""
+
+    rows: list[JSON]
+    one_shots: int = 0
+    cost_usd: float = 0.0
+
+
+async def chains(settings: Settings, wanted: Wanted) -> Listed:
+    """A row for each agent of every owner, last active first."""
+    async with opened(settings) as store:
+        if store is None:
+            return Listed([])
+        now = time.time()
+        folded = None if wanted.one_shots else now - ONE_SHOT_SHOWN
+        rows = [summary_json(row) async for row in store.summaries(folded=folded) if wanted.holds(row)]
+        if folded is None:
+            return Listed(rows)
+        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded))
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which chains are listed."""
+
+    search: str = ""
+    since: float = 0.0
+    status: Status | None = None
+    side: bool = False
+    one_shots: bool = False
+
+    @staticmethod
+    def parse(
+        search: str | None, since: str | None, status: str | None, *, side: bool = False, one_shots: bool = False
+    ) -> Wanted:
+        """Raises `ConfigError` for a time or a status that there is not."""
+        known = get_args(Status)
+        if status is not None and status not in known:
+            raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
+        at = 0.0 if since is None else moment_of("--since", since)
+        return Wanted((search or "").casefold(), at, cast(Status | None, status), side, one_shots)
+
+    def holds(self, row: ChainSummary) -> bool:
+        named = self.search in row.agent.agent_id.casefold() and (self.side or not row.side)
+        return named and row.last_at >= self.since and self.status in (None, row.state)
+
+
+def moment_of(option: str, text: str) -> float:
+    """UTC seconds. Raises `ConfigError`."""
+    try:
+        return moment(text, time.time())
+    except (ValueError, OverflowError):
+        raise ConfigError(f"{option} {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
+
+
+async def watch_chains(settings: Settings, wanted: Wanted, limit: int) -> None:
+    """The list as it changes. Never ends by itself."""
+    while True:
+        listed = await chains(settings, wanted)
+        click.clear()
+        print_chains(listed, limit)
+        await asyncio.sleep(AGAIN)
+
+
+def print_chains(listed: Listed, limit: int = LISTED) -> None:
+    """A table that fits a terminal of 80 columns: the names are cut there, in a file nothing is. A line of totals, and
+    one of the one-shots that have no row."""
+    rows = listed.rows
+    folded = f"{count(listed.one_shots, 'one-shot')} today, ${listed.cost_usd:.2f} (--one-shots lists them)"
+    if not rows:
+        print(folded if listed.one_shots else "no chains yet")
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = WIDE
+    owned = any(row["owner"] != LOCAL_OWNER for row in rows)
+    # Who has an agent is told where there are several that could.
+    held = len({row["host"] for row in rows} - {None}) > 1 or any(row["address"] for row in rows)
+    table = Table(box=None, pad_edge=False)
+    beside = [name for name, wanted in (("owner", owned), ("host", held)) if wanted]
+    for name in ("agent", *beside, "state", "turns", "repairs", "cost", "size", "active"):
+        numeric = name in {"turns", "repairs", "cost", "size"}
+        # Where there is not enough room it is the names that are cut.
+        table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
+    for row in rows[:limit]:
+        state = f"{row['state'] or '-'}".replace("_", " ")
+        cells = [
+            row["agent_id"], *(row[name] or "-" for name in beside), state, row["turns"], row["repairs"],
+            f"${row['cost_usd']:.4f}", _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
+            else datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        ]  # fmt: skip
+        # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
+        table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
+    console.print(table)
+    shown = f"{limit} of " if limit < len(rows) else ""
+    turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))
+    total = f"{shown}{count(len(rows), 'agent')}, {count(turns, 'turn')}, {count(repairs, 'repair')}"
+    console.print(Text(f"{total}, ${cost:.4f}, {_size(size)}", style="dim"))
+    if listed.one_shots:
+        console.print(Text(folded, style="dim"))
+
+
+def _size(number: float) -> str:
+    unit = "B"
+    for larger in ("KB", "MB", "GB"):
+        if number < 1024:
+            break
+        number, unit = number / 1024, larger
+    return f"{number:.{1 if unit == 'GB' else 0}f} {unit}"
+
+
+def _ago(at: float) -> str:
+    """How long ago, for a person."""
+    seconds = max(0.0, time.time() - at)
+    for length, name in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= length:
+            return f"{seconds // length:.0f} {name} ago"
+    return "just now"

@@ -1,0 +1,41 @@
+"""The store of the commands. They read it themselves, beside a running server or without one."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from ..domain.models import Agent
+from ..errors import NotFound
+from ..settings import Settings
+from ..stores.auto import is_new, place_of, store_for
+from ..stores.base import Store
+from .migrating import migrating
+
+
+@asynccontextmanager
+async def opened(settings: Settings) -> AsyncIterator[Store | None]:
+    """The store, or None where nothing was ever kept: looking must not create it."""
+    if is_new(settings):
+        yield None
+        return
+    async with made(settings) as store:
+        yield store
+
+
+@asynccontextmanager
+async def made(settings: Settings) -> AsyncIterator[Store]:
+    """The store, new where there is none."""
+    store = store_for(settings, migrating)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def agent_in(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
+    agent = None if store is None else await store.agent(owner, agent_id)
+    if store is None or agent is None:
+        raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
+    return store, agent
