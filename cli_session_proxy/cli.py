@@ -8,6 +8,7 @@ import io
 import json
 import os
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -127,7 +128,7 @@ def serve(
     from .http.gate import raise_open_files
 
     raise_open_files()  # before what decides by the limit as it is loaded
-    from .commands.login import report
+    from .commands.login import missing_of, report
     from .commands.migrating import migrating
     from .http.server import serve as run
     from .http.watchdog import Watchdog
@@ -135,7 +136,29 @@ def serve(
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating, beside))
+    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating, beside, partial(missing_of, settings)))
+
+
+@app.command(epilog=_examples("status", "status --json"))
+def status(
+    config: Config = None,
+    var: Var = None,
+    store: StoreUrl = None,
+    claude_bin: ClaudeBin = None,
+    claude_config_dir: ConfigDir = None,
+    owner: Owner = "local",
+    as_json: AsJson = False,
+) -> None:
+    """Does it work, what does it cost, must you do something; exit 1 when it does not work."""
+    from .commands import status as commands
+    from .export.status import lines
+
+    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    seen, served = asyncio.run(commands.look(settings, owner))
+    place = None if served is None else str(served)
+    _say(json.dumps({**seen.as_json(), "server": place}, indent=1) if as_json else "\n".join(lines(seen, place)))
+    if seen.problem is not None:
+        raise typer.Exit(1)
 
 
 @app.command(epilog=_examples("chains", "chains --since 24h --status failed", "chains --watch --limit 20"))

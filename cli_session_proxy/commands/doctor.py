@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Literal
 
 import httpx
 
-from ..backends.claude.process import capability, confine, environment
+from ..backends.claude.process import capability, confine, environment, logged_in
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
 from ..backends.claude.process.memory import FIRST_WEIGHT
@@ -43,7 +43,6 @@ from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
 from . import places
 from .asking import client_of
-from .login import missing_login
 from .stored import opened
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
             if check_cli:
                 for one in await _checked(cli, settings):
                     yield one
-            says, _, fix = (await missing_login(settings, cli.path, env) or "").partition(": ")
+            says, _, fix = (await logged_in.missing(settings, cli.path, env) or "").partition(": ")
             if not says:
                 yield Finding("login", "ok", "the CLI is logged in, or a key is set")
             else:

@@ -7,48 +7,24 @@ talks to the person at the terminal.
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
-import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ..backends.claude.process import capability, environment
+from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.failures import likely_model
 from ..errors import ClaudeUnavailable
 from ..http.keys import Keys
 from ..settings import MODELS, Settings
 
-# Any of these logs the CLI in by itself (its documentation, "Authentication").
-LOGIN_VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
-LOGIN_PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
 # Anthropic's own page; it changes, so it is linked and never quoted as law.
 TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
 # A login by one of these is billed by use, and is not a person's subscription.
 BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-# `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
-STATUS_TIMEOUT = 20.0
-STATUS_OUTPUT = 64 * 1024
 
 # What the CLI's own login gets to end after a signal, before it is killed (s).
 LOGIN_GRACE = 5.0
-
-MISSING = (
-    "no Claude login: run `{command}`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
-    "until then turns fail with 401 claude_not_logged_in"
-)
-# On macOS, where the CLI cannot read its login in the Keychain, wherever that was made.
-CLOSED = (
-    "no Claude login: over SSH and under launchd the Keychain may be closed; run `claude setup-token` in a Terminal, "
-    "set CLAUDE_CODE_OAUTH_TOKEN to what it says (or ANTHROPIC_API_KEY), and start again; until then turns fail with "
-    "401 claude_not_logged_in"
-)
-UNKNOWN = (
-    "this CLI cannot tell whether it is logged in: if turns fail with 401, run `{command}`, "
-    "or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
-)
 
 Say = Callable[[str], None]
 
@@ -69,37 +45,33 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
         model = settings.default_model
         if not any(known in model for known in MODELS) and (meant := likely_model(model)):
             yield f"default_model is {model!r}{meant}"
-        advice = await missing_login(settings, claude.path, env)
+        advice = await logged_in.missing(settings, claude.path, env)
         if advice is not None:
             yield advice
+
+
+async def missing_of(settings: Settings) -> str | None:
+    """What must be done before the CLI of these settings can answer; None where nothing is. About 0.6 s of a core."""
+    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
+        env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
+        try:
+            claude = await capability.probe(capability.find(settings), env)
+        except ClaudeUnavailable as exc:
+            return exc.message
+        return await logged_in.missing(settings, claude.path, env)
 
 
 def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:
     """What the owners of several keys should know of their one login. Reads no credential, only names."""
     env = environment.inherited(settings)
-    by_use = any(env.get(name) for name in BY_USE) or any(name.startswith(LOGIN_PREFIX) and env[name] for name in env)
+    by_use = any(env.get(name) for name in BY_USE) or any(
+        name.startswith(logged_in.PREFIX) and env[name] for name in env
+    )
     if len(keys.owners) > 1 and not by_use:
         yield (
             f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
             f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
         )
-
-
-async def missing_login(settings: Settings, claude: Path, env: Mapping[str, str]) -> str | None:
-    """What to do about the login; None where there is one."""
-    if any(env.get(name) for name in LOGIN_VARIABLES) or any(name.startswith(LOGIN_PREFIX) for name in env):
-        return None
-    command = environment.login_command(settings)
-    if not await _has_auth(claude, env):
-        return UNKNOWN.format(command=command)
-    try:
-        status = json.loads(await _ask(claude, env, "auth", "status"))
-    except ValueError:
-        return UNKNOWN.format(command=command)
-    logged_in = isinstance(status, dict) and status.get("loggedIn") is True
-    if logged_in:
-        return None
-    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
 
 
 async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
@@ -111,14 +83,14 @@ async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         env = environment.interactive(settings, tmpdir=Path(tmpdir))
         # CLIs before `auth` have the login as a command of their conversation.
-        words = ("auth", "login", *options) if await _has_auth(claude, env) else ("/login", *options)
+        words = ("auth", "login", *options) if await logged_in.has_auth(claude, env) else ("/login", *options)
         say(f"running {claude} {' '.join(words)}; its login is for {environment.config_dir(settings)}")
         code = await _in_terminal(claude, words, env, tmpdir)
         if code != 0:
             say(f"the CLI's login ended with exit code {code}: run this again, or see `doctor`")
             return False
         served = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
-        advice = await missing_login(settings, claude, served)
+        advice = await logged_in.missing(settings, claude, served)
         say(advice or "logged in: `serve` needs nothing more")
         return advice is None or words[0] != "auth"
 
@@ -142,34 +114,3 @@ async def _in_terminal(claude: Path, words: Sequence[str], env: Mapping[str, str
             except TimeoutError:
                 process.kill()
                 await process.wait()
-
-
-async def _has_auth(claude: Path, env: Mapping[str, str]) -> bool:
-    """Asked by its help: a CLI without `auth` would take the word for a prompt."""
-    return "claude auth" in await _ask(claude, env, "auth", "--help")
-
-
-async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
-    """stdout, whatever the exit code (not logged in is 1); empty when it cannot be had in time."""
-    try:
-        process = await asyncio.create_subprocess_exec(
-            claude, *arguments, env=dict(env), cwd="/", start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-    except OSError:
-        return ""
-    assert process.stdout is not None
-    output = b""
-    try:
-        async with asyncio.timeout(STATUS_TIMEOUT):
-            while chunk := await process.stdout.read(4096):
-                output = (output + chunk)[:STATUS_OUTPUT]
-            await process.wait()
-    except TimeoutError:
-        return ""
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended in between
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    return output.decode(errors="replace")

@@ -36,6 +36,7 @@ from .routes import Routes
 from .search import SearchRoute
 from .served import Served, announced, place_of
 from .systemd import Systemd
+from .ui.overview import Missing
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
 
@@ -59,7 +60,13 @@ async def idle(settings: Settings, store: Store, say: Say) -> None:
     """Nothing."""
 
 
-def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES) -> Starlette:
+async def nothing_missing() -> None:
+    """Nobody is asked: see `Missing`."""
+
+
+def create_app(
+    engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES, missing: Missing = nothing_missing
+) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
     app = Starlette()
     app.router.redirect_slashes = False
@@ -69,7 +76,7 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
     MetricsRoute(engine).add_to(app)
     SearchRoute(engine).add_to(app)
     keys = Keys(settings)
-    Ui(engine, keys).add_to(app)
+    Ui(engine, keys, missing).add_to(app)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
         from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
@@ -88,7 +95,13 @@ def create_app(engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES
 
 
 async def serve(
-    settings: Settings, say: Say, report: Report, watchdog: Watchdog, telling: Telling = logged, beside: Beside = idle
+    settings: Settings,
+    say: Say,
+    report: Report,
+    watchdog: Watchdog,
+    telling: Telling = logged,
+    beside: Beside = idle,
+    missing: Missing = nothing_missing,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
@@ -104,13 +117,15 @@ async def serve(
         try:
             await engine.start()
             logs.configure(settings)
-            await _run(engine, settings, listener, say, report, repairs, watchdog, beside)
+            app = create_app(engine, settings, missing=missing)
+            await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside)
         finally:
             await engine.stop()
             logs.shut_down()
 
 
 async def _run(
+    app: Starlette,
     engine: Engine,
     settings: Settings,
     listener: socket.socket,
@@ -120,7 +135,6 @@ async def _run(
     watchdog: Watchdog,
     beside: Beside,
 ) -> None:
-    app = create_app(engine, settings)
     server = Server(app, settings)
     # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
     gc.freeze()

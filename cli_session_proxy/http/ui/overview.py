@@ -5,15 +5,16 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
-from ...domain.models import FINISHED, JSON
+from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
-from ...export import explain
+from ...export import explain, status
 from ...export import live as telling
 from ...export.explain import Attention
+from ...export.status import ProxyStatus, Remembered
 from ...stores.base import TurnFacts
 
 DAY = 86400.0
@@ -30,10 +31,18 @@ OWED = 600.0
 STUCK = 2
 # Repairs within all these days that are often; any within the last day is told.
 OFTEN = 3
+# Seconds for which the login is taken to be as it was.
+LOGIN_KEPT = 600.0
+# Agents whose newest request is held against their chain.
+LOOKED_AT = 5
 # Characters of an answer that is being made.
 TEXT = 300
 # Agents that are named; how many more there are is told.
 NAMED = 50
+
+
+# What must be done before turns can be answered, such as a login; None where nothing is. May start the CLI.
+Missing = Callable[[], Awaitable[str | None]]
 
 
 @dataclass(slots=True)
@@ -49,10 +58,14 @@ class _Sums:
 class Overview:
     """One per app."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, missing: Missing) -> None:
         self._engine = engine
+        self._ask = missing
         self._sums: dict[str | None, _Sums] = {}
         self._one_at_a_time = asyncio.Lock()
+        self._missing: str | None = None  # of the login or the CLI, as of `_asked_at`
+        self._asked_at: float | None = None
+        self._seen: dict[str, Remembered] = {}  # by turn, of those that were looked at last
 
     async def of(self, owner: str, *, of_all: bool) -> JSON:
         """What the route answers. `of_all`: the sums are of every owner. Of others it tells nothing but those, how many
@@ -67,6 +80,7 @@ class Overview:
                 days, models, keys = await asyncio.to_thread(summed, facts, now)
                 done = time.monotonic()
                 sums = self._sums[whose] = _Sums(done, done - began, facts, days, models, keys)
+            told = await self._status(owner, sums.facts, now)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, str] = {}
         for key, *_ in attention[:NAMED]:
@@ -74,11 +88,11 @@ class Overview:
             if agent is not None:  # else it was deleted since the sums were made
                 names[key] = agent.agent_id
         counts = self._engine.processes()
-        program = self._engine.program()
         return {
             "object": "overview",
             "owner": owner,
             "at": now,
+            "status": told.as_json(),
             "turns": len(sums.facts),
             "is_whole": len(sums.facts) < TURNS,
             "days": sums.days,
@@ -92,9 +106,44 @@ class Overview:
             "more": max(0, len(attention) - NAMED),
             "running": await self._running(owner),
             "processes": {**counts._asdict(), "each": await self._processes(owner)},
-            "cli": None if program is None else explain.program(program),
+            "cli": told.cli,
             "store_bytes": await self._engine.store.size(),
         }
+
+    async def _status(self, owner: str, facts: Sequence[TurnFacts], now: float) -> ProxyStatus:
+        """The costs are of all in `facts`; what is remembered is of this owner's agents."""
+        if self._asked_at is None or now - self._asked_at > LOGIN_KEPT:
+            self._missing, self._asked_at = await self._ask(), now
+        if self._missing is not None and status.answers(facts, self._asked_at):
+            self._missing = None  # somebody has logged in since
+        program = self._engine.program()
+        today, week = status.costs(facts, now)
+        return ProxyStatus(
+            problem=self._missing or status.failing(facts),
+            cli=None if program is None else explain.program(program),
+            running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
+            remembered=await self._remembered([one for one in facts if one.owner == owner]),
+        )  # fmt: skip
+
+    async def _remembered(self, facts: Sequence[TurnFacts]) -> Remembered | None:
+        """Of the agents that were answered last; each turn is looked at once."""
+        newest: dict[int, str] = {}
+        for one in facts:
+            if one.status in ANSWERED and len(newest) < LOOKED_AT:
+                newest.setdefault(one.agent_key, one.id)
+        seen: dict[str, Remembered] = {}
+        for turn_id in newest.values():
+            known = self._seen.get(turn_id)
+            if known is None:
+                turn = await self._engine.store.turn(turn_id)
+                request = None if turn is None else await self._engine.backend.request_of(turn)
+                known = Remembered(0, 0, 0)
+                if request is not None:
+                    known = Remembered(1, request.turns, request.turns - len(request.missing))
+            seen[turn_id] = known
+        self._seen = seen
+        sums = [sum(getattr(one, name) for one in seen.values()) for name in ("agents", "turns", "sent")]
+        return Remembered(*sums) if sums[0] else None
 
     async def _running(self, owner: str) -> list[JSON]:
         told = []

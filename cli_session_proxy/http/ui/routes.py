@@ -20,7 +20,7 @@ from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
 from ..large_turns import Teller
 from . import views
-from .overview import Overview
+from .overview import Missing, Overview
 from .script import joined
 
 STATIC = Path(__file__).parent / "static"
@@ -53,11 +53,11 @@ NEWEST_REPAIRS = 200
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine, keys: Keys) -> None:
+    def __init__(self, engine: Engine, keys: Keys, missing: Missing) -> None:
         self._engine = engine
         self._keys = keys
         self._tell = Teller(engine.aside.showing)
-        self._overview = Overview(engine)
+        self._overview = Overview(engine, missing)
         # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
         modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}

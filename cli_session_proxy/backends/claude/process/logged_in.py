@@ -1,0 +1,84 @@
+"""Whether the CLI is logged in, as it says itself. No credential is read: the environment is asked for names only."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+from collections.abc import Mapping
+from pathlib import Path
+
+from ....settings import Settings
+from . import environment
+
+# Any of these logs the CLI in by itself (its documentation, "Authentication").
+VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
+PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
+# `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
+STATUS_TIMEOUT = 20.0
+STATUS_OUTPUT = 64 * 1024
+
+MISSING = (
+    "no Claude login: run `{command}`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
+    "until then turns fail with 401 claude_not_logged_in"
+)
+# On macOS, where the CLI cannot read its login in the Keychain, wherever that was made.
+CLOSED = (
+    "no Claude login: over SSH and under launchd the Keychain may be closed; run `claude setup-token` in a Terminal, "
+    "set CLAUDE_CODE_OAUTH_TOKEN to what it says (or ANTHROPIC_API_KEY), and start again; until then turns fail with "
+    "401 claude_not_logged_in"
+)
+UNKNOWN = (
+    "this CLI cannot tell whether it is logged in: if turns fail with 401, run `{command}`, "
+    "or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
+)
+
+
+async def missing(settings: Settings, claude: Path, env: Mapping[str, str]) -> str | None:
+    """What to do about the login; None where there is one."""
+    if any(env.get(name) for name in VARIABLES) or any(name.startswith(PREFIX) for name in env):
+        return None
+    command = environment.login_command(settings)
+    if not await has_auth(claude, env):
+        return UNKNOWN.format(command=command)
+    try:
+        status = json.loads(await _ask(claude, env, "auth", "status"))
+    except ValueError:
+        return UNKNOWN.format(command=command)
+    logged_in = isinstance(status, dict) and status.get("loggedIn") is True
+    if logged_in:
+        return None
+    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
+
+
+async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
+    """Asked by its help: a CLI without `auth` would take the word for a prompt."""
+    return "claude auth" in await _ask(claude, env, "auth", "--help")
+
+
+async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
+    """stdout, whatever the exit code (not logged in is 1); empty when it cannot be had in time."""
+    try:
+        process = await asyncio.create_subprocess_exec(
+            claude, *arguments, env=dict(env), cwd="/", start_new_session=True,
+            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+        )  # fmt: skip
+    except OSError:
+        return ""
+    assert process.stdout is not None
+    output = b""
+    try:
+        async with asyncio.timeout(STATUS_TIMEOUT):
+            while chunk := await process.stdout.read(4096):
+                output = (output + chunk)[:STATUS_OUTPUT]
+            await process.wait()
+    except TimeoutError:
+        return ""
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):  # it ended in between
+                os.killpg(process.pid, signal.SIGKILL)
+            await process.wait()
+    return output.decode(errors="replace")

@@ -1,0 +1,87 @@
+"""Does it work, what does it cost, must somebody do something: for `status` and for the page's first line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+
+from ..domain.models import FINISHED, JSON
+from ..stores.base import TurnFacts
+from .words import count
+
+DAY = 86400.0
+WEEK = 7
+# Errors that the next turn of any agent meets, too.
+GENERAL = ("claude_not_logged_in", "claude_unavailable", "store_unavailable")
+
+
+@dataclass(frozen=True, slots=True)
+class Remembered:
+    """Of the newest requests of some agents: how many earlier turns they should have held, and held."""
+
+    agents: int
+    turns: int
+    sent: int
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyStatus:
+    """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
+    self-check saw, in words. Costs are in USD, of days in UTC, today among the last seven."""
+
+    problem: str | None
+    cli: str | None
+    running: int
+    waiting: int
+    cost_today: float
+    cost_week: float
+    remembered: Remembered | None
+
+    def as_json(self) -> JSON:
+        return {"working": self.problem is None, **asdict(self)}
+
+    @staticmethod
+    def from_json(told: JSON) -> ProxyStatus:
+        """What `as_json` has made. Raises `KeyError`, `TypeError`."""
+        remembered = None if told["remembered"] is None else Remembered(**told["remembered"])
+        return ProxyStatus(**{**{name: told[name] for name in ProxyStatus.__slots__}, "remembered": remembered})
+
+
+def failing(facts: Sequence[TurnFacts]) -> str | None:
+    """The error of the newest turn that has ended (newest first), where others would end so as well."""
+    newest = next((one for one in facts if one.status in FINISHED and one.status != "cancelled"), None)
+    return None if newest is None or newest.code not in GENERAL else newest.code
+
+
+def answers(facts: Sequence[TurnFacts], since: float) -> bool:
+    """A turn that was accepted after this time was answered."""
+    return any(one.created_at > since and one.status in ("completed", "requires_action") for one in facts)
+
+
+def costs(facts: Sequence[TurnFacts], now: float) -> tuple[float, float]:
+    """USD of today and of the last seven days, today among them. Days are UTC."""
+    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    week = [one for one in facts if one.created_at >= today - (WEEK - 1) * DAY]
+    return (
+        sum(one.cost_usd or 0.0 for one in week if one.created_at >= today),
+        sum(one.cost_usd or 0.0 for one in week),
+    )
+
+
+def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
+    """For the terminal. `served`: where a server answers on this store."""
+    yield "working" if status.problem is None and served is not None else f"NOT WORKING: {status.problem}"
+    if served is not None:
+        waiting = f", {status.waiting} waiting" if status.waiting else ""
+        yield f"server      {served}/ui, {count(status.running, 'turn')} running{waiting}"
+    if status.cli is not None:
+        yield f"CLI         {status.cli}"
+    yield f"cost        ${status.cost_today:.2f} today, ${status.cost_week:.2f} in the last {WEEK} days (UTC)"
+    if (seen := status.remembered) is not None:
+        yield f"memory      {remembered(seen)}"
+
+
+def remembered(seen: Remembered) -> str:
+    held = f"{seen.sent} of {count(seen.turns, 'turn')} sent in the newest request of {count(seen.agents, 'agent')}"
+    return f"nothing forgotten: {held}" if seen.sent == seen.turns else f"SOMETHING IS MISSING: {held}; see `verify`"

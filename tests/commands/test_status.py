@@ -1,0 +1,81 @@
+"""`status`: one screen that says whether it works, what it costs and what must be done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from cli_session_proxy.commands import status as command
+from cli_session_proxy.commands.login import missing_of
+from cli_session_proxy.domain.models import Status, Usage
+from cli_session_proxy.export.status import Remembered, costs, failing, lines, remembered
+from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import TurnFacts
+from cli_session_proxy.testing.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..serving import serving
+from ..talking import ask, running
+
+NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
+DAY = 86_400.0
+
+
+def fact(
+    created_at: float, cost: float | None = None, status: Status = "completed", code: str | None = None
+) -> TurnFacts:
+    return TurnFacts("t", 1, 1, "local", status, "sonnet", created_at, created_at, cost, Usage(), code, 0)
+
+
+def test_today_and_the_week_are_days_of_utc() -> None:
+    facts = [fact(NOON, 1.0), fact(NOON - DAY / 2, 2.0), fact(NOON - DAY / 2 - 1, 4.0), fact(NOON - 6.4 * DAY, 8.0)]
+    assert costs([*facts, fact(NOON - 6.6 * DAY, 16.0), fact(NOON)], NOON) == (3.0, 15.0)
+
+
+def test_only_an_error_that_others_meet_too_is_a_problem() -> None:
+    assert failing([fact(2.0, status="failed", code="claude_not_logged_in"), fact(1.0)]) == "claude_not_logged_in"
+    assert failing([fact(2.0, status="failed", code="context_too_long")]) is None
+    assert (
+        failing([fact(3.0, status="running"), fact(2.0), fact(1.0, status="failed", code="claude_unavailable")]) is None
+    )
+
+
+def test_what_is_missing_is_said_loudly() -> None:
+    assert remembered(Remembered(1, 7, 7)) == "nothing forgotten: 7 of 7 turns sent in the newest request of 1 agent"
+    assert remembered(Remembered(2, 7, 6)).startswith("SOMETHING IS MISSING: 6 of 7 turns")
+
+
+async def test_a_server_tells_that_it_works_and_that_nothing_is_forgotten(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine, serving(engine, settings) as url:
+        (settings.var / "serve.json").write_text(json.dumps({"url": url.removesuffix("/v1"), "uds": None, "pid": 1}))
+        for agent in ("ada", "ada", "bob"):
+            await ask(engine, "hello", agent=agent)
+        seen, served = await command.look(settings)
+        assert (seen.problem, seen.running, seen.remembered) == (None, 0, Remembered(2, 3, 3))
+        assert seen.cost_today == seen.cost_week > 0
+        said = list(lines(seen, str(served)))
+        assert said[0] == "working"
+        assert any("nothing forgotten: 3 of 3 turns sent" in line for line in said)
+        assert any("2.1." in line for line in said)
+
+
+async def test_without_a_server_it_says_how_to_start_one_and_makes_nothing(
+    claude_2: Path, make_settings: MakeSettings
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    seen, served = await command.look(settings)
+    assert served is None
+    assert seen.problem == f"no server runs on {settings.var}: start it with `cli-session-proxy serve`"
+    assert not list(settings.var.glob("*.sqlite3"))
+
+
+async def test_a_missing_login_is_the_problem_before_all(claude_2: Path, tmp_path: Path) -> None:
+    settings = Settings(
+        var=tmp_path / "var", claude_bin=claude_2, claude_config_dir=tmp_path / "config",
+        claude_env={"HOME": str(tmp_path / "home")},
+    )  # fmt: skip
+    assert "no Claude login" in (await missing_of(settings) or "")
+    assert "no Claude login" in ((await command.look(settings))[0].problem or "")
