@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -26,9 +27,8 @@ def life(make_settings: MakeSettings, claude_2: Path, upstream: Upstream, tmp_pa
 
 # Of each kind of change one; the others with `make drift`.
 EACH_TIME = {
-    "extra frames and fields", "no assistant frames", "result: another type", "initialize not answered",
-    "apply_flag_settings refused", "a new type of record on the chain", "transcript five seconds late",
-    "exit 0 without an answer",
+    "extra frames and fields", "no assistant frames", "initialize not answered", "apply_flag_settings refused",
+    "a new type of record on the chain", "transcript under another name", "exit 0 without an answer",
 }  # fmt: skip
 
 
@@ -45,3 +45,25 @@ async def test_a_changed_cli_answers_right_or_says_what_is_wrong(
         print(f"{step.seconds:6.1f} {step.name:24} {words}")
     record_property(DRIFT, row(change, life.steps, life.cli.path.parent))
     assert not life.faults
+
+
+@pytest.mark.parametrize("change", [""])
+async def test_a_cli_that_keeps_its_sessions_elsewhere_is_given_new_ids_and_doubted(life: Life) -> None:
+    await life.up()
+    try:
+        await life.tell("before")
+        life.replaced("transcript in another folder, of the newer turns only")
+        await life.restart()
+        for name in ("first", "second", "third"):
+            await life.tell(name)
+        agent = await life.engine.store.agent("local", "a")
+        assert agent is not None
+        links = await life.engine.store.repairs(agent.key, limit=10)
+    finally:
+        await life.down()
+    assert not life.faults
+    assert [link.reason for link in links] == ["rebuilt", "rebuilt"]
+    assert all(link.from_session != link.to_session for link in links)
+    known = capability.known(life.cli.path)
+    assert known is not None
+    assert known[0].observed["place"].outcome == "failed"

@@ -50,9 +50,6 @@ from .transcript import Projects
 
 log = logs.get(__name__)
 
-# So many answers in a row without words are the CLI's doing; one may be the model's.
-SILENT_TURNS = 2
-
 
 class ClaudeBackend:
     """See `base.Backend`. The hooks note the processes, so that others can end them after a crash."""
@@ -70,9 +67,9 @@ class ClaudeBackend:
         self._store = store
         self.pool = Pool(settings, hooks, ahead=sandboxes.ahead)
         projects = Projects(settings, sandboxes, environment.config_dir(settings))
-        self.sessions = Sessions(settings, store, self.pool, sandboxes, projects)
+        self._doubts = capability.Doubts()
+        self.sessions = Sessions(settings, store, self.pool, sandboxes, projects, self._doubts)
         self._restarts = Restarts()
-        self._silent = 0  # turns in a row whose answers had no words
         self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
         self._verifier = Verifier(settings, store)
         self._watcher = Watcher(self.sessions, projects)
@@ -268,12 +265,10 @@ class _Execution:
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
                             if event.silent and not self._interrupted:
                                 cli = self._ready.process.launch.capability
-                                self._owner._silent += 1
-                                if self._owner._silent >= SILENT_TURNS:
-                                    used = event.usage.output_tokens
-                                    capability.failed(cli, "frames", f"{used} tokens, and no words, again")
+                                used = event.usage.output_tokens
+                                self._owner._doubts.failed(cli, "frames", f"{used} tokens, and no words, again")
                                 raise failures.no_words(event, cli)
-                            self._owner._silent = 0
+                            self._owner._doubts.worked(process.launch.capability, "frames")
                             if event.session_id:
                                 self._answered = self.session_id = event.session_id
                             self._total = cost = event.cost_total_usd

@@ -116,6 +116,10 @@ class Capability:
             return self.version_tuple >= EXPECTED[name]
         return seen.outcome == "ok"
 
+    def was_seen(self, name: Name) -> bool:
+        """Its check saw it do this: where it does not, somebody else has a hand in it."""
+        return (seen := self.observed.get(name)) is not None and seen.outcome == "ok"
+
     def cannot(self, name: Name, what: str) -> str:
         """The message for where this is needed: which CLI cannot do `what`, what was seen, and which version can."""
         said = f"{self.name} cannot {what}"
@@ -220,6 +224,7 @@ Identity = tuple[str, int, int, int, int]
 _probed: dict[Identity, Capability] = {}
 _asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI refused, by path and version
+IN_A_ROW = 2  # turns
 _heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
 _observed: dict[tuple[Identity, str], Observed] = {}  # what was seen of this file as this version
 _stand_ins: dict[Identity, Identity] = {}  # which file is run in place of the one that lies there
@@ -295,6 +300,23 @@ def failed(cli: Capability, name: Name, detail: str) -> None:
         log.warning("claude_degraded", observation=name, version=cli.version, path=str(cli.path), detail=seen.detail)
         for listener in _listeners:
             listener.degraded(identity, known, seen)
+
+
+class Doubts:
+    """What CLIs did not do in single turns. Once may be somebody else's fault; twice in a row they have `failed`."""
+
+    def __init__(self) -> None:
+        self._in_a_row: dict[tuple[Path, str, Name], int] = {}
+
+    def failed(self, cli: Capability, name: Name, detail: str) -> None:
+        key = cli.path, cli.version, name
+        self._in_a_row[key] = self._in_a_row.get(key, 0) + 1
+        if self._in_a_row[key] >= IN_A_ROW:
+            failed(cli, name, detail)
+
+    def worked(self, cli: Capability, *names: Name) -> None:
+        for name in names:
+            self._in_a_row.pop((cli.path, cli.version, name), None)
 
 
 def known(binary: Path) -> tuple[Capability, Capability] | None:

@@ -61,8 +61,15 @@ class Sessions:
     """Makes sessions ready and takes over their turns. One per engine."""
 
     def __init__(
-        self, settings: Settings, store: Store, pool: Pool, sandboxes: Sandboxes, projects: transcript.Projects
+        self,
+        settings: Settings,
+        store: Store,
+        pool: Pool,
+        sandboxes: Sandboxes,
+        projects: transcript.Projects,
+        doubts: cli.Doubts,
     ) -> None:
+        self._doubts = doubts
         self._settings = settings
         self._store = store
         self._pool = pool
@@ -218,7 +225,7 @@ class Sessions:
             process.kill()
             await self._pool.checkin(process)
             await self._end(session.id)
-            if prepared.continuity == "branched":
+            if any(link.to_session == session.id != link.from_session for link in prepared.links):
                 await asyncio.to_thread(transcript.remove, Path(session.transcript))
             raise
         return LiveSession(
@@ -410,10 +417,19 @@ class Sessions:
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
-        taken = await self.captures.taken(ready, turn, path, said)
+        program = ready.process.launch.capability
+        try:
+            taken = await self.captures.taken(ready, turn, path, said)
+        except WrongTranscript:
+            if not program.was_seen("round_trip"):
+                self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")
+            raise
+        if taken.source in ("frames", "unlinked") and not program.was_seen("place"):
+            self._doubts.failed(program, "place", f"nothing of its answers in {path}")
+        elif taken.source in ("transcript", "copy"):
+            self._doubts.worked(program, "place", "round_trip")
         void = 0
-        heals = ready.process.launch.capability.heals_thinking
-        if not heals and any('"thinking"' in record.line for record in taken.records):
+        if not program.heals_thinking and any('"thinking"' in record.line for record in taken.records):
             marked, void = await asyncio.to_thread(partials.without_void, taken.records)
             if void:
                 for ended in {before.id, session_id}:
@@ -467,7 +483,8 @@ class Sessions:
             await self._end(session_id)
         if not owned:
             return
-        if ready.continuity in ("started", "branched"):
+        anew = any(link.to_session == ready.session.id != link.from_session for link in ready.links)
+        if ready.continuity == "started" or anew:
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.

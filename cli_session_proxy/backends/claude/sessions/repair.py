@@ -182,8 +182,12 @@ class Repairs:
             behind = await self._tails.behind(now.job.agent, verdict)
             if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
                 done = replace(done, kept=await self._keep_aside(path))
+        anew = was is not None and await self._may_lie_elsewhere(was)
+        if anew:
+            path = self._projects.path(now.cwd, str(uuid.uuid4()))
         mark = await self._write_records(now, records, path)
-        session = now.session(session_id, path.parent, mark, was)
+        session_id = path.stem
+        session = now.session(session_id, path.parent, mark, None if anew else was)
         source = was.id if was else now.job.parent.session_id if now.job.parent else None
         link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
         return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
@@ -288,11 +292,24 @@ class Repairs:
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
         if changed or behind in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await self._keep_aside(path))
+        anew = await self._may_lie_elsewhere(session)
+        if anew:
+            path = self._projects.path(now.cwd, str(uuid.uuid4()))
         mark, count = await self._write(now, parent, path)
         done = replace(done, records=count)
-        rebuilt = now.session(session.id, session.transcript, mark, session)
-        link = now.link(session.id, session.id, "rebuilt", done.as_json())
+        rebuilt = now.session(path.stem, path.parent, mark, None if anew else session)
+        link = now.link(session.id, rebuilt.id, "rebuilt", done.as_json())
         return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
+
+    async def _may_lie_elsewhere(self, session: Session) -> bool:
+        """The CLI answered the session's last turn and wrote nothing of it where its transcript is looked for.
+
+        If it keeps its sessions in another place, that file would be loaded under this id instead of ours.
+        """
+        if session.mark is not None or session.tip_turn_id is None or not session.transcript:
+            return False
+        own = [record for record in await self._store.own_records(session.tip_turn_id) if record.uuid is not None]
+        return bool(own) and all(record.synthetic for record in own)
 
     async def _keep_aside(self, path: Path) -> str | None:
         """Where it lies now; None where there was nothing."""
