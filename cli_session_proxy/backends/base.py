@@ -246,6 +246,10 @@ class Execution(Protocol):
         """The name of the backend that answers; kept with the turn."""
 
     @property
+    def who(self) -> str:
+        """Who answers, for messages: a program with its version and place, or a model."""
+
+    @property
     def session_id(self) -> str: ...
 
     @property

@@ -159,6 +159,7 @@ class _Execution:
     continuity: Continuity
     links: tuple[Link, ...] = ()
     backend: str = MemoryBackend.name
+    who: str = "the model"
 
     def __post_init__(self) -> None:
         wanted = self.job.wants.parameters

@@ -34,7 +34,7 @@ from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
 from ..selfcheck.keeping import Kept
 from ..selfcheck.running import Report, check
-from ..selfcheck.service import RUN, by_subject, findings_of
+from ..selfcheck.service import NOT_RUN, RUN, by_subject, findings_of
 from ..settings import Settings
 from ..stores.base import Facts
 from ..stores.base import Finding as Known
@@ -171,10 +171,14 @@ def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) ->
     identity = capability.identity_of(cli.path)
     sha256 = Kept(settings.var / "cli").identities().get(identity)
     observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
+    whole = f"{sha256} {cli.version}"
+    not_run = next((one.found.get("why") for one in found if (one.subject, one.name) == (whole, NOT_RUN)), None)
+    if observed is None and not_run is not None:
+        return Finding("self-check", "warning", f"it could not be run: {not_run}", "doctor --check-cli does it now")
     if observed is None:
         how = "`serve` does it once, beside turns" if settings.self_check else "self_check is off"
         return Finding("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
-    (about,) = (one.found for one in found if one.subject == f"{sha256} {cli.version}" and one.name == RUN)
+    (about,) = (one.found for one in found if (one.subject, one.name) == (whole, RUN))
     report = Report(cli.path, cli.version, str(about["day"]), float(about["seconds"]), observed)
     return list(_seen(report))[-1]
 

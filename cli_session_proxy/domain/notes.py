@@ -20,6 +20,7 @@ Code = Literal[
     "not_summarised",  # of them, those of which there is no summary either
     "files_elsewhere",  # what the agent's tools made is on a host that could not be reached
     "said_beside",  # prompts of somebody in the session while the turn ran: they are on no path
+    "session_not_written",  # by its CLI, which said so: the transcript was compared with the chain, and mended
     # the CLI's own doing
     "cli_left_out_thinking",
     "other_models_thinking",

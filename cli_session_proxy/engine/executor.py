@@ -510,8 +510,7 @@ class Executor:
         clock_of = awake_clock(asyncio.get_running_loop())
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
-        who = "the CLI" if exchange.backend == "claude" else "the model"
-        silent = f"nothing came from {who} for {idle:g} s; send it again, or raise idle_timeout"
+        silent = f"nothing came from {exchange.who} for {idle:g} s; send it again, or raise idle_timeout"
         async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)

@@ -500,6 +500,11 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
         "While this turn ran, somebody else said {0} in its session: not part of this conversation. The next turn that "
         "reads the session's file keeps it aside in <var>/salvage.",
     ),
+    "session_not_written": (
+        "",
+        "The session's CLI said at its end that it could not write all of the transcript (the log has its reason; the "
+        "disk may have been full). It was compared with the chain, and written again where it was not whole.",
+    ),
     "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
     "foreign_thinking_left_out": (
         "thought",

@@ -17,7 +17,7 @@ from dataclasses import replace
 from .. import logs
 from ..backends.claude.process import capability, environment
 from ..backends.claude.process.capability import Capability, Identity
-from ..backends.claude.process.observed import Observation, Observed, fit, mismatches, read, unfit
+from ..backends.claude.process.observed import ESSENTIAL, Observation, Observed, fit, mismatches, read, unfit
 from ..domain.models import JSON
 from ..errors import ClaudeUnavailable, StoreUnavailable
 from ..settings import Settings
@@ -34,6 +34,11 @@ RUN = "run"
 CLAIM = 180.0
 # How often it is looked whether another proxy's check has ended, and what a store that does not answer is given.
 AGAIN = 5.0
+# A check that could not be run is tried again after so many seconds, so many times at most.
+RETRY = 600.0
+TRIES = 3
+# The finding that says why it could not be run.
+NOT_RUN = "not_run"
 # Observations in use that wait to be stored, at most: there are fewer than this of one CLI.
 WAITING = 100
 
@@ -47,6 +52,8 @@ class SelfChecks:
         self._say = say
         self._kept = Kept(settings.var / "cli")
         self._new: dict[Identity, Capability] = {}  # to be looked at
+        self._again: dict[Identity, Capability] = {}  # their check could not be run
+        self._tries: dict[Identity, int] = {}
         self._degraded: list[tuple[Identity, Capability, Observation]] = []  # to be stored
         self._more = asyncio.Event()
         self._last_fit: dict[str, Identity] = {}  # by path: what passed there last, where it is kept
@@ -73,7 +80,12 @@ class SelfChecks:
         await self._recall()
         with capability.listening(self):
             while True:
-                await self._more.wait()
+                try:
+                    async with asyncio.timeout(RETRY if self._again else None):
+                        await self._more.wait()
+                except TimeoutError:
+                    self._new.update(self._again)
+                    self._again.clear()
                 self._more.clear()
                 try:
                     await self._store_degraded()
@@ -113,6 +125,10 @@ class SelfChecks:
         report = await check(cli.path, self._settings)
         if report.why is not None:
             log.warning("self_check_not_run", version=cli.version, path=str(cli.path), why=report.why)
+            await self._store.keep_findings(subject, {NOT_RUN: {"why": report.why}})
+            self._tries[identity] = self._tries.get(identity, 0) + 1
+            if self._tries[identity] < TRIES:
+                self._again[identity] = cli
             capability.stand_in(identity, None)
             return
         log.info("self_check_ended", version=report.version, path=str(cli.path), seconds=report.seconds)
@@ -180,6 +196,8 @@ class SelfChecks:
             if sha256 is not None:
                 found: dict[str, JSON] = {seen.name: seen.as_json() | {"in_use": True}}
                 await self._store.keep_findings(f"{sha256} {cli.version}", found)
+                if seen.name in ESSENTIAL:  # from the next turn on another one is run, where there is one
+                    await self._decide(identity, cli, sha256, {**cli.observed, seen.name: seen})
             self._degraded.pop(0)
 
 

@@ -147,7 +147,7 @@ ROWS = (
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},
         says=_given_up("upstream_error", "Connection to the API was lost")),
     Row(UPSTREAM, "a stall", fails_then_resent(Stall(after=2)), settings={"idle_timeout": 8.0, "cli_retries": 0},
-        says=_resent("turn_timeout", "nothing came from the CLI for 8 s")),
+        says=_resent("turn_timeout", "nothing came from Claude CLI")),
     Row(UPSTREAM, "an error event mid-stream", once(ErrorEvent(after=2)), quick=NEW,
         says=({4: CUT}, {4: _failed("upstream_error")})),
     Row(UPSTREAM, "an answer of 5 MB", answer_of_5_mb, quick=NEW),

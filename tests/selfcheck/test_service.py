@@ -13,6 +13,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import NAMES, Name, Observation, Observed
+from cli_session_proxy.commands.doctor import _was_checked
 from cli_session_proxy.selfcheck import service
 from cli_session_proxy.selfcheck.keeping import Kept
 from cli_session_proxy.selfcheck.running import Report, sha256_of
@@ -173,6 +174,40 @@ async def test_a_check_that_cannot_be_run_decides_nothing(
         await until(lambda: "self_check_not_run" in caplog.text)
         assert not (await probed(settings)).observed
         assert by_subject(await store.findings()) == {}
+
+
+async def test_a_check_that_could_not_be_run_is_tried_again_and_told_by_doctor(
+    settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "RETRY", 0.01)
+    monkeypatch.setattr(service, "CLAIM", 0.0)
+    install("2.1.330")
+    checker.why = "the disk is full"
+    async with serving(settings) as (store, _said):
+        await probed(settings)
+        await until(lambda: len(checker.asked) == service.TRIES)
+        cli, known = await probed(settings), await store.findings()
+        told = _was_checked(cli, settings, known)
+        assert (told.level, told.says) == ("warning", "it could not be run: the disk is full")
+        capability._probed.clear()
+        checker.why = None
+        await probed(settings)
+        await decided(settings)
+    assert len(checker.asked) == service.TRIES + 1
+
+
+async def test_what_memory_stands_on_and_fails_in_use_is_replaced_without_a_restart(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    async with serving(settings) as (_store, said):
+        await decided(settings)
+        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        install("2.1.331")
+        await until(lambda: _runs(settings, "2.1.331"))
+        capability.failed(await decided(settings), "place", "nothing of its answers there")
+        await until(lambda: _runs(settings, "2.1.330"))
+        assert "place: nothing of its answers there" in said[0]
 
 
 async def test_a_version_that_fails_is_replaced_by_the_last_that_passed(

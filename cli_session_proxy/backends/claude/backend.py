@@ -198,6 +198,7 @@ class _Execution:
         self._owner = backend
         self._job = job
         self._ready = ready
+        self.who = ready.process.launch.capability.name
         self.session_id = ready.session.id  # then the one that the CLI answered under
         self.continuity: Continuity = ready.continuity
         self.links: Sequence[Link] = ready.links

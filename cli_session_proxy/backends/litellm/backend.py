@@ -260,6 +260,7 @@ class Execution:
     """One turn on one model. `base.Execution`."""
 
     backend = NAME
+    who = "the model"
 
     def __init__(
         self,

@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 from weakref import WeakValueDictionary
 
 from .... import logs
@@ -47,6 +47,14 @@ REMEMBERED = 1024
 # A spare's start would compete for a core with the first turn of the session that claimed the last spare. After so
 # many seconds that turn only waits for the provider.
 FIRST_TURN = 1.0
+
+
+class Ending(NamedTuple):
+    """`exit_code`: of a process that ended by itself while it was idle. `lost`: it said that it could not write all of
+    its session."""
+
+    exit_code: int | None
+    lost: bool
 
 
 class Pool:
@@ -107,8 +115,8 @@ class Pool:
                 self.table.serve("ahead", self._prepare)
             return process, False
 
-    def take_end(self, session_id: str) -> int | None:
-        """The exit code of the session's last process, where that ended by itself while it was idle. Told once."""
+    def take_end(self, session_id: str) -> Ending | None:
+        """How the session's last process ended, where it did so by itself or could not write. Told once."""
         return self.table.ended.pop(session_id, None)
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
@@ -230,7 +238,7 @@ class ProcessTable:
         self.processes: dict[str, ClaudeProcess] = {}
         # Idle ones that no session has claimed yet, with their start-up.
         self.spares: dict[ClaudeProcess, asyncio.Task[bool | None]] = {}
-        self.ended: dict[str, int] = {}  # sessions whose idle process ended by itself, and with which exit code
+        self.ended: dict[str, Ending] = {}  # by session, the newest
         self.closed = False
         self._settings = settings
         self._guardian = Guardian()
@@ -503,8 +511,9 @@ class ProcessTable:
                 log.warning("claude_could_not_write", cli=process.launch.capability.name, **told)
             if process.returncode is not None:
                 self._hooks.on_exit(process.pid)
-                if died:
-                    self.ended[process.launch.session_id] = process.returncode
+                if died or why is not None:
+                    code = process.returncode if died else None
+                    self.ended[process.launch.session_id] = Ending(code, why is not None)
                     while len(self.ended) > REMEMBERED:
                         del self.ended[next(iter(self.ended))]
 

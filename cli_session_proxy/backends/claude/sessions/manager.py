@@ -39,7 +39,7 @@ from ..process import confine, environment, failures, frames, parameters
 from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.login import Logins
-from ..process.pool import Pool
+from ..process.pool import Ending, Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import partials, paths, reopening, summaries
@@ -158,7 +158,11 @@ class Sessions:
             head, marks = opened.head, decided.marks
             if head != before and (before is not None or head.tools or head.told != head.system):
                 marks = (*marks, head.as_record())  # else the turn says it
-            told = ready.evidence.plus(Evidence(sandbox=str(cwd) if gone else None, notes=notes, reloaded=tuple(wrong)))
+            told = ready.evidence.plus(
+                Evidence(
+                    sandbox=str(cwd) if gone else None, notes=(*ready.evidence.notes, *notes), reloaded=tuple(wrong)
+                )
+            )
             rewritten = bool(decided.marks)
             return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
@@ -234,7 +238,7 @@ class Sessions:
             continuity="warm" if warm else prepared.continuity,
             leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
-            evidence=prepared.evidence if ended is None else replace(prepared.evidence, exit_code=ended),
+            evidence=prepared.evidence if ended is None else prepared.evidence.plus(_told_of(ended)),
             lead=tuple(lead),
             quiet=quiet,
             fresh=not warm and process.session_id == launch.session_id,
@@ -540,6 +544,11 @@ class Sessions:
     def transcript_of(self, agent: Agent, session_id: str) -> Path:
         """Where the CLI keeps this session of the agent's."""
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
+
+
+def _told_of(ended: Ending) -> Evidence:
+    notes = (Note("session_not_written"),) if ended.lost else ()
+    return Evidence(exit_code=ended.exit_code, notes=notes)
 
 
 def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:

@@ -256,7 +256,15 @@ async def test_how_an_idle_one_ended_is_told_to_the_next_turn_of_its_session_onc
             await until(lambda: actor not in stage.living)
         for died in (actor, other):
             await given(pool, await taken(pool, died.launch))
-        assert [pool.take_end(one.session_id) for one in (actor, actor, other)] == [-9, None, None]
+        assert [pool.take_end(one.session_id) for one in (actor, actor, other)] == [(-9, False), None, None]
+
+
+async def test_a_session_that_its_process_could_not_write_is_told_to_its_next_turn_once(stage: Stage) -> None:
+    async with pooled(stage) as pool:
+        actor = await idle(pool)
+        actor.writes_lost = "ENOSPC"
+        await pool.discard(actor.session_id)
+        assert [pool.take_end(actor.session_id) for _ in range(2)] == [(None, True), None]
 
 
 async def test_one_whose_client_left_while_it_was_told_something_is_ended_at_once(stage: Stage) -> None:
