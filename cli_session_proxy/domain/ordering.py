@@ -63,6 +63,19 @@ async def parents_first(turns: AsyncIterator[T]) -> AsyncIterator[T]:
         yield left
 
 
+async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
+    """The same, each with its number: its place in the order of acceptance, which nothing that comes later shifts."""
+    numbers: dict[str, int] = {}
+
+    async def counted() -> AsyncIterator[T]:
+        async for turn in turns:
+            numbers[turn.id] = len(numbers) + 1
+            yield turn
+
+    async for turn in parents_first(counted()):
+        yield numbers[turn.id], turn
+
+
 def sorted_by_parent(turns: Iterable[T]) -> list[T]:
     """Some turns of a chain; a parent that is not among them is taken as known."""
     every = sorted(turns, key=lambda turn: turn.seq)

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Iterable
 from typing import Any
 
 from ..domain.models import Agent, Turn
-from ..domain.ordering import by_turn, parents_first
+from ..domain.ordering import by_turn, numbered
 from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
@@ -42,21 +42,21 @@ async def chain_json(
     yield _line(head)[:-1] + ',\n"turns":['
     separator = "\n"
     links = by_turn(chain.links)
-    async for turn in turns_of(store, agent, part):
+    async for _, turn in turns_of(store, agent, part):
         yield separator + _line(await tell(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim))
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
 
 
-def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[Turn]:
-    """All turns, parents first, or those of a page in the order of acceptance."""
-    return parents_first(store.turns(agent.key)) if part is None else _oldest_first(part)
+def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[tuple[int, Turn]]:
+    """All turns, parents first, or those of a page in the order of acceptance; each with its number."""
+    return numbered(store.turns(agent.key)) if part is None else _oldest_first(part)
 
 
-async def _oldest_first(part: TurnPage) -> AsyncIterator[Turn]:
-    for turn in reversed(part.turns):
-        yield turn
+async def _oldest_first(part: TurnPage) -> AsyncIterator[tuple[int, Turn]]:
+    for number, turn in enumerate(reversed(part.turns), part.newest - len(part.turns) + 1):
+        yield number, turn
 
 
 def _list(rows: Iterable[Any]) -> str:

@@ -31,9 +31,9 @@ from .words import count
 
 NO_SESSION = "none"
 
-# Why an agent needs a look: nothing works any more, the last turn did not, some of a day did not, its session had to be
-# repaired, its client owes results, its turn takes long.
-Attention = Literal["stuck", "failed", "failures", "repaired", "results", "long"]
+# Why an agent needs a look: nothing works any more, the last turn did not, some of a day did not, its client owes
+# results, its turn takes long.
+Attention = Literal["stuck", "failed", "failures", "results", "long"]
 
 # Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
@@ -245,7 +245,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.cuts:
         said.append(_cuts(evidence.cuts))
     if evidence.refusal is not None:
-        said.append(f"{evidence.refusal.words} The turn is on no path: the next one continues what this one did.")
+        said.append(f"{evidence.refusal.words} This turn is left out; the next starts from the one before it.")
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.cache_miss is not None:
@@ -293,7 +293,7 @@ def placed(turn: Turn) -> list[str]:
     if where.rule is not None and where.rule in _RULES:
         said.append(_RULES[where.rule])
     if where.messages is not None and where.delta:
-        said.append(f"Its client sent what was new alone ({count(where.messages, 'message')}).")
+        said.append(f"The client sent only what was new ({count(where.messages, 'message')}).")
     elif where.messages is not None:
         known = f", of which {where.matched} were known" if where.matched else ""
         brought = f", {where.imported} were taken into the chain" if where.imported else ""
@@ -345,16 +345,16 @@ def attention(code: Attention, detail: JSON) -> str:
     """Why somebody should look at an agent, in a few words."""
     match code:
         case "stuck":
-            return f"its last {detail['turns']} turns in a row came to nothing ({detail['why']})"
+            return f"its last {detail['turns']} turns failed ({detail['why']})"
         case "failed":
-            return f"its last turn came to nothing ({detail['why']})"
+            return (
+                f"its last turn failed ({detail['why']})" if detail["why"] != "refused" else "its last turn was refused"
+            )
         case "failures":
-            return f"{count(detail['turns'], 'turn')} of the last day came to nothing ({detail['why']})"
-        case "repaired":
-            return f"repaired {count(detail['repairs'], 'time')} within {count(detail['days'], 'day')}"
+            return f"{count(detail['turns'], 'turn')} failed within a day, later ones did not ({detail['why']})"
         case "results":
-            return "waits for the results of its client's tools"
-    return "its turn has not ended"
+            return "waits for its client to send the results of tools"
+    return "its turn takes unusually long"
 
 
 def doing(what: Doing, detail: JSON) -> str:

@@ -44,12 +44,18 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
             "turn_id": one.turn.id,
             "doing": one.doing,
             "says": redact.text(explain.doing(one.doing, one.detail)),
+            "at": one.turn.created_at,
             "since": one.since,
-            "text": redact.text(one.text)[-TAIL:],
+            "text": ending(redact.text(one.text), TAIL),
             "skipped": one.skipped,
         }
         for one in going
     ]
+
+
+def ending(text: str, most: int) -> str:
+    """At most so many characters of its end, from the beginning of a word on."""
+    return text if len(text) <= most else text[-most:].partition(" ")[2] or text[-most:]
 
 
 def progress_event(going: Sequence[JSON]) -> str:

@@ -42,11 +42,8 @@ async def markdown(
         "",
     ]
     yield visible("\n".join(title))
-    number, before = 0, None
-    if part is not None and part.turns:
-        number, before = part.newest - len(part.turns), part.turns[-1].parent_id
-    async for turn in turns_of(store, agent, part):
-        number += 1
+    before = part.turns[-1].parent_id if part is not None and part.turns else None
+    async for number, turn in turns_of(store, agent, part):
         own = links.get(turn.id, ())
         told = await tell(shown.said, turn, own, verbatim=verbatim)
         yield visible("\n".join(_turn(number, turn, before, own, told)))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from .. import redact
 from ..domain.models import Agent, Chain, Link, Message, Status
-from ..domain.ordering import by_turn, parents_first
+from ..domain.ordering import by_turn, numbered
 from ..errors import NotFound
 from ..stores.base import Store, TurnOutline
 from . import explain
@@ -41,11 +41,11 @@ class Outline:
     nodes: dict[str, Node] = field(default_factory=dict)
     links: Mapping[str | None, Sequence[Link]] = field(default_factory=dict)
 
-    def add(self, turn: TurnOutline) -> None:
+    def add(self, turn: TurnOutline, number: int) -> None:
         words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
         mended = bool(explain.turn(turn.evidence, turn.attempts, self.links.get(turn.id, ())))
         self.nodes[turn.id] = Node(
-            turn.id, len(self.nodes) + 1, turn.parent_id, turn.status, turn.session_id,
+            turn.id, number, turn.parent_id, turn.status, turn.session_id,
             " ".join(words.split())[:FIRST_WORDS], mended,
         )  # fmt: skip
 
@@ -87,7 +87,7 @@ async def outline(store: Store, agent: Agent) -> Outline:
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
     made = Outline(chain, links=by_turn(chain.links))
-    async for turn in parents_first(store.outlines(agent.key)):
-        made.add(turn)
+    async for number, turn in numbered(store.outlines(agent.key)):
+        made.add(turn, number)
     made.finish()
     return made

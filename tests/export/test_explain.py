@@ -13,12 +13,12 @@ import pytest
 from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.entries import How
-from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Repair, RepairCode
+from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Refusal, Repair, RepairCode
 from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason, Placed, Session, Turn
 from cli_session_proxy.domain.notes import Code, Note
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import explain, live
+from cli_session_proxy.export import brief, explain, live
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -52,6 +52,27 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
     lines = live.lines(happened).splitlines()
     [line] = [line for line in lines if case.says in line]
     assert line.startswith("    repair" if case.is_repair else "    link")
+
+
+@pytest.mark.parametrize("number", range(1, len(CASES) + 1), ids=[case.name for case in CASES])
+def test_a_list_tells_it_in_one_short_line_without_paths_and_ids(number: int) -> None:
+    rows, links = every_repair()
+    told = brief.told(rows[number - 1], [link for link in links if link.turn_id == f"turn_{number}"])
+    assert len(told) == (CASES[number - 1].reason != "started")
+    for _, says in told:
+        assert len(says) <= 80
+        assert not re.search(r"/|turn_|[0-9a-f]{8}", says)
+
+
+def test_each_of_them_has_its_one_name() -> None:
+    now = 1_790_000_000.0
+    many = replace(
+        turn(1), fallback=Fallback("opus", "sonnet", "rate_limited", now),
+        evidence=Evidence(refusal=Refusal(), retries=({}, {}), exit_code=-9),
+    )  # fmt: skip
+    links = [Link(SESSION, SESSION, "turn_1", "branched", {}, now), Link(None, SESSION, "turn_1", "started", {}, now)]
+    kinds = [one.kind for one in brief.told(many, links)]
+    assert kinds == ["branch", "fallback", "refusal", "repair", "retry"]
 
 
 async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_store(tmp_path: Path) -> None:

@@ -56,7 +56,7 @@ def test_days_models_and_keys_are_summed_up() -> None:
 
 def test_trouble_is_not_hidden_by_the_last_status() -> None:
     assert why(fact(1, status="failed", code="overloaded"), fact(2)) == [
-        (1, "failures", "1 turn of the last day came to nothing (overloaded)")
+        (1, "failures", "1 turn failed within a day, later ones did not (overloaded)")
     ]
     assert why(fact(1, status="failed", code="overloaded", ago=2 * DAY), fact(2)) == []
 
@@ -64,23 +64,33 @@ def test_trouble_is_not_hidden_by_the_last_status() -> None:
 def test_an_agent_of_which_every_turn_fails_comes_first() -> None:
     lost = [fact(n, status="failed", code="upstream_error") for n in (2, 3)]
     assert why(fact(1), *lost, fact(4, agent=2, status="refused")) == [
-        (1, "stuck", "its last 2 turns in a row came to nothing (upstream_error)"),
-        (2, "failed", "its last turn came to nothing (refused)"),
+        (1, "stuck", "its last 2 turns failed (upstream error)"),
+        (2, "failed", "its last turn was refused"),
     ]
     # what somebody cancelled is no failure, and hides none
     assert why(*lost, fact(5, status="cancelled"))[0][1] == "stuck"
     assert why(fact(1), fact(2, status="cancelled")) == []
 
 
-def test_repairs_are_told_where_they_are_fresh_or_many() -> None:
-    assert why(fact(1, repairs=1), fact(2)) == [(1, "repaired", "repaired 1 time within 1 day")]
-    assert why(fact(1, repairs=2, ago=2 * DAY), fact(2)) == []
-    often = [fact(n, repairs=1, ago=2 * DAY) for n in (1, 2, 3)]
-    assert why(*often, fact(4)) == [(1, "repaired", f"repaired 3 times within {DAYS} days")]
+def test_what_was_repaired_or_refused_and_went_on_needs_nobody() -> None:
+    assert why(*(fact(n, repairs=1) for n in range(1, 9))) == []
+    assert why(fact(1, status="refused"), fact(2)) == []
+
+
+def test_a_short_name_is_counted_with_the_one_model_that_it_means() -> None:
+    full = "claude-sonnet-5-5"
+    facts = [fact(1), fact(2, model=full), fact(3, model="opus"), fact(4, model="claude-opus-5"), fact(5, model="gpt")]
+    names = {row["model"]: row["turns"] for row in summed(facts, NOW)[1]}
+    assert names == {full: 2, "claude-opus-5": 2, "gpt": 1}
+    # which of two it means nobody knows
+    assert [row["turns"] for row in summed([*facts[:2], fact(6, model="claude-sonnet-6")], NOW)[1]] == [1, 1, 1]
 
 
 def test_what_waits_for_long_is_told() -> None:
-    assert why(fact(1, status="running", ago=3600, finished_at=None))[0][1:] == ("long", "its turn has not ended")
+    assert why(fact(1, status="running", ago=3600, finished_at=None))[0][1:] == (
+        "long",
+        "its turn takes unusually long",
+    )
     assert why(fact(1, status="running", finished_at=None)) == []
     assert why(fact(1, status="requires_action", ago=3600))[0][1] == "results"
     assert why(fact(1, status="requires_action", ago=3600), fact(2)) == []
@@ -110,6 +120,7 @@ async def test_each_key_is_told_of_its_own_turns(tmp_path: Path) -> None:
         for name, key in keys.items():
             found = (await http.get("/previews?agent=alices&agent=nobody", headers={"X-Api-Key": key})).json()["data"]
             shown = {"agent_id": "alices", "turn_id": "turn_a", "asked": "the key is [redacted]", "answered": ""}
+            shown["title"] = "alices"
             assert found == ([shown] if name == "alice" else [])
         many = "&".join(f"agent={n}" for n in range(21))
         assert (await http.get(f"/previews?{many}", headers={"X-Api-Key": keys["alice"]})).status_code == 400

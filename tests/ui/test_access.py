@@ -149,7 +149,7 @@ async def test_no_view_has_a_barrier(world: World, axe: str, scheme: str) -> Non
             await page.evaluate(f"location.hash = '#/mended/{repaired}'")
             await expect(page.locator("#turn h2")).to_contain_text("Turn")
             if width > 1000:  # what was repaired has room beside the opened turn
-                told = await page.locator("#chain .told .link").first.bounding_box()
+                told = await page.locator("#chain .all-told .told").first.bounding_box()
                 assert told is not None
                 assert told["width"] > 250
             assert await barriers(page, axe) == [], f"a turn at {width}"

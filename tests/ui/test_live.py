@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from playwright.async_api import Browser, expect
 
 from cli_session_proxy.backends.base import Retried
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.export.live import ending
 
 from ..scripted import RETRY, Scripted, delta
 from ..serving import serving
@@ -42,29 +44,65 @@ async def test_words_appear_as_they_come_and_waits_are_told(browser: Browser, tm
         answer = await engine.submit(request("what is the colour?"))
         await backend.reached.acquire()
         async with page_of(browser, url) as page:
+            await expect(page.locator("#overview .status")).to_contain_text("1 turn running")
             await expect(page.locator("#overview .running li")).to_contain_text("a answers")
-            await page.locator("#overview .running a").click()
-            opened, listed = page.locator("#turn .now"), page.locator("#chain .going .card")
-            for place in (opened, listed):
-                await expect(place.locator(".said-so-far")).to_have_text("The colour ")
+            await page.locator("#chains .row").click()
+            pane = page.locator(".pane")
+            await expect(pane.locator(".said-so-far")).to_have_text("The colour ")
+            await page.locator("#chain .pane a").click()
+            # the opened turn has it now: there is one pane, and one way to end the turn
+            await expect(page.locator("#turn .pane .said-so-far")).to_have_text("The colour ")
+            await expect(pane).to_have_count(1)
+            await expect(pane.locator(".elapsed")).to_have_text(re.compile(r"^\d+ s$"))
+            await expect(page.get_by_role("button", name="Cancel")).to_have_count(1)
             backend.go.release()
-            for place in (opened, listed):
-                await expect(place.locator(".doing")).to_have_text(
-                    "the provider asks to wait 30 s, retry 2 of 3 (429 rate_limit_error)"
-                )
+            await expect(pane.locator(".doing")).to_have_text(
+                "the provider asks to wait 30 s, retry 2 of 3 (429 rate_limit_error)"
+            )
             assert await barriers(page, axe) == []
             backend.go.release()
-            await expect(opened.locator(".said-so-far")).to_have_text(f"The colour {HOSTILE}")
+            await expect(pane.locator(".said-so-far")).to_have_text(f"The colour {HOSTILE}")
+            await expect(pane.locator(".written")).to_have_text(f" · {len('The colour ' + HOSTILE)} characters")
             assert await page.locator("main img").count() == 0
             backend.go.release()
             await answer.turn()
             answer.acknowledge()
-            await expect(page.locator("#turn h2 .badge").first).to_have_text("completed")
-            await expect(opened).to_have_count(0)
-            await expect(listed).to_have_count(0)
+            await expect(page.locator("#turn h2 .badge")).to_have_text(["head"])
+            await expect(pane).to_have_count(0)
             falls = page.locator("#turn .waterfall .what", has_text="the provider asks to wait 30 s")
             await expect(falls).to_have_count(1)
             await expect(page.locator('#turn .fall[data-failed="true"]')).to_have_count(1)
+
+
+async def test_the_pane_follows_what_is_said_but_not_under_somebody_who_reads_above(
+    browser: Browser, tmp_path: Path
+) -> None:
+    async with watched(tmp_path) as (engine, backend, url):
+        lines = "\n".join(f"line {n}" for n in range(200))
+        backend.steps = [delta(lines), None, delta("\nthe end"), None, delta("\nand more"), None]
+        answer = await engine.submit(request("count"))
+        await backend.reached.acquire()
+        async with page_of(browser, url, at="#/a") as page:
+            said = page.locator(".pane .said-so-far")
+            await expect(said).to_contain_text("line 199")
+            at_its_end = "one => one.scrollHeight - one.scrollTop - one.clientHeight < 2"
+            assert await said.evaluate(at_its_end)
+            backend.go.release()
+            await expect(said).to_contain_text("the end")
+            assert await said.evaluate(at_its_end)
+            await said.evaluate("one => { one.scrollTop = 0; }")
+            backend.go.release()
+            await expect(said).to_contain_text("and more")
+            assert await said.evaluate("one => one.scrollTop") == 0
+            backend.go.release()
+            await answer.turn()
+            answer.acknowledge()
+
+
+async def test_the_end_of_a_long_answer_begins_with_a_whole_word() -> None:
+    assert ending("one two three", 100) == "one two three"
+    assert ending("one two three", 8) == "three"
+    assert ending("onetwothree", 5) == "three"
 
 
 async def test_a_turn_is_cancelled_from_the_page_when_it_is_confirmed(browser: Browser, tmp_path: Path) -> None:
@@ -72,7 +110,7 @@ async def test_a_turn_is_cancelled_from_the_page_when_it_is_confirmed(browser: B
         answer = await engine.submit(request("what is the colour?"))
         await backend.reached.acquire()
         async with page_of(browser, url, at="#/a") as page:
-            card = page.locator("#chain .going .card")
+            card = page.locator("#chain .pane")
             await card.get_by_role("button", name="Cancel").click()
             await card.get_by_role("button", name="Let it run").click()
             assert engine.progress()

@@ -50,35 +50,89 @@ async def _filled(world: World) -> None:
     await lived("mended", "completed", "completed", cost=0.0, links=(link,))
 
 
-async def test_agents_that_need_a_look_are_named_with_the_reason_and_lead_to_the_turn(world: World) -> None:
+async def test_one_line_says_first_whether_it_works_and_what_it_costs(world: World) -> None:
+    async with page_of(world.browser, world.url) as page:
+        line = page.locator("#overview .status")
+        await expect(line.locator("strong")).to_have_text("Working")
+        await expect(line).to_contain_text("0 turns running")
+        await expect(line).to_contain_text("$3.75 today, $3.75 in seven days")
+        await expect(page.locator("#live")).to_have_text("live")
+        told = await (await page.request.get(f"{world.url}/overview")).json()
+        told["status"] |= {
+            "working": False, "problem": "log in with `cli-session-proxy login`",
+            "remembered": {"agents": 2, "turns": 41, "sent": 40},
+        }  # fmt: skip
+        await page.route("**/v1/overview", lambda route: route.fulfill(json=told))
+        await expect(line.locator("strong")).to_have_text("Not working: log in with `cli-session-proxy login`")
+        await expect(line.locator(".kept")).to_have_text("something is missing: 40 of 41 turns sent")
+        red = await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
+        rgb = f"rgb({', '.join(str(int(red.strip()[at : at + 2], 16)) for at in (1, 3, 5))})"
+        for part in (line.locator("strong"), line.locator(".kept")):
+            assert await part.evaluate("one => getComputedStyle(one).color") == rgb
+
+
+async def test_agents_that_need_a_person_are_counted_by_reason_and_lead_to_the_turn(world: World) -> None:
     async with page_of(world.browser, world.url) as page:
         needs = page.locator("#overview .needs li")
-        await expect(needs).to_have_count(3)
-        await expect(needs.nth(0)).to_contain_text("stuck its last 2 turns in a row came to nothing (overloaded)")
-        await expect(needs.nth(1)).to_contain_text("well again 1 turn of the last day came to nothing (overloaded)")
-        await expect(needs.nth(2)).to_contain_text("mended repaired 1 time within 1 day")
-        await needs.nth(2).get_by_role("link").click()
-        await expect(page.locator("#turn h2")).to_contain_text("Turn 1")
-        await expect(page.locator("#turn .link.card")).to_contain_text("The session's transcript was gone")
-        await page.evaluate("location.hash = '#/stuck'")
-        await expect(page.locator("#chain .summary p")).to_contain_text("3 turns, $0.75")
+        await expect(page.locator("#overview .needs h2")).to_have_text(
+            "Need a look: 1 keeps failing, 1 failed within a day"
+        )
+        await expect(needs).to_have_count(2)  # what was repaired needs nobody
+        await expect(needs.nth(0)).to_contain_text("stuck its last 2 turns failed (overloaded)")
+        await expect(needs.nth(1)).to_contain_text(
+            "well again 1 turn failed within a day, later ones did not (overloaded)"
+        )
+        await needs.nth(0).get_by_role("link").click()
+        await expect(page.locator("#turn h2")).to_contain_text("Turn 3 failed")
+        await expect(page.locator("#turn .error")).to_have_text("busy")
+        await expect(page.locator("#chain .summary p > span").nth(1)).to_have_text("$0.75")
+        await page.evaluate("location.hash = '#/mended/mended-1'")
+        await expect(page.locator("#turn .told")).to_have_text("repair Session file was missing; restored.")
+        quiet = "one => getComputedStyle(one).color === getComputedStyle(document.querySelector('#turn .role')).color"
+        assert await page.locator("#turn .told").evaluate(quiet)
 
 
-async def test_charts_say_what_they_show_and_need_nothing_from_elsewhere(world: World) -> None:
+async def test_an_agent_without_a_name_is_titled_by_its_first_question(world: World, tmp_path: Path) -> None:
+    now = time.time()
+    asked = ("How do I centre a div?", "thanks")
+    rows = [
+        turn(n, id=f"div-{n}", parent_id="div-1" if n > 1 else None, created_at=now, input=(Message.user(words),))
+        for n, words in enumerate(asked, 1)
+    ]
+    new = NewChain("local", "auto_0123456789abcdef", "auto", False, 1.0, now, lambda: "div-2")
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url, page_of(world.browser, url) as page:
+        await engine.store.import_chain(new, [WholeTurn(row, ()) for row in rows])
+        await expect(page.locator("#chains .name")).to_have_text("How do I centre a div?")
+        await page.locator("#chains .row").click()
+        await expect(page.locator("#chain h1")).to_have_text("How do I centre a div?")
+        await expect(page.locator("#chain h1")).to_have_attribute("title", "auto_0123456789abcdef")
+
+
+async def test_few_days_are_numbers_and_more_are_bars_today_first(world: World, axe: str) -> None:
     async with page_of(world.browser, world.url) as page:
-        charts = page.locator("#overview .chart")
-        await expect(charts).to_have_count(4)
-        await expect(charts.nth(0).locator("figcaption")).to_have_text("Cost $3.75")
-        await expect(charts.nth(2).locator("figcaption")).to_have_text("Read from the cache 90 %")
-        await expect(charts.nth(3).locator("figcaption")).to_have_text("Repairs and failures 1 repair, 3 failed")
-        await expect(charts.nth(0).locator("svg g")).to_have_count(14)
-        high = "bars => bars.map(bar => Number(bar.getAttribute('height'))).filter(px => px > 0).length"
-        assert await charts.nth(0).locator("rect.series-0").evaluate_all(high) == 1
-        await charts.nth(3).locator("summary").click()
-        await expect(charts.nth(3).locator("td").last).to_have_text("1 repair, 3 failed, 0 refused")
-        await page.locator("#overview .models summary").click()
-        await expect(page.locator("#overview .models tbody tr")).to_contain_text("sonnet")
-        await expect(page.locator("#overview .days h2")).to_contain_text("store")
+        days = page.locator("#overview .days")
+        await expect(days.locator(".numbers")).to_have_text("$3.75 today, 10 turns")
+        await expect(days.locator(".chart")).to_have_count(0)
+        told = await (await page.request.get(f"{world.url}/overview")).json()
+        for ago, cost in ((3, 15.0), (5, 0.0)):
+            told["days"][-1 - ago] |= {"turns": 2, "cost_usd": cost}
+        await page.route("**/v1/overview", lambda route: route.fulfill(json=told))
+        bars = days.locator(".chart .day")
+        await expect(bars).to_have_count(14)
+        await expect(bars.nth(0)).to_have_attribute("title", "today: $3.75, 10 turns")
+        await expect(bars.nth(3)).to_have_attribute("title", f"{told['days'][-4]['day']}: $15.00, 2 turns")
+        await expect(days.locator(".axis")).to_have_text("$15.00$0")
+        high = await bars.evaluate_all("all => all.map(one => one.querySelector('.height').offsetHeight)")
+        assert high[0] == pytest.approx(high[3] / 4, abs=1)
+        assert sum(px > 0 for px in high) == 2
+        by_day = days.locator(".sums", has_text="By day")
+        await by_day.locator("summary").click()
+        await expect(by_day.locator("tbody tr").nth(0)).to_contain_text(f"{told['days'][-1]['day']}10$3.75")
+        await expect(by_day.locator("tbody tr").nth(1)).to_have_text(told["days"][-2]["day"])  # a day without turns
+        await days.locator(".sums", has_text="By model").locator("summary").click()
+        await expect(days.locator(".sums", has_text="By model").locator("tbody")).to_contain_text("sonnet")
+        assert await barriers(page, axe) == []
 
 
 async def test_an_operator_is_shown_what_every_key_spends_and_others_their_own(
@@ -100,26 +154,17 @@ async def test_an_operator_is_shown_what_every_key_spends_and_others_their_own(
                 await page.locator("#key").fill(key)
                 await page.keyboard.press("Enter")
                 days = page.locator("#overview .days")
-                every = page.locator("#overview .models", has=page.get_by_text("By key"))
+                every = page.locator("#overview .sums", has=page.get_by_text("By key"))
                 if owner == "alice":
-                    await expect(days.locator("h2")).to_contain_text("The last 14 days of key alice")
-                    await expect(days.locator("figcaption").first).to_have_text("Cost $1.00")
+                    await expect(days.locator("h2")).to_contain_text("Cost by day of key alice")
+                    await expect(days.locator(".numbers")).to_have_text("$1.00 today, 1 turn")
                     await expect(every).to_have_count(0)
-                    await expect(days.locator(".chart")).to_have_count(4)
                     assert "bob" not in await page.locator("body").inner_text()
                 else:
-                    await expect(days.locator("h2")).to_contain_text("The last 14 days of all keys")
-                    await expect(days.locator("figcaption").first).to_have_text("Cost $3.00")
+                    await expect(days.locator("h2")).to_contain_text("Cost by day of all keys")
+                    await expect(days.locator(".numbers")).to_have_text("$3.00 today, 2 turns")
                     await every.locator("summary").click()
                     await expect(every.locator("tbody tr")).to_contain_text(["bob1$2.00", "alice1$1.00"])
-                    by_key = {"Cost": ("$3.00", "bob $2.00, alice $1.00"), "Tokens": ("200", "bob 100, alice 100")}
-                    for what, (whole, newest) in by_key.items():
-                        chart = days.locator(".chart", has=page.get_by_text(f"{what} by key", exact=True))
-                        await expect(chart.locator("figcaption")).to_have_text(f"{what} by key {whole}")
-                        await expect(chart.locator(".key")).to_have_text(["bob", "alice"])
-                        await chart.locator("summary").click()
-                        await expect(chart.locator("td").last).to_have_text(newest)
-                        await expect(chart.locator("td").first).to_have_text("nothing")
                     assert await barriers(page, axe) == []
                 await expect(page.locator("#chains .name")).to_have_text([f"{owner}s agent"])
 
@@ -135,7 +180,7 @@ async def test_the_list_is_ordered_filtered_and_summed_up(world: World) -> None:
         await expect(rows.first.locator(".name")).to_have_text("stuck")
         # what failed once stays to be seen, though the last turn went well
         await expect(rows.nth(1)).to_contain_text("well again")
-        await expect(rows.nth(1)).to_contain_text("completed")
+        await expect(rows.nth(1).locator(".state")).to_be_empty()
         await expect(rows.nth(1).locator(".failed")).to_have_text("1 failed")
         await page.locator("select[name=only]").select_option("repaired")
         await expect(rows.locator(".name")).to_have_text(["mended"])
@@ -159,9 +204,9 @@ async def test_a_row_shows_the_newest_words_and_how_long_ago(world: World) -> No
 )
 async def test_the_first_page_has_no_barrier(world: World, axe: str, scheme: str, width: int) -> None:
     async with page_of(world.browser, world.url, scheme=scheme, width=width) as page:
-        await expect(page.locator("#overview .needs li")).to_have_count(3)
+        await expect(page.locator("#overview .needs li")).to_have_count(2)
         await expect(page.locator('#chains .row[data-agent="calm-2"] .preview')).to_contain_text("it is 2")
-        await page.locator("#overview .models summary").click()
-        await page.locator("#overview .chart summary").first.click()
+        for folded in await page.locator("#overview .sums summary").all():
+            await folded.click()
         assert await barriers(page, axe) == []
         assert await page.evaluate("document.body.scrollWidth <= innerWidth")

@@ -260,17 +260,20 @@ async def test_a_repair_appears_live_with_its_reason_and_evidence(
         second = await ask(engine, "what is the colour?", agent="live")
         row = page.locator(f"#chain .row[data-turn={second.id}]")
         await expect(row.locator(".answered")).to_have_text("colour is teal.")
-        await expect(row.locator('.link[data-reason="rebuilt"]')).to_contain_text(
-            f"The session's transcript was gone (no transcript at {session.transcript}): it was written again"
-        )
+        await expect(row.locator(".told")).to_have_text(["repair Session file was missing; restored."])
         await row.click()
         opened = page.locator("#turn")
         await expect(opened.locator(".bar span")).to_have_count(5)
-        await expect(opened.locator(".link.card")).to_contain_text("written again from the chain's records")
+        await expect(opened.locator(".evidence")).to_contain_text(
+            f"The session's transcript was gone (no transcript at {session.transcript}): it was written again"
+        )
+        await expect(opened.locator(".evidence")).to_be_hidden()
+        await opened.locator(".transcript summary").first.click()
         await expect(opened.locator(".transcript .badge")).to_have_text("equal")
         # and what the transcript loses afterwards is shown as well
         await asyncio.to_thread(_say_red, Path(session.transcript))
         await page.reload()
+        await opened.locator(".transcript summary").first.click()
         await expect(opened.locator(".transcript .badge")).to_have_text("different")
         await expect(opened.locator('.transcript tr[data-state="changed"] .file')).to_have_text("colour is red.")
 

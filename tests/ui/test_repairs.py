@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from pathlib import Path
 
@@ -11,7 +12,8 @@ from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Record, Session
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import shown
+from cli_session_proxy.export import brief, shown
+from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.testing.script import Gate
 from cli_session_proxy.testing.upstream import Upstream
@@ -47,23 +49,26 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
                 sentences = [*(shown.link(link)["says"] for link in made), *shown.says(rows[number - 1], made)]
                 assert " ".join(sentences) == case.says
                 row = page.locator(f"#chain .row[data-turn=turn_{number}]")
-                await expect(row.locator(".link")).to_contain_text(sentences)
+                short = [f"{kind} {says}" for kind, says in brief.told(rows[number - 1], made)]
+                await expect(row.locator(".told")).to_have_text(short)
                 await row.click()
                 await expect(page.locator("#turn h2")).to_contain_text(f"Turn {number} ")
-                await expect(page.locator("#turn > .link")).to_contain_text(sentences)
+                await expect(page.locator("#turn > .told")).to_have_text(short)
+                await expect(page.locator("#turn .evidence")).to_contain_text(sentences)
+            links_of = {int((link.turn_id or "").removeprefix("turn_")): link for link in links}
             linked = [(n, case) for n, case in enumerate(CASES, 1) if case.reason not in (None, "started")]
             await page.locator(".timeline summary").click()
             items = page.locator(".timeline li")
             await expect(items).to_have_count(len(linked))
-            for at, (number, case) in enumerate(reversed(linked)):
-                await expect(items.nth(at)).to_contain_text(case.says)
+            for at, number in enumerate(reversed([n for n, _ in linked])):
+                await expect(items.nth(at)).to_contain_text(brief.link(links_of[number]).says)
                 await expect(items.nth(at).locator("a")).to_have_text(f"turn {number}")
             await items.nth(0).locator("a").click()
             await expect(page.locator("#turn h2")).to_contain_text(f"Turn {linked[-1][0]} ")
 
 
 async def said(page: Page, turn_id: str, words: str) -> None:
-    await expect(page.locator(f"#chain .row[data-turn={turn_id}] .link", has_text=words)).to_have_count(1)
+    await expect(page.locator(f"#chain .row[data-turn={turn_id}] .told", has_text=words)).to_have_count(1)
 
 
 async def test_repairs_of_the_real_cli_are_told_as_they_happen(
@@ -80,20 +85,20 @@ async def test_repairs_of_the_real_cli_are_told_as_they_happen(
             await expect(page.locator("#live")).to_have_text("live")
             await asyncio.to_thread(talk.transcript.unlink)
             await talk.tell()
-            await said(page, talk.turn.id, f"was gone (no transcript at {talk.transcript}): it was written again")
+            await said(page, talk.turn.id, "repair Session file was missing; restored.")
             lost = talk.projects / "-somewhere-else"
             await asyncio.to_thread(lost.mkdir)
             await asyncio.to_thread(talk.transcript.rename, lost / talk.transcript.name)
             await talk.tell()
-            await said(page, talk.turn.id, f"it was found at {lost / talk.transcript.name} and moved back")
+            await said(page, talk.turn.id, "repair Session file had been moved; put back.")
             await killed_in_a_turn(talk)
-            await said(page, talk.turn.id, "(it ended with exit code -9 before the result): the prompt was sent again")
+            await said(page, talk.turn.id, "retry 1 attempt failed; asked again.")
             talk.kill()
             await talk.all_dead()
             cli.next("fork")
             await talk.tell()
-            await said(page, talk.turn.id, "had ended with exit code -9: a new one resumed the session")
-            await said(page, talk.turn.id, "and answered as a new one")
+            await said(page, talk.turn.id, "repair The CLI was started again.")
+            await said(page, talk.turn.id, "The CLI went on in a new session.")
             await page.locator(".timeline summary").click()
             await expect(page.locator(".timeline li")).to_have_count(4)
     finally:
@@ -125,10 +130,16 @@ async def test_a_turn_that_waited_stands_above_the_adopted_one_that_it_continues
             await expect(listed).to_have_count(4)
             ids = await listed.evaluate_all("rows => rows.map(row => row.dataset.turn)")
             assert ids == ["turn_2", "turn_4", "turn_3", "turn_1"]
-            numbers = await listed.locator(".facts > span:first-child").all_text_contents()
-            assert [number.split()[0] for number in numbers] == ["#4", "#3", "#2", "#1"]
+            # the number that a dump has, and the API: what was adopted later shifts none
+            assert await listed.locator(".number").all_text_contents() == ["#2", "#4", "#3", "#1"]
+            agent = await engine.store.agent("local", "mended")
+            assert agent is not None
+            for form, told in (("markdown", "## Turn "), ("html", "<summary>Turn ")):
+                pieces = FORMATS[form].write(engine.store, agent, sandbox="")
+                dump = "".join([piece async for piece in pieces])
+                assert re.findall(rf"{told}(\d)", dump) == ["1", "3", "4", "2"]
             lanes = await listed.locator("circle").evaluate_all("dots => dots.map(dot => dot.getAttribute('cx'))")
             assert len(set(lanes)) == 1
             await listed.first.click()
-            await expect(page.locator("#turn h2")).to_contain_text("Turn 4 ")
+            await expect(page.locator("#turn h2")).to_contain_text("Turn 2 ")
             await expect(page.locator("#turn .said .text").first).to_have_text("I waited")

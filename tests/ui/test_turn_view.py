@@ -83,13 +83,13 @@ async def test_what_a_model_wrote_is_shown_as_it_means_it(world: World, axe: str
 
 
 async def test_a_verdict_that_something_was_forgotten_is_no_good_news(world: World, axe: str) -> None:
-    last = await imported(world.engine, await an_agent(world.engine, "forgetful"), [("one", "1"), ("two", "2")])
+    last = (await kept(world, "forgetful")).id
     said = [{"role": "user", "text": "two"}]
     told = {"verdict": "1 of 2 turns was not sent", "forgotten": True, "missing": ["t1"], "total": 1, "messages": said}
     for scheme in ("light", "dark"):
         async with page_of(world.browser, world.url, scheme=scheme, at=f"#/forgetful/{last}") as page:
             await page.route("**/seen", lambda route: route.fulfill(json=told))
-            await page.get_by_role("button", name="What did the model see?").click()
+            await page.reload()
             verdict = page.locator("#turn .verdict")
             await expect(verdict).to_have_text("1 of 2 turns was not sent")
             bad = await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
@@ -179,11 +179,11 @@ async def test_tools_attempts_and_retries_are_a_waterfall_in_the_order_of_their_
         )  # fmt: skip
         await expect(falls.filter(has_text="Bash").locator(".took")).to_have_text("2.00 s")
         await expect(falls.filter(has_text="asks to wait").locator(".took")).to_have_text("30.00 s")
-        why = page.locator('#turn section[aria-label="Why it ran so"] > p')
+        why = page.locator("#turn .placed")
         await expect(why).to_have_text(
             [
                 "Its agent was named: it continues the agent's last answer.",
-                "Its client sent what was new alone (1 message).",
+                "The client sent only what was new (1 message).",
                 "The process that had answered before answered again: nothing was read or written for it.",
                 "The transcript was compared with the chain before it was used.",
             ]

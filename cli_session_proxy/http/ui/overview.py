@@ -1,11 +1,11 @@
-"""The first page: which agents need a look, what runs just now, and what the last days cost."""
+"""The first page: does it work, which agents need somebody, what runs just now, and what the last days cost."""
 
 from __future__ import annotations
 
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -15,6 +15,7 @@ from ...export import explain, status
 from ...export import live as telling
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
+from ...settings import MODELS
 from ...stores.base import TurnFacts
 
 DAY = 86400.0
@@ -29,8 +30,6 @@ LONG = 300.0
 OWED = 600.0
 # So many turns in a row that came to nothing: the next one will, too.
 STUCK = 2
-# Repairs within all these days that are often; any within the last day is told.
-OFTEN = 3
 # Seconds for which the login is taken to be as it was.
 LOGIN_KEPT = 600.0
 # Agents whose newest request is held against their chain.
@@ -152,7 +151,7 @@ class Overview:
             agent = await self._engine.store.agent_by_key(one.turn.agent_key)
             if agent is not None and agent.owner == owner:
                 about = {"agent_id": agent.agent_id, "model": one.turn.model, "at": one.turn.created_at}
-                told.append({**about, **shown, "text": shown["text"][-TEXT:]})
+                told.append({**about, **shown, "text": telling.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
             return told
         here = {one.turn.id for one in going}
@@ -188,12 +187,13 @@ def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSO
     daily: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"cost_usd": [0.0] * DAYS, "tokens": [0] * DAYS})
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
+    names = _full_names({one.model for one in facts})
     for one in facts:
         of_day = _day(one.created_at)
         if of_day in place:
             daily[one.owner]["cost_usd"][place[of_day]] += one.cost_usd or 0.0
             daily[one.owner]["tokens"][place[of_day]] += sum(getattr(one.usage, name) for name in _TOKENS)
-        for row in (days.get(of_day), models[one.model], keys[one.owner]):
+        for row in (days.get(of_day), models[names.get(one.model, one.model)], keys[one.owner]):
             if row is None:  # the rest of the day before the first one
                 continue
             row["turns"] += 1
@@ -205,6 +205,12 @@ def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSO
                 row[name] += getattr(one.usage, name)
     by_key = [{**row, "daily": daily[row["key"]]} for row in _dearest("key", keys)]
     return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), by_key
+
+
+def _full_names(models: Collection[str]) -> dict[str, str]:
+    """Of names such as `sonnet` those that one model alone can mean which answered: `claude-sonnet-5-5`."""
+    means = {short: [model for model in models if f"-{short}-" in model] for short in MODELS if short in models}
+    return {short: fits[0] for short, fits in means.items() if len(fits) == 1}
 
 
 def _dearest(name: str, found: dict[str, JSON]) -> list[JSON]:
@@ -224,9 +230,10 @@ def _day(at: float) -> str:
 
 
 def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
-    """Agents that need a look, the gravest reason first, then the newest: key, turn, when, why, and that in words.
+    """Agents that need a person, the gravest reason first, then the newest: key, turn, when, why, and that in words.
 
-    The last status hides nothing: what failed within a day is told though later turns went well. Pure.
+    The last status hides nothing: what failed within a day is told though later turns went well. What was repaired
+    needs nobody. Pure.
     """
     by_agent: dict[int, list[TurnFacts]] = defaultdict(list)
     for one in facts:  # newest first
@@ -241,27 +248,21 @@ def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, floa
         ended = [one for one in turns if one.status in FINISHED and one.status != "cancelled"]
         lost = [one for one in ended if one.status in ("failed", "refused")]
         in_a_row = next((n for n, one in enumerate(ended) if one.status not in ("failed", "refused")), len(ended))
-        today = [one for one in lost if one.created_at > now - DAY]
+        today = [one for one in lost if one.status == "failed" and one.created_at > now - DAY]
         if in_a_row >= STUCK:
             tell(lost[0], "stuck", turns=in_a_row, why=_why(lost[0]))
         elif in_a_row:
             tell(lost[0], "failed", why=_why(lost[0]))
         elif today:
             tell(today[0], "failures", turns=len(today), why=_why(today[0]))
-        repaired = [one for one in turns if one.repairs]
-        fresh = [one for one in repaired if one.created_at > now - DAY]
-        if fresh:
-            tell(fresh[0], "repaired", repairs=sum(one.repairs for one in fresh), days=1)
-        elif sum(one.repairs for one in repaired) >= OFTEN:
-            tell(repaired[0], "repaired", repairs=sum(one.repairs for one in repaired), days=DAYS)
         open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - LONG]
         if open_ones:
             tell(open_ones[-1], "long")
         if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - OWED:
             tell(turns[0], "results")
-    order: tuple[Attention, ...] = ("stuck", "failed", "long", "failures", "repaired", "results")
+    order: tuple[Attention, ...] = ("stuck", "failed", "long", "failures", "results")
     return sorted(found, key=lambda row: (order.index(row[3]), -row[2]))
 
 
 def _why(one: TurnFacts) -> str:
-    return one.code or one.status
+    return (one.code or one.status).replace("_", " ")

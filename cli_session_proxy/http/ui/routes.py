@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response
 from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...export import explain, shown
+from ...export import brief, explain, shown
 from ...wires.asgi import About, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
@@ -108,7 +108,8 @@ class Ui:
         for name in names:
             agent = await self._engine.store.agent(owner_of(request), name)
             found = await self._engine.store.page(agent.key, before_seq=None, limit=1) if agent is not None else None
-            data += [{"agent_id": name, **views.newest(turn)} for turn in (found.turns if found is not None else ())]
+            if agent is not None and found is not None:
+                data += [views.newest(agent, turn, await self._first(agent)) for turn in found.turns]
         return JSONResponse({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
@@ -125,7 +126,7 @@ class Ui:
                 raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
             newest = -(-place // limit) * limit
         page = await self._engine.store.page(agent.key, before_seq=before, limit=limit, newest=newest)
-        return JSONResponse(views.page(agent, page))
+        return JSONResponse(views.page(agent, page, await self._first(agent)))
 
     async def tree(self, request: Request) -> Response:
         """The shape of the whole chain: of each turn in the order of acceptance its parent's place, from 1 (0: none),
@@ -148,6 +149,7 @@ class Ui:
             {
                 "turn": told,
                 "links": [shown.link(link) for link in around.links],
+                "told": [one._asdict() for one in brief.told(turn, around.links)],
                 "number": around.newest,
                 "numbers": await self._engine.store.places(agent.key, related[:MAX_PAGE]),
                 "children": children,
@@ -173,11 +175,11 @@ class Ui:
         return JSONResponse(await asyncio.to_thread(views.comparison, compared))
 
     async def seen(self, request: Request) -> Response:
-        """What the model was sent in this turn, beside the chain."""
+        """What the model was sent in this turn, beside the chain; `verdict` None where no records tell."""
         turn = await self._turn(request, await self._agent(request))
         found = await self._engine.backend.request_of(turn)
         if found is None:
-            raise NotFound(f"turn {turn.id!r} has no records of what was sent", param="turn_id")
+            return JSONResponse({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
         return JSONResponse(await asyncio.to_thread(views.seen, turn, found))
 
     async def repairs(self, request: Request) -> Response:
@@ -185,7 +187,15 @@ class Ui:
         agent = await self._agent(request)
         links = await self._engine.store.repairs(agent.key, limit=NEWEST_REPAIRS)
         numbers = await self._engine.store.places(agent.key, [link.turn_id for link in links if link.turn_id])
-        return JSONResponse({"object": "list", "data": [shown.link(link) for link in links], "numbers": numbers})
+        data = [{**shown.link(link), **brief.link(link)._asdict()} for link in links]
+        return JSONResponse({"object": "list", "data": data, "numbers": numbers})
+
+    async def _first(self, agent: Agent) -> Turn | None:
+        """The turn that gives an agent its title; None where it has a name."""
+        if agent.named:
+            return None
+        page = await self._engine.store.page(agent.key, before_seq=None, limit=1, newest=1)
+        return page.turns[0] if page.turns else None
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 from ... import redact
 from ...backends.base import Comparison, Seen
 from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn
-from ...export import explain, shown
+from ...export import brief, explain, shown
 from ...export.schema import TurnDump
 from ...export.words import shallow
 from ...stores.base import TurnPage
@@ -27,8 +28,9 @@ NEWEST_SENT = 200
 SHOWN = 2000
 
 
-def page(agent: Agent, found: TurnPage) -> JSON:
-    """`next` goes into `?before=` for the older turns; None at the agent's first one."""
+def page(agent: Agent, found: TurnPage, first: Turn | None = None) -> JSON:
+    """`next` goes into `?before=` for the older turns; None at the agent's first one. `first`: gives an agent without
+    a name of its own one."""
     links: dict[str | None, list[Link]] = defaultdict(list)
     for link in found.links:
         links[link.turn_id].append(link)
@@ -36,6 +38,7 @@ def page(agent: Agent, found: TurnPage) -> JSON:
     return {
         "object": "list",
         "agent_id": agent.agent_id,
+        "title": title(agent, first),
         "head": agent.head,
         "created_at": agent.created_at,
         "total": found.total,
@@ -55,28 +58,37 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "status": turn.status,
         "continuity": turn.continuity,
         "session_id": turn.session_id,
-        "model": turn.model,
+        "model": turn.answered_by or turn.model,
         "origin": turn.origin,
+        "side": turn.placed.side,
         "delivery": turn.delivery,
         "created_at": turn.created_at,
         "finished_at": turn.finished_at,
         "cost_usd": turn.cost_usd,
-        "attempts": sum(1 for attempt in turn.attempts if "frame_uuid" in attempt),
         "error": turn.error.get("code") if turn.error else None,
         "asked": preview(block for message in turn.input for block in message.content),
-        "answered": preview(turn.output),
+        "answered": preview(turn.output, is_markdown=True),
         "links": [shown.link(link) for link in links],
-        "says": shown.says(turn, links),
+        "told": [one._asdict() for one in brief.told(turn, links)],
     }
 
 
-def newest(turn: Turn) -> JSON:
+def newest(agent: Agent, turn: Turn, first: Turn | None) -> JSON:
     """An agent's last words, for its row."""
     return {
+        "agent_id": agent.agent_id,
+        "title": title(agent, first),
         "turn_id": turn.id,
         "asked": preview(block for message in turn.input for block in message.content),
-        "answered": preview(turn.output) or (str(turn.error.get("code")) if turn.error else ""),
+        "answered": preview(turn.output, is_markdown=True)
+        or (str(turn.error.get("code")).replace("_", " ") if turn.error else ""),
     }
+
+
+def title(agent: Agent, first: Turn | None) -> str:
+    """Its name, or its first question where nobody gave it one."""
+    asked = "" if first is None or agent.named else preview(block for one in first.input for block in one.content)
+    return asked or agent.agent_id
 
 
 def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
@@ -147,13 +159,25 @@ def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
     return None
 
 
-def preview(blocks: Iterable[Block]) -> str:
-    """The first words, without secrets, on one line."""
+# What Markdown puts around words: none of it spans a line, so that no text makes it slow.
+_MARKS = (
+    (re.compile(r"^ {0,3}(?:#{1,6} |>+ ?|(?:```|~~~)[^\n]*$|[-*+] |[-|: ]+$)", re.MULTILINE), ""),
+    (re.compile(r"^\||\|$|(?<=\S) \| (?=\S)", re.MULTILINE), " "),
+    (re.compile(r"\[([^\]\n]{1,300})\]\(https?://[^\s()]{1,1000}\)"), r"\1"),
+    (re.compile(r"(\*\*|\*|`)(?=\S)([^*`\n]{1,500})(?<=\S)\1"), r"\2"),
+)
+
+
+def preview(blocks: Iterable[Block], *, is_markdown: bool = False) -> str:
+    """The first words, without secrets and the marks of Markdown, on one line."""
     words: list[str] = []
     size = 0
     for text in _texts(blocks):
         # Cut far behind the limit first: a secret at the edge must not lose the end by which it is known.
-        words.append(" ".join(text[: 8 * PREVIEW].split()))
+        part = text[: 8 * PREVIEW]
+        for mark, kept in _MARKS if is_markdown else ():
+            part = mark.sub(kept, part)
+        words.append(" ".join(part.split()))
         size += len(words[-1])
         if size > PREVIEW:
             break

@@ -4,8 +4,9 @@
 // the order of acceptance, from 1.
 
 import { chainPath, follow, get } from "./api.js";
-import { canceller, coloured, count, fill, h, MEANING, money, REPAIRS, session, time, whole } from "./dom.js";
+import { badge, coloured, count, drawTold, fill, h, money, session, time } from "./dom.js";
 import { draw, layout, straight } from "./graph.js";
+import { Live } from "./live.js";
 import { Rows } from "./rows.js";
 import { PAGE, turnsPath } from "./where.js";
 
@@ -17,7 +18,7 @@ export class ChainView {
   constructor(section, { onFault, onLive, onTurn, onProgress }) {
     this.section = section;
     this.summary = section.querySelector(".summary");
-    this.going = section.querySelector(".going");
+    this.live = new Live(section.querySelector(".going"), onFault);
     this.empty = section.querySelector(".empty");
     Object.assign(this, { onFault, onLive, onTurn, onProgress });
     this.agentId = null;
@@ -49,8 +50,8 @@ export class ChainView {
     this.empty.hidden = true;
     this.rows.clear();
     this.rows.count = 0;
-    fill(this.going);
-    this.timeline = h("details.timeline", { hidden: true }, h("summary", null, "Links and repairs"), h("ol"));
+    this.progress([]);
+    this.timeline = h("details.timeline", { hidden: true }, h("summary", null, "Repairs and branches"), h("ol"));
     this.timeline.addEventListener("toggle", () => this.showTimeline());
     this.summarised = null;
     const jump = (words, title, to) => {
@@ -97,14 +98,13 @@ export class ChainView {
       const tree = await (shape || ask());
       if (signal.aborted) return true;
       const before = this.drawn && new Map([...this.turns].map(([place, turn]) => [place, JSON.stringify(turn)]));
-      this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };
+      this.about = aboutOf(page);
       this.parents.length = Math.min(this.parents.length, after + 1);
       // Both were read a moment apart: what only one knows comes with the next event.
       const total = Math.min(page.total, after + tree.parents.length);
       tree.parents.slice(0, total - after).forEach((parent, n) => (this.parents[after + 1 + n] = parent));
       for (const place of tree.marked) this.marked.add(place);
       this.order = newestFirst(this.parents);
-      this.numbers = this.order.every((place, at) => place === total - at) ? null : new Map(this.order.map((place, at) => [place, total - at]));
       this.lanes = layout(this.order, (place) => this.parents[place]);
       if (this.drawn) for (const number of this.pages.keys()) this.pages.set(number, "old");
       this.learn(page);
@@ -129,12 +129,11 @@ export class ChainView {
 
   /** These turns of a long chain, before its shape is known: as if each went on from the one before it. */
   first(page, turnId) {
-    this.about = { head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, since: page.created_at };
+    this.about = aboutOf(page);
     this.parents = [0];
     this.order = [];
     for (let place = 1; place <= page.total; place += 1) this.parents.push(place - 1);
     for (let place = page.total; place > 0; place -= 1) this.order.push(place);
-    this.numbers = null;
     this.lanes = straight(page.total);
     this.learn(page);
     this.renderSummary();
@@ -147,7 +146,7 @@ export class ChainView {
   learn(page) {
     for (const turn of page.data) {
       this.turns.set(turn.number, turn);
-      if (turn.says.length || turn.links.some((link) => REPAIRS.has(link.reason))) this.marked.add(turn.number);
+      if (turn.told.some((one) => one.kind !== "branch" && one.kind !== "note")) this.marked.add(turn.number);
     }
     const places = page.data.map((turn) => turn.number);
     for (const number of new Set(places.map(pageOf))) {
@@ -206,6 +205,7 @@ export class ChainView {
         if (signal.aborted) return;
         if (fault.status && fault.status !== 404) this.onFault(fault);
         this.onLive("reconnecting");
+        this.progress([]); // what they do by now nobody knows
       }
       await new Promise((done) => setTimeout(done, AGAIN));
       if (!signal.aborted) await this.newest(signal);
@@ -228,28 +228,10 @@ export class ChainView {
     })();
   }
 
-  /** What the turns that run do, and what they have said so far. */
+  /** What the turns that run do, and what they have said so far; an opened one says so itself. */
   progress(turns) {
     this.running = turns;
-    const shown = new Map([...this.going.children].map((one) => [one.dataset.turn, one]));
-    for (const one of turns) {
-      let card = shown.get(one.turn_id);
-      if (!card) {
-        card = h("div.card", { "data-turn": one.turn_id },
-          h("p", null, h("a", { href: this.href(one.turn_id) }, "Running turn"), " ", h("span.doing"), " ", canceller(this.agentId, one.turn_id, this.onFault)),
-          h("p.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" }));
-        this.going.append(card);
-      }
-      shown.delete(one.turn_id);
-      card.dataset.doing = one.doing;
-      fill(card.querySelector(".doing"), one.says);
-      const said = card.querySelector(".said-so-far");
-      if (said.textContent !== one.text) {
-        fill(said, one.text);
-        said.scrollTop = said.scrollHeight;
-      }
-    }
-    for (const card of shown.values()) card.remove();
+    this.live.show(this.agentId, turns.filter((one) => one.turn_id !== this.opened));
     this.onProgress(turns);
   }
 
@@ -261,12 +243,8 @@ export class ChainView {
 
   mark(turnId) {
     this.opened = turnId;
+    if (this.running) this.progress(this.running);
     this.rows.update(this.order.length);
-  }
-
-  /** The number that is shown of the turn at this place: a turn always has a higher one than its parent. */
-  numberOf(place) {
-    return (this.numbers && this.numbers.get(place)) || place;
   }
 
   /** Bring an opened turn into sight. Done when it is drawn. */
@@ -281,14 +259,17 @@ export class ChainView {
   }
 
   renderSummary() {
-    const { total, cost, links } = this.about;
+    const { title, total, cost, links } = this.about;
     const state = JSON.stringify(this.about);
     if (state === this.summarised) return;
     this.summarised = state;
-    const chips = Object.entries(links).map(([reason, number]) =>
-      h("span.reason", { "data-reason": reason, title: MEANING[reason] }, `${reason} ${whole(number)}`));
-    fill(this.summary.querySelector("h1"), this.agentId);
-    fill(this.summary.querySelector("p"), h("span", null, `${count(total, "turn")}, ${money(cost)}`), " ", ...chips, this.jumps);
+    const of = (one, ...reasons) => {
+      const number = reasons.reduce((sum, reason) => sum + (links[reason] || 0), 0);
+      return number > 0 && h("span", null, count(number, one));
+    };
+    fill(this.summary.querySelector("h1"), title);
+    fill(this.summary.querySelector("p"), h("span", null, count(total, "turn")), h("span", null, money(cost)),
+      of("repair", "rebuilt", "moved"), of("branch", "branched"), this.jumps);
     this.jumps.hidden = total < 10;
     this.timeline.hidden = Object.keys(links).every((reason) => reason === "started");
     if (this.timeline.open) this.showTimeline();
@@ -300,9 +281,9 @@ export class ChainView {
     const { signal } = this.stop;
     try {
       const { data, numbers } = await get(`${chainPath(this.agentId)}/repairs`, signal);
-      const place = (link) => (numbers[link.turn_id] ? `turn ${this.numberOf(numbers[link.turn_id])}` : link.turn_id.slice(0, 13));
+      const place = (link) => (numbers[link.turn_id] ? `turn ${numbers[link.turn_id]}` : link.turn_id.slice(0, 13));
       const at = (link) => (link.turn_id ? h("a", { href: this.href(link.turn_id), title: link.turn_id }, place(link)) : h("span.quiet", null, "no turn"));
-      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ", at(link), drawLink(link))));
+      fill(this.timeline.querySelector("ol"), ...data.map((link) => h("li", null, time(link.at), " ", at(link), drawTold(link))));
     } catch (fault) {
       if (!signal.aborted) this.onFault(fault);
     }
@@ -317,43 +298,53 @@ export class ChainView {
     };
   }
 
+  /** The session of a turn that goes on in another one than the turn before it. */
+  changedSession(place) {
+    const turn = this.turns.get(place);
+    const before = this.turns.get(this.parents[place]);
+    return turn.session_id && before && before.session_id && before.session_id !== turn.session_id ? turn.session_id : null;
+  }
+
   stateAt(at) {
-    const turn = this.turns.get(this.order[at]);
-    return JSON.stringify([turn, this.shapeAt(at), this.numberOf(this.order[at]), Boolean(turn) && turn.id === this.opened]);
+    const place = this.order[at];
+    const turn = this.turns.get(place);
+    return JSON.stringify([turn, this.shapeAt(at), turn && [this.changedSession(place), turn.id === this.opened]]);
   }
 
   drawRow(row, at) {
     const place = this.order[at];
     const turn = this.turns.get(place);
     const shape = this.shapeAt(at);
-    const number = this.numberOf(place);
     row.classList.toggle("coming", !turn);
+    const number = h("span.number", null, `#${place}`);
     if (!turn) {
       row.removeAttribute("href");
       delete row.dataset.turn;
-      fill(row, draw(shape), h("div.words", null, h("p.asked.quiet", null, "…"), h("p.answered")), h("div.facts", null, h("span", null, `#${number}`)));
+      fill(row, draw(shape), h("div.words", null, h("p.asked.quiet", null, "…"), h("p.answered")), h("div.marks", null, number));
       return;
     }
+    const lost = ["refused", "failed", "cancelled"].includes(turn.status);
+    const moved = this.changedSession(place);
+    const folded = lost && turn.side;
     row.href = this.href(turn.id);
     row.dataset.turn = turn.id;
     row.classList.toggle("open", turn.id === this.opened);
-    row.classList.toggle("repaired", this.marked.has(place));
-    row.classList.toggle("off", ["refused", "failed", "cancelled"].includes(turn.status) || isLost(turn)); // on no path
+    row.classList.toggle("off", lost || isLost(turn)); // on no path
+    row.classList.toggle("folded", folded);
     if (this.fresh.has(place)) row.classList.add("fresh");
     coloured(row, turn.session_id);
+    const failure = turn.error && h("span.failed", null, turn.error.replaceAll("_", " "));
     fill(
       row,
       draw(shape),
       h("div.words", null,
-        h("p.asked", null, turn.asked || "(nothing asked)"),
-        h("p.answered", null, turn.answered || (turn.error ? turn.error : "")),
-      ),
-      h("div.facts", null,
-        h("span", null, `#${number} `, time(turn.created_at)),
-        h("span", null, ...badges(turn, shape.head)),
-        h("span.quiet", null, session(turn.session_id), " ", money(turn.cost_usd)),
-      ),
-      turn.links.length + turn.says.length > 0 && h("div.told", null, ...turn.links.map(drawLink), ...turn.says.map(drawSaid)),
+        folded ? h("p.quiet", null, "side call: ", failure) : [
+          h("p.asked", null, turn.asked || "(nothing asked)"),
+          h("p.answered", null, turn.answered || failure),
+          h("p.facts", null, [turn.model, time(turn.created_at), money(turn.cost_usd)].flatMap((one) => (one ? [h("span", null, one)] : []))),
+        ]),
+      h("div.marks", null, moved && h("span", null, "new session ", session(moved)), ...badges(turn, shape.head), number),
+      !folded && turn.told.length > 0 && h("div.all-told", null, ...turn.told.map(drawTold)),
     );
   }
 
@@ -371,27 +362,13 @@ function isLost(turn) {
   return turn.delivery === "undelivered" && ["completed", "requires_action"].includes(turn.status);
 }
 
+function aboutOf(page) {
+  return { title: page.title, head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts };
+}
+
 function badges(turn, head) {
-  const out = [];
-  if (head) out.push(h("span.badge.head", null, "head"));
-  if (turn.status !== "completed") out.push(h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")));
-  if (turn.continuity) out.push(h("span.badge", { "data-continuity": turn.continuity }, turn.continuity));
-  else if (turn.origin === "imported" || turn.origin === "adopted") out.push(h("span.badge", null, turn.origin));
-  if (isLost(turn)) out.push(h("span.badge", { "data-state": "failed" }, "undelivered"));
-  if (turn.attempts > 1) out.push(h("span.badge", { "data-state": "failed" }, `${turn.attempts} attempts`));
-  return out;
-}
-
-/** A link with what it says: what broke, and how it was repaired. */
-export function drawLink(link) {
-  const from = link.from_session && link.from_session !== link.to_session;
-  return h("p.link", { "data-reason": link.reason },
-    h("strong", null, link.reason), " ", link.says, " ", from && [session(link.from_session), " → "], session(link.to_session));
-}
-
-/** What happened to a turn beside its links: the same look as a repair. */
-export function drawSaid(text) {
-  return h("p.link", { "data-reason": "mended" }, h("strong", null, "repaired"), " ", text);
+  return [head && h("span.badge.head", null, "head"), badge(turn.status), isLost(turn) && h("span.badge", null, "undelivered"),
+    (turn.origin === "imported" || turn.origin === "adopted") && h("span.badge", null, turn.origin)];
 }
 
 /** Newest first, but a turn always above the one that it continues: one that waited may continue a later one. */

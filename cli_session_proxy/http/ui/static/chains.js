@@ -1,7 +1,7 @@
 // The list of agents: the last active at once, all others behind them, and what changes every other second.
 
 import { get } from "./api.js";
-import { ago, bytes, count, fill, h, money, whole } from "./dom.js";
+import { ago, bytes, count, fill, h, money, stateWords, whole } from "./dom.js";
 import { Rows } from "./rows.js";
 import { AGENTS, FIRST } from "./where.js";
 
@@ -93,7 +93,7 @@ export class Chains {
     const { only, order } = this.tools.elements;
     const home = document.body.dataset.view === "chains";
     const wanted = home ? ONLY[only.value] : ONLY.all;
-    this.shown = [...this.known.values()].filter((row) => wanted(row) && row.agent_id.toLowerCase().includes(words));
+    this.shown = [...this.known.values()].filter((row) => wanted(row) && `${row.agent_id} ${this.titleOf(row.agent_id)}`.toLowerCase().includes(words));
     this.shown.sort(home ? ORDER[order.value] : ORDER.active);
     this.rows.update(this.shown.length);
     this.empty.hidden = this.shown.length > 0;
@@ -102,7 +102,9 @@ export class Chains {
     const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);
     const some = this.shown.length < this.known.size ? ` of ${whole(this.known.size)}` : "";
     const folded = this.folded && this.folded.count ? ` · ${count(this.folded.count, "one-shot")} today, ${money(this.folded.cost_usd)}` : "";
-    const says = `${count(this.shown.length, "agent")}${some}, ${count(sum("turns"), "turn")}, ${count(sum("repairs"), "repair")}, ${count(sum("failures"), "failure")}, ${money(sum("cost_usd"))}, ${bytes(sum("bytes"))}${folded}`;
+    const some_ = (number, noun) => number > 0 && count(number, noun);
+    const says = [`${count(this.shown.length, "agent")}${some}`, count(sum("turns"), "turn"), some_(sum("repairs"), "repair"),
+      some_(sum("failures"), "failure"), money(sum("cost_usd")), bytes(sum("bytes"))].filter(Boolean).join(", ") + folded;
     if (this.totals.textContent !== says) fill(this.totals, says);
   }
 
@@ -113,22 +115,27 @@ export class Chains {
 
   stateOf(row) {
     const words = this.words.get(row.agent_id);
-    return JSON.stringify([row, row.agent_id === this.open, words && words.asked, words && words.answered, ago(row.last_at).textContent]);
+    return JSON.stringify([row, row.agent_id === this.open, words, ago(row.last_at).textContent]);
+  }
+
+  /** What somebody calls it: the first question, where nobody gave it a name. */
+  titleOf(agentId) {
+    return this.words.get(agentId)?.title || agentId;
   }
 
   drawRow(element, row) {
     element.href = `#/${encodeURIComponent(row.agent_id)}`;
     element.dataset.agent = row.agent_id;
     element.classList.toggle("open", row.agent_id === this.open);
-    const state = row.state || "new";
+    const state = stateWords(row.state || "new");
     const words = this.words.get(row.agent_id);
     fill(
       element,
-      h("span.name", { title: row.agent_id }, row.agent_id),
-      h("span.state", { "data-state": state }, state.replace("_", " ") + (row.address ? ` · ${row.host}` : "")),
+      h("span.name", { title: row.agent_id }, this.titleOf(row.agent_id)),
+      h("span.state", { "data-state": row.state }, [state, row.address && row.host].filter(Boolean).join(" · ")),
       h("span.number", null, count(row.turns, "turn")),
-      row.repairs ? h("span.number.repaired", null, count(row.repairs, "repair")) : h("span.number.quiet", null, "no repairs"),
-      row.failures ? h("span.number.failed", null, `${row.failures} failed`) : h("span.number.quiet", null, "none failed"),
+      h("span.number.quiet.repaired", null, row.repairs > 0 && count(row.repairs, "repair")),
+      h("span.number.failed", { title: row.failures > 0 && "failed or refused" }, row.failures > 0 && `${row.failures} failed`),
       h("span.number", null, money(row.cost_usd)),
       h("span.number.quiet", null, bytes(row.bytes)),
       ago(row.last_at),
@@ -138,7 +145,7 @@ export class Chains {
 
   /** The newest words of the agents in sight, where they are not known as they are now. */
   async preview() {
-    if (this.previewing || document.body.dataset.view !== "chains") return;
+    if (this.previewing) return;
     this.previewing = true;
     try {
       for (;;) {
@@ -150,7 +157,7 @@ export class Chains {
         const query = new URLSearchParams(lacking.map((row) => ["agent", row.agent_id]));
         const { data } = await get(`/v1/previews?${query}`);
         const found = new Map(data.map((one) => [one.agent_id, one]));
-        for (const row of lacking) this.words.set(row.agent_id, { asked: "", answered: "", ...found.get(row.agent_id), of: `${row.turns} ${row.state}` });
+        for (const row of lacking) this.words.set(row.agent_id, { asked: "", answered: "", title: "", ...found.get(row.agent_id), of: `${row.turns} ${row.state}` });
         this.rows.update(this.shown.length);
       }
     } catch (fault) {

@@ -1,41 +1,36 @@
-// Small charts, drawn here: bars for the days, each with its number as a title, and the whole as words for who cannot see it.
+// The cost of the days, today first: a bar each, and below three days the numbers alone. Tables of the same.
 
-import { h } from "./dom.js";
+import { brief, count, h, money, whole } from "./dom.js";
 
-const SVG = "http://www.w3.org/2000/svg";
-const WIDTH = 280;
-const HEIGHT = 64;
-const GAP = 3;
+const FEW = 3; // days
 
-function part(name, attributes, ...children) {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.append(...children);
-  return element;
+const failed = (day) => day.failed + day.refused;
+const read = (row) => row.input_tokens + row.cache_read_tokens + row.cache_write_tokens;
+
+/** What of these: turns, cost, tokens, the share that was read from the cache, and what failed. `name`: how they are told apart. */
+export function table(title, name, rows) {
+  const cells = (row) => (row.turns ? [whole(row.turns), money(row.cost_usd), brief(read(row)), brief(row.output_tokens),
+    read(row) ? `${Math.floor((100 * row.cache_read_tokens) / read(row))} %` : "", failed(row) || ""] : ["", "", "", "", "", ""]);
+  const heads = [name, "turns", "cost", "tokens read", "written", "from the cache", "failed"];
+  return h("details.sums", null, h("summary", null, title), h("div.table", { tabindex: "0", role: "group", "aria-label": title }, h("table", null,
+    h("thead", null, h("tr", null, ...heads.map((one) => h("th", { scope: "col" }, one)))),
+    h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), ...cells(row).map((cell) => h("td", null, cell))))))));
 }
 
-/**
- * A bar a day. `series` are [{name, of(day)}], one upon the other; `says(day)` is a bar's title. `most` is the top of the
- * scale where it is known.
- */
-export function bars(title, days, series, says, { most = 0, total = "" } = {}) {
-  const sum = (day) => series.reduce((all, one) => all + one.of(day), 0);
-  const top = Math.max(most, ...days.map(sum)) || 1;
-  const wide = WIDTH / days.length;
-  const svg = part("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, "aria-hidden": "true", preserveAspectRatio: "none" });
-  days.forEach((day, at) => {
-    let bottom = HEIGHT;
-    const bar = part("g", {}, part("title", {}, document.createTextNode(`${day.day}: ${says(day)}`)));
-    bar.append(part("rect", { x: at * wide, y: 0, width: wide, height: HEIGHT, class: "back" }));
-    series.forEach((one, n) => {
-      const high = (one.of(day) / top) * (HEIGHT - 2);
-      bottom -= high;
-      bar.append(part("rect", { x: at * wide + GAP / 2, y: bottom, width: wide - GAP, height: high, class: `series-${n}` }));
-    });
-    svg.append(bar);
+/** `days`: today first. */
+export function costs(days) {
+  const each = days.map((day, at) => ({ ...day, name: at ? day.day : "today", label: at ? String(Number(day.day.slice(8))) : "today" }));
+  const lived = each.filter((day) => day.turns);
+  const says = (day) => (day.turns ? `${day.name}: ${money(day.cost_usd) || "$0"}, ${count(day.turns, "turn")}` : `${day.name}: no turn`);
+  if (lived.length < FEW) {
+    return h("p.numbers", null, ...lived.map((day) => h("span", null, h("strong", null, money(day.cost_usd) || "$0"), ` ${day.name}, ${count(day.turns, "turn")}`)));
+  }
+  const most = Math.max(...days.map((day) => day.cost_usd)) || 1;
+  const columns = each.map((day) => {
+    const bar = h("div.height");
+    bar.style.height = `${(100 * day.cost_usd) / most}%`; // through the CSSOM, which the CSP allows
+    return h("div.day", { title: says(day) }, h("div.room", null, bar), h("span", null, day.label));
   });
-  const table = h("table", null, h("tbody", null, ...days.map((day) => h("tr", null, h("th", { scope: "row" }, day.day), h("td", null, says(day))))));
-  const keys = series.length > 1 && h("p.legend", null, ...series.map((one, n) => h(`span.key.series-${n}`, null, one.name)));
-  return h("figure.chart", null, h("figcaption", null, h("span", null, title), " ", h("strong", null, total)), svg, keys,
-    h("details", null, h("summary", null, "day by day"), h("div.table", { tabindex: "0", role: "group", "aria-label": `${title}, day by day` }, table)));
+  return h("figure.chart", { role: "img", "aria-label": `Cost by day, today first: ${lived.map(says).join("; ")}` },
+    h("div.axis", null, h("span", null, money(most)), h("span", null, "$0")), h("div.days-drawn", null, ...columns));
 }

@@ -44,7 +44,7 @@ export function coloured(element, sessionId) {
 }
 
 export function session(id) {
-  if (!id) return h("span.quiet", null, "no session");
+  if (!id) return h("span.quiet", null, "none");
   return coloured(h("span.session", { title: id }, id.slice(0, 8)), id);
 }
 
@@ -60,7 +60,7 @@ export function copier(text, words) {
 }
 
 export function money(dollars) {
-  if (dollars === null || dollars === undefined) return "–";
+  if (!dollars) return "";
   return `$${dollars.toFixed(dollars < 0.1 ? 4 : 2)}`;
 }
 
@@ -120,6 +120,15 @@ export function ago(seconds) {
   return h("time", { datetime: at.toISOString(), title: exactly(at) }, text);
 }
 
+/** A duration as somebody reads a clock: 8 s, 1:05, 2:03:40. */
+export function coarse(seconds) {
+  const all = Math.max(0, Math.round(seconds));
+  if (all < 60) return `${all} s`;
+  const two = (number) => String(number).padStart(2, "0");
+  const rest = `${two(Math.floor(all / 60) % 60)}:${two(all % 60)}`;
+  return all < 3600 ? rest.replace(/^0/, "") : `${Math.floor(all / 3600)}:${rest}`;
+}
+
 /** A button that does this when it is confirmed. `sure` says what it will do. */
 export function confirmed(words, sure, yes, no, act) {
   const place = h("span.confirm");
@@ -157,16 +166,22 @@ export function canceller(agentId, turnId, onFault) {
   return place;
 }
 
-/** What a link's reason means, in a few words; the whole story is the link's own `says`. */
-export const MEANING = {
-  started: "session started",
-  forked_by_cli: "the CLI answered with a new session id",
-  rebuilt: "repaired: the session was rebuilt from the chain",
-  branched: "a branch: the session was made from an earlier turn",
-  moved: "repaired: the transcript was moved back",
-  adopted: "turns made outside the proxy were adopted",
-};
-export const REPAIRS = new Set(["rebuilt", "moved", "adopted"]);
+const STATES = { completed: "", new: "", requires_action: "waits for results" };
+
+/** A turn's status in words; none where all is well. */
+export function stateWords(status) {
+  return STATES[status] ?? status;
+}
+
+export function badge(status) {
+  const words = stateWords(status);
+  return words && h("span.badge", { "data-state": status }, words);
+}
+
+/** What happened to a turn, in a few words. */
+export function drawTold({ kind, says }) {
+  return h("p.told", { "data-kind": kind }, h("strong", null, kind), " ", says);
+}
 
 export function short(value) {
   return typeof value === "string" ? value : JSON.stringify(value);

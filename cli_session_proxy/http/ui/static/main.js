@@ -33,7 +33,7 @@ function onLive(state) {
 }
 
 const turn = new TurnView(at("turn"), {
-  numberOf: (place) => chain.numberOf(place), onFault: faultOf("turn"),
+  onFault: faultOf("turn"),
   onPlace: async (place, again) => {
     opened = place;
     if (chain.running) turn.progress(chain.running);
@@ -48,7 +48,7 @@ const chains = new Chains(at("chains"), search, { onFault: faultOf("chains") });
 const chain = new ChainView(at("chain"), {
   onFault: faultOf("chain"), onLive, onTurn: (id) => turn.open(chain.agentId, id), onProgress: (turns) => turn.progress(turns),
 });
-const overview = new Overview(at("overview"), { onFault: faultOf("overview") });
+const overview = new Overview(at("overview"), { onFault: faultOf("overview"), onLive });
 let opened = null; // the place of the opened turn
 
 const found = new SearchView(at("found"), search, {
@@ -70,7 +70,7 @@ async function go() {
   here = where();
   if (!here.query) before = location.hash || "#/";
   document.body.dataset.view = here.query ? "search" : here.turn ? "turn" : here.agent ? "chain" : "chains";
-  document.title = `${here.query ? "search" : here.agent || "chains"} · cli_session_proxy`;
+  document.title = `${here.query ? "search" : here.agent || "agents"} · cli_session_proxy`;
   drawCrumbs();
   if (here.query) found.open(here.query);
   else if (last.query || !at("found").hidden) found.close();
@@ -83,6 +83,7 @@ async function go() {
   else turn.close();
   await listed;
   if (here.agent) chain.mark(here.turn);
+  drawCrumbs();
   if (here.query) return;
   if (!here.agent && last.agent) chains.rows.focus(chains.shown.findIndex((row) => row.agent_id === last.agent));
   else if (here.agent && !here.turn) chain.rows.focus(Math.max(0, here.agent === last.agent && left ? chain.order.indexOf(left) : chain.rows.activePlace()));
@@ -92,7 +93,7 @@ async function go() {
 function drawCrumbs() {
   const of = (href, words, last) => h("a", { href, "aria-current": last && "page" }, words);
   fill(at("crumbs"), of("#/", "Agents", !here.agent),
-    here.agent && [" › ", of(`#/${encodeURIComponent(here.agent)}`, here.agent, !here.turn)], here.turn && " › turn");
+    here.agent && [" › ", of(`#/${encodeURIComponent(here.agent)}`, chain.about?.title || here.agent, !here.turn)], here.turn && " › turn");
 }
 
 function back() {

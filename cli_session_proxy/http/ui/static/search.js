@@ -1,7 +1,7 @@
 // What was said, found by its words: under the agents whose names fit, with filters, each hit a link that can be shared.
 
 import { get } from "./api.js";
-import { count, fill, h, money, time } from "./dom.js";
+import { badge, count, fill, h, money, time } from "./dom.js";
 
 const SOON = 200; // ms after the last key until it is looked for
 const FIELDS = ["status", "since", "model", "min_cost"];
@@ -104,8 +104,7 @@ function drawHit(hit) {
     h("p", null, h("strong", null, hit.agent_id), ` #${hit.number} `,
       hit.kind === "session" && h("span", null, "session ", h("code", null, hit.session_id), " "),
       hit.kind === "turn" && h("code", null, hit.turn_id, " "),
-      hit.status !== "completed" && h("span.badge", { "data-state": hit.status }, hit.status.replace("_", " ")),
-      hit.continuity && h("span.badge", { "data-continuity": hit.continuity }, hit.continuity), " ",
+      badge(hit.status), " ",
       h("span.quiet", null, hit.model, " ", money(hit.cost_usd), " "), time(hit.at)),
     hit.snippet.length > 0 && h("p", null, h("span.quiet", null, `${PART[hit.part]}: `),
       ...hit.snippet.map((piece) => (piece.found ? h("mark", null, piece.text) : piece.text))));

@@ -1,9 +1,9 @@
 // One turn, whole: what was said, why it ran where it ran, what it took, and whether the transcript agrees.
 
 import { blob, chainPath, get, post } from "./api.js";
-import { drawSaid } from "./chain.js";
+import { badge, bytes, coloured, confirmed, copier, count, drawTold, fill, h, millis, money, session, short, time, whole } from "./dom.js";
+import { Live } from "./live.js";
 import { markdown } from "./markdown.js";
-import { bytes, canceller, coloured, confirmed, copier, count, fill, h, millis, money, session, short, time, whole } from "./dom.js";
 import { turnPath } from "./where.js";
 
 // The way of a turn, in order; each part of the bar ends at its step.
@@ -22,15 +22,16 @@ const FOUND = {
 const ORIGIN = {
   imported: "the history that a client sent", adopted: "somebody who talked to the session by hand",
 };
-const STATE_OF = { equal: "completed", busy: "running", different: "failed", none: "" };
 const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
 const LONGEST_FORMATTED = 50000; // characters of an answer that are shown as Markdown
 
 export class TurnView {
-  constructor(section, { numberOf, onFault, onRewound, onPlace }) {
+  constructor(section, { onFault, onRewound, onPlace }) {
     this.section = section;
-    Object.assign(this, { numberOf, onFault, onRewound, onPlace });
+    Object.assign(this, { onFault, onRewound, onPlace });
+    this.now = h("div.now");
+    this.live = new Live(this.now, onFault);
     this.addresses = []; // of images, to be given up with the turn
     this.asked = 0;
   }
@@ -55,18 +56,20 @@ export class TurnView {
       const again = this.shown === turnId;
       this.bare = bare;
       const top = again ? this.section.scrollTop : 0;
+      const unfolded = again ? [...this.section.querySelectorAll("details[data-part]")].filter((one) => one.open).map((one) => one.dataset.part) : [];
       for (const address of this.addresses.splice(0)) URL.revokeObjectURL(address);
       this.draw(agentId, found);
+      for (const one of this.section.querySelectorAll("details[data-part]")) one.open = unfolded.includes(one.dataset.part);
       this.section.hidden = false;
       if (this.used) this.section.scrollTop = top; // else it is at its top: to be told so, it would be laid out now
       this.used = true;
       this.shown = turnId;
       this.onFault(null);
       await this.onPlace(found.number, again); // what follows reads the whole path: the list comes first
-      if (asked !== this.asked) return;
-      if (["completed", "requires_action"].includes(found.turn.status)) {
-        const compared = await get(`${path}/transcript`);
-        if (asked === this.asked) this.drawTranscript(compared);
+      if (asked !== this.asked || !answered(found.turn)) return;
+      if (found.turn.session_id) {
+        const seen = await get(`${path}/seen`);
+        if (asked === this.asked && seen.verdict) this.drawSeen(agentId, seen);
       }
     } catch (fault) {
       if (asked !== this.asked) return;
@@ -82,51 +85,49 @@ export class TurnView {
       h("a", { href: `#/${encodeURIComponent(agentId)}` }, "The turns of this agent"), " · ", h("a", { href: "#/" }, "All agents")));
   }
 
-  draw(agentId, { turn, links, number, numbers, children, is_head: isHead, placed, waterfall: fell }) {
+  draw(agentId, { turn, links, told, number, numbers, children, is_head: isHead, placed, waterfall: fell }) {
     const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`, title: id },
-      numbers[id] ? `#${this.numberOf(numbers[id])}` : id.slice(0, 13));
-    const running = turn.status === "queued" || turn.status === "running";
+      numbers[id] ? `#${numbers[id]}` : id.slice(0, 13));
     const image = (one) => this.thumbnail(agentId, turn.id, one);
     const others = children.length > 1 ? ` (${children.length} branches)` : "";
+    const took = turn.finished_at && turn.started_at && millis(1000 * (turn.finished_at - turn.started_at));
+    const compare = h("details.transcript", { "data-part": "transcript" }, h("summary", null, "Chain and session file"), h("div"));
+    compare.addEventListener("toggle", () => this.compare(agentId, turn.id, compare), { once: true });
     fill(
       this.section,
-      h("h2", null, `Turn ${this.numberOf(number)} `, h("span.badge", { "data-state": turn.status }, turn.status.replace("_", " ")), " ",
-        turn.continuity && h("span.badge", { "data-continuity": turn.continuity }, turn.continuity), " ",
-        isHead && h("span.badge.head", null, "head")),
-      facts([
-        ["id", h("code", null, turn.id)],
-        ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`,
-          turn.backend && turn.backend !== "claude" && `, answered by ${turn.answered_by} (${turn.backend})`]],
-        ...Object.entries(turn.metadata || {}).map(([name, value]) => [name, short(value)]),
-        ["session", turn.session_id ? coloured(h("code.session", null, turn.session_id), turn.session_id) : session(null)],
-        ["accepted", time(turn.created_at)],
-        ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
-        ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
-        ["came from", ORIGIN[turn.origin] || `a request (${turn.origin})`],
-        ["answer", turn.output.length || !turn.error ? turn.delivery : "none"],
-      ]),
-      running && h("div.card.now", { hidden: true }, h("p", null, h("strong.doing"), " ", canceller(agentId, turn.id, this.onFault)),
-        h("div.text.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" })),
-      ...links.map((link) => h("div.link.card", { "data-reason": link.reason },
-        h("strong", null, link.reason), " ", link.says,
-        h("p.quiet", null, session(link.from_session), " → ", session(link.to_session), " ", time(link.at)),
-        facts(Object.entries(link.detail).map(([name, value]) => [name.replaceAll("_", " "), short(value)])))),
-      ...turn.says.map(drawSaid),
-      turn.error && h("div.card.error", null, h("strong", null, turn.error.code || "error"), " ", turn.error.message || short(turn.error)),
-      this.switchOf(agentId, turn),
-      ["completed", "requires_action"].includes(turn.status) && !isHead && this.rewindTo(agentId, turn),
-      turn.system && part("System", text(turn.system)),
+      h("h2", null, `Turn ${number} `, badge(turn.status), " ", isHead && h("span.badge.head", null, "head"), h("span.verdict")),
+      h("p.facts", null, [turn.answered_by || turn.model, time(turn.created_at), took, money(turn.cost_usd)].flatMap((one) => (one ? [h("span", null, one)] : []))),
+      ...told.map(drawTold),
+      turn.error && h("div.error", null, turn.error.message || short(turn.error)),
+      ["queued", "running"].includes(turn.status) && this.now,
       part("Input", ...turn.input.map((message) => said(message.role, message.content, image))),
       turn.tools.length > 0 && part("Tools of the CLI", ...turn.tools.map((one) => tool(one, image))),
-      part("Output", turn.output.length ? said("assistant", turn.output, image) : h("p.quiet", null, "nothing")),
-      part("Time", timings(turn), fell.some((one) => one.kind !== "step") && waterfall(fell)),
-      part("Tokens and cost", tokens(turn)),
-      part("Why it ran so", ...placed.map((one) => h("p", null, one)), h("details", null, h("summary", null, "as data"),
-        facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)])))),
-      turn.attempts.length > 1 && part("Attempts", ...turn.attempts.map((one) => h("pre", null, JSON.stringify(one)))),
-      ["completed", "requires_action"].includes(turn.status) && this.seenBy(agentId, turn),
-      h("section.transcript", { "aria-label": "Chain and transcript" }),
-      h("details", null, h("summary", null, "JSON"), h("pre", null, JSON.stringify(turn, null, 1))),
+      turn.output.length > 0 && part("Output", said("assistant", turn.output, image)),
+      h("p.acts", null, this.switchOf(agentId, turn), answered(turn) && !isHead && this.rewindTo(agentId, turn)),
+      turn.system && folded("System", text(turn.system)),
+      folded("Details",
+        facts([
+          ["id", h("code", null, turn.id)],
+          ["model", [turn.model, turn.effort && `, effort ${turn.effort}`, turn.profile && `, profile ${turn.profile}`,
+            turn.backend && turn.backend !== "claude" && `, answered by ${turn.answered_by} (${turn.backend})`]],
+          ...Object.entries(turn.metadata || {}).map(([name, value]) => [name, short(value)]),
+          ["session", turn.session_id && coloured(h("code.session", null, turn.session_id), turn.session_id)],
+          ["accepted", time(turn.created_at)],
+          ["continues", turn.parent_id ? to(turn.parent_id) : neverBegan(turn) ? "undecided: it never began" : "nothing: a new start"],
+          ["continued by", children.length ? [...children.flatMap((id) => [to(id), " "]), others] : "nothing yet"],
+          ["came from", ORIGIN[turn.origin] || `a request (${turn.origin})`],
+          ["answer", turn.output.length || !turn.error ? turn.delivery : "none"],
+        ]),
+        ...links.map((link) => h("div.evidence", { "data-reason": link.reason }, h("p", null, link.says),
+          h("p.quiet", null, session(link.from_session), " → ", session(link.to_session), " ", time(link.at)),
+          facts(Object.entries(link.detail).map(([name, value]) => [name.replaceAll("_", " "), short(value)])))),
+        ...turn.says.map((one) => h("p.evidence", null, one)),
+        ...placed.map((one) => h("p.placed", null, one)),
+        facts(Object.entries(turn.reason).map(([name, value]) => [name.replaceAll("_", " "), reason(value)])),
+        ...(turn.attempts.length > 1 ? turn.attempts : []).map((one) => h("pre", null, JSON.stringify(one)))),
+      folded("Time and tokens", timings(turn), fell.some((one) => one.kind !== "step") && waterfall(fell), tokens(turn)),
+      answered(turn) && [h("details.seen", { hidden: true }), compare],
+      folded("JSON", h("pre", null, JSON.stringify(turn, null, 1))),
     );
   }
 
@@ -150,13 +151,13 @@ export class TurnView {
     if (!hides && !this.bare) return null;
     const button = h("button.secrets", { type: "button" }, this.bare ? "Hide secrets" : "Show hidden secrets");
     button.addEventListener("click", () => this.open(agentId, turn.id, !this.bare));
-    return h("p", null, button);
+    return button;
   }
 
   /** Takes what follows this turn off the path, when it is confirmed. */
   rewindTo(agentId, turn) {
     const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here.";
-    return h("p.rewind", null, confirmed("Rewind to this turn", sure, "Rewind", "Keep", async () => {
+    return h("span.rewind", null, confirmed("Rewind to this turn", sure, "Rewind", "Keep", async () => {
       try {
         await post(`${chainPath(agentId)}/rewind`, { to: turn.id });
         this.onRewound(agentId, turn.id);
@@ -168,61 +169,56 @@ export class TurnView {
 
   /** What the opened turn does just now, and what it has said so far. */
   progress(turns) {
-    const place = this.section.querySelector(".now");
-    const one = place && turns.find((other) => other.turn_id === this.shown);
-    if (!place) return;
-    place.hidden = !one;
-    if (!one) return;
-    fill(place.querySelector(".doing"), one.says);
-    const before = one.skipped ? `… ${count(one.skipped, "character")} before\n` : "";
-    const said = place.querySelector(".said-so-far");
-    if (said.textContent !== before + one.text) fill(said, before + one.text);
+    this.live.show(this.agentId, turns.filter((one) => one.turn_id === this.shown));
   }
 
-  /** What the model was sent: asked for when somebody wants to know, as it reads the whole path. */
-  seenBy(agentId, turn) {
-    const place = h("section.seen", { "aria-label": "What the model saw" });
-    const ask = h("button", { type: "button" }, "What did the model see?");
-    ask.addEventListener("click", async () => {
-      ask.disabled = true;
-      try {
-        const seen = await get(`${turnPath(agentId, turn.id)}/seen`);
-        const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}` }, id);
-        const left = seen.total - seen.messages.length;
-        fill(place, h("h3", null, "What the model saw"),
-          h("p.verdict", { "data-forgotten": seen.forgotten }, seen.verdict),
-          seen.missing.length > 0 && h("p", null, "not sent: ", ...seen.missing.slice(0, 20).flatMap((id) => [to(id), " "])),
-          h("details", { open: true }, h("summary", null, `the request, ${count(seen.total, "block")}`),
-            left > 0 && h("p.quiet", null, `${count(left, "earlier block")} not shown here`),
-            ...seen.messages.map((one) => h("div.said", { "data-role": one.role }, h("span.role", null, one.role), text(one.text)))));
-      } catch (fault) {
-        ask.disabled = false;
-        if (fault.status === 404) fill(place, h("p.quiet", null, fault.message));
-        else this.onFault(fault);
-      }
-    });
-    fill(place, ask);
-    return place;
+  /** What the model was sent, and in one line whether all of the path was in it. */
+  drawSeen(agentId, seen) {
+    const to = (id) => h("a", { href: `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}` }, id);
+    const left = seen.total - seen.messages.length;
+    const verdict = this.section.querySelector(".verdict");
+    verdict.dataset.forgotten = seen.forgotten;
+    fill(verdict, seen.verdict);
+    const place = this.section.querySelector(".seen");
+    place.hidden = false;
+    place.open = seen.forgotten;
+    fill(place, h("summary", null, `What the model saw: ${count(seen.total, "block")}`),
+      seen.missing.length > 0 && h("p", null, "not sent: ", ...seen.missing.slice(0, 20).flatMap((id) => [to(id), " "])),
+      left > 0 && h("p.quiet", null, `${count(left, "earlier block")} not shown here`),
+      ...seen.messages.map((one) => h("div.said", { "data-role": one.role }, h("span.role", null, one.role), text(one.text))));
   }
 
-  drawTranscript(compared) {
-    const { found } = compared;
-    const rows = compared.records.map((row) => h("tr", { "data-state": row.state },
-      h("td", { title: row.uuid }, row.kind),
-      h("td", null, row.state),
-      h("td", null, row.chain !== null && h("pre", { title: "in the chain" }, row.chain),
-        row.file !== null && h("pre.file", { title: "in the transcript" }, row.file))));
-    fill(
-      this.section.querySelector(".transcript"),
-      h("h3", null, "Chain and transcript"),
-      h("p", null, h("span.badge", { "data-state": STATE_OF[found] }, found), " ", FOUND[found]),
-      ...compared.differences.map((one) => h("p.link", { "data-reason": "rebuilt" }, h("strong", null, one.kind), " ", one.text)),
-      compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
-      compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "to go on by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
-      rows.length > 0 && h("details", found === "different" ? { open: true } : null,
-        h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
-    );
+  /** The session's file beside the chain: asked for when somebody wants to know, as it reads the whole path. */
+  async compare(agentId, turnId, place) {
+    try {
+      const compared = await get(`${turnPath(agentId, turnId)}/transcript`);
+      if (place.isConnected) drawTranscript(place.querySelector("div"), compared);
+    } catch (fault) {
+      this.onFault(fault);
+    }
   }
+}
+
+function drawTranscript(place, compared) {
+  const { found } = compared;
+  const rows = compared.records.map((row) => h("tr", { "data-state": row.state },
+    h("td", { title: row.uuid }, row.kind),
+    h("td", null, row.state),
+    h("td", null, row.chain !== null && h("pre", { title: "in the chain" }, row.chain),
+      row.file !== null && h("pre.file", { title: "in the session's file" }, row.file))));
+  fill(
+    place,
+    h("p", null, h("span.badge", null, found), " ", FOUND[found]),
+    ...compared.differences.map((one) => h("p.evidence", null, h("strong", null, one.kind), " ", one.text)),
+    compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
+    compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "to go on by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
+    rows.length > 0 && h("details", found === "different" ? { open: true } : null,
+      h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
+  );
+}
+
+function answered(turn) {
+  return ["completed", "requires_action"].includes(turn.status);
 }
 
 /** It was to continue the head, and ended or waits before it was known which turn that is. */
@@ -231,7 +227,11 @@ function neverBegan(turn) {
 }
 
 function part(title, ...children) {
-  return h("section", { "aria-label": title }, h("h3", null, title), ...children);
+  return h("section", { "aria-label": title }, ...children);
+}
+
+function folded(title, ...children) {
+  return h("details.part", { "data-part": title }, h("summary", null, title), ...children);
 }
 
 function facts(rows) {

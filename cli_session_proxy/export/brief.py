@@ -1,0 +1,102 @@
+"""What happened to a turn in a few words each, for a list. Paths, ids and the evidence are told by `explain`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from ..domain.evidence import OUTPUT_REFUSED
+from ..domain.models import JSON, REPAIR_REASONS, Link, Turn
+from .words import count
+
+# The one word for it, on the page as in a dump: what was mended, where a conversation parts, what was asked again, who
+# answered instead, what the model would not do, turns from outside, and what is good to know.
+Kind = Literal["repair", "branch", "retry", "fallback", "refusal", "adopted", "note"]
+
+
+class Brief(NamedTuple):
+    kind: Kind
+    says: str
+
+
+_FOUND: Mapping[str, str] = {
+    "missing": "was missing",
+    "unreadable": "could not be read",
+    "different": "had been changed",
+    "tail": "had foreign lines at its end",
+}
+_CODES: Mapping[str, Brief] = {
+    "client_history": Brief("note", "History taken over from the client."),
+    "open_calls": Brief("repair", "The CLI that waited for these results was gone; restored with the results."),
+    "left_out": Brief("note", "The API would not take all of the conversation; sent without that."),
+}
+
+
+def told(turn: Turn, links: Sequence[Link]) -> list[Brief]:
+    """Each once; nothing of a turn that went as turns should. `links` are those made at this turn. Pure."""
+    told = [_link(link) for link in links if link.reason != "started"]
+    told += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
+    return list(dict.fromkeys(told))
+
+
+def link(made: Link) -> Brief:
+    return Brief("note", "New session.") if made.reason == "started" else _link(made)
+
+
+def _link(made: Link) -> Brief:
+    match made.reason:
+        case "branched" if made.detail.get("code") != "open_calls":
+            return Brief("branch", "Continues an earlier turn, in a session of its own.")
+        case "adopted" if "source" in made.detail:
+            return Brief("adopted", "A session from outside was taken in.")
+        case "adopted":
+            return Brief("adopted", "Turns made outside the proxy were taken in.")
+        case "forked_by_cli":
+            return Brief("note", "The CLI went on in a new session.")
+        case "moved":
+            return Brief("repair", "Session file had been moved; put back.")
+    return _repaired(made.detail)
+
+
+def _repaired(detail: JSON) -> Brief:
+    if "found_at" in detail:
+        return Brief("repair", "Session file had been moved; put back.")
+    known = _CODES.get(str(detail.get("code")))
+    return known or Brief("repair", f"Session file {_FOUND.get(str(detail.get('found')), 'was another')}; restored.")
+
+
+def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
+    evidence, fallback = turn.evidence, turn.fallback
+    if fallback is not None and fallback.here:
+        yield Brief("fallback", f"{fallback.asked} could not answer; {fallback.model} did.")
+    if evidence.refusal is not None:
+        yield Brief("refusal", "The model refused; the next turn starts from the one before.")
+    if evidence.repaired is not None and not has_repair:
+        yield _repaired(evidence.repaired.as_json())
+    if evidence.exit_code is not None or evidence.reloaded:
+        yield Brief("repair", "The CLI was started again.")
+    if evidence.settled:
+        yield Brief("repair", "The proxy stopped during this turn; the answer was saved.")
+    if evidence.sandbox:
+        yield Brief("repair", "The agent's folder was missing; made again.")
+    if evidence.records in ("frames", "replaced", "unlinked"):
+        yield Brief("repair", "Session file was lost during the turn; nothing of the turn is.")
+    before = [attempt for attempt in turn.attempts if "n" in attempt][:-1]
+    if any(attempt.get("code") == OUTPUT_REFUSED for attempt in before):
+        yield Brief("retry", "The answer was not the JSON that was asked for; asked again.")
+    elif before:
+        yield Brief("retry", f"{count(len(before), 'attempt')} failed; asked again.")
+    if evidence.retries or evidence.cuts:
+        yield Brief("retry", f"The provider failed {_times(len(evidence.retries) + len(evidence.cuts))}; asked again.")
+    if evidence.left_off:
+        yield Brief("note", "An answer that never reached its client is left out.")
+    if evidence.compacted:
+        yield Brief("note", "The CLI compacted the conversation.")
+    if evidence.unmet:
+        yield Brief("note", "Not every parameter of the request applies.")
+    if any(note.code != "outside_window" for note in evidence.notes):
+        yield Brief("note", "The model was shown something in another form.")
+
+
+def _times(number: int) -> str:
+    return "once" if number == 1 else f"{number} times"
