@@ -55,6 +55,7 @@ async def test_one_line_says_first_whether_it_works_and_what_it_costs(world: Wor
         line = page.locator("#overview .status")
         await expect(line.locator("strong")).to_have_text("Working")
         await expect(line).to_contain_text("0 turns running")
+        await expect(line.locator(".kept")).to_have_count(0)  # imported turns were sent to nobody
         await expect(line).to_contain_text("$3.75 today, $3.75 in seven days")
         await expect(page.locator("#live")).to_have_text("live")
         told = await (await page.request.get(f"{world.url}/overview")).json()

@@ -135,7 +135,8 @@ class Overview:
             known = self._seen.get(turn_id)
             if known is None:
                 turn = await self._engine.store.turn(turn_id)
-                request = None if turn is None else await self._engine.backend.request_of(turn)
+                ran = turn is not None and turn.session_id is not None  # else nothing was sent for it: it was imported
+                request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
                 known = Remembered(0, 0, 0)
                 if request is not None:
                     known = Remembered(1, request.turns, request.turns - len(request.missing))

@@ -69,6 +69,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "asked": preview(block for message in turn.input for block in message.content),
         "answered": preview(turn.output, is_markdown=True),
         "links": [shown.link(link) for link in links],
+        "says": shown.says(turn, links),
         "told": [one._asdict() for one in brief.told(turn, links)],
     }
 
