@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from cli_session_proxy.commands.benching import Wanted, bench
+from cli_session_proxy.commands.benching import BenchOptions, bench
 from cli_session_proxy.continuity import report
 from cli_session_proxy.continuity.rows import ROWS
-from cli_session_proxy.continuity.running import Result
+from cli_session_proxy.continuity.running import RowResult
 
 from .contenders import FLAGS, bundled
 from .servers import CCPROXY, CCPROXY_CLAUDE, CCPROXY_TOML, free_port
@@ -84,7 +84,7 @@ generate.
 @dataclass(frozen=True)
 class Peer:
     name: str
-    wanted: Wanted
+    wanted: BenchOptions
 
 
 def peers(folder: Path) -> Iterator[Peer]:
@@ -97,11 +97,11 @@ def peers(folder: Path) -> Iterator[Peer]:
              "--claude-config-dir", str(own / "config"), "--claude-bin", str(claude)]  # fmt: skip
     yield Peer(
         "cli-session-proxy",
-        Wanted(
+        BenchOptions(
             (f"http://127.0.0.1:{port}/v1",), agent_header="X-Agent-Id", start=shlex.join(serve), config=own / "config"
         ),
     )
-    yield Peer("bare CLI", Wanted(("cli",)))
+    yield Peer("bare CLI", BenchOptions(("cli",)))
     port, place = free_port(), folder / "ccproxy"
     (place / "ccproxy.toml").write_text(CCPROXY_TOML.format(port=port))
     wrapper = CCPROXY_CLAUDE.format(command=shlex.quote(str(claude)), flags=shlex.join(FLAGS))
@@ -110,14 +110,18 @@ def peers(folder: Path) -> Iterator[Peer]:
              "npm_config_offline=true", str(ROOT / ".tools" / "ccproxy" / "bin" / "ccproxy"), "serve", "--config",
              str(place / "ccproxy.toml")]  # fmt: skip
     at = f"http://127.0.0.1:{port}/claude/sdk"
-    yield Peer(CCPROXY, Wanted((f"{at}/{{agent}}/v1", f"{at}/v1"), start=shlex.join(serve), config=place / "config"))
+    yield Peer(
+        CCPROXY, BenchOptions((f"{at}/{{agent}}/v1", f"{at}/v1"), start=shlex.join(serve), config=place / "config")
+    )
     port, place = free_port(), folder / "claude-max"
     _program(place / "bin" / "claude", f'#!/bin/sh\nexec {shlex.quote(str(claude))} "$@"\n')
     server = (
         ROOT / ".tools" / "claude-max" / "node_modules" / "claude-max-api-proxy" / "dist" / "server" / "standalone.js"
     )
     serve = ["env", f"PATH={place / 'bin'}:/usr/local/bin:/usr/bin:/bin", "node", str(server), str(port)]
-    yield Peer(CLAUDE_MAX, Wanted((f"http://127.0.0.1:{port}/v1",), model="claude-sonnet-4", start=shlex.join(serve)))
+    yield Peer(
+        CLAUDE_MAX, BenchOptions((f"http://127.0.0.1:{port}/v1",), model="claude-sonnet-4", start=shlex.join(serve))
+    )
 
 
 def _program(path: Path, text: str) -> None:
@@ -125,7 +129,7 @@ def _program(path: Path, text: str) -> None:
     path.chmod(0o755)
 
 
-def page(claude: str, found: Sequence[tuple[str, list[Result]]]) -> str:
+def page(claude: str, found: Sequence[tuple[str, list[RowResult]]]) -> str:
     """docs/peers.md."""
     lines = [HEAD.format(claude=claude), "| | rows kept | kept but flattened | foreign texts |", "|---|---|---|---|"]
     for name, results in found:
@@ -149,7 +153,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, help="where peers.md is written")
     parser.add_argument("--only", help="peers whose name holds this")
     options = parser.parse_args()
-    found: list[tuple[str, list[Result]]] = []
+    found: list[tuple[str, list[RowResult]]] = []
     with tempfile.TemporaryDirectory(prefix="peers-") as folder:
         for peer in peers(Path(folder)):
             if options.only is None or options.only in peer.name:

@@ -184,7 +184,7 @@ def chains(
     """List the agents: turns, repairs, cost, size, and the totals."""
     from .commands import listing
 
-    wanted = listing.Wanted.parse(search, since, status, side=side, one_shots=one_shots)
+    wanted = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
     settings = load(config=config, var=var, store=store)
     if watch:
         asyncio.run(listing.watch_chains(settings, wanted, limit))
@@ -563,7 +563,7 @@ def bench_continuity(
     """Break one thing at a time behind any server, and read what its model is shown (see docs/peers.md)."""
     from .commands import benching
 
-    wanted = benching.Wanted(
+    wanted = benching.BenchOptions(
         tuple(target), wire, agent_header, model, start, stop, claude_config_dir, upstream_port, key, only, output, name
     )
     asyncio.run(benching.bench(wanted, load(claude_bin=claude_bin).claude_bin, _say))

@@ -27,9 +27,9 @@ from litellm.utils import custom_llm_setup
 from .errors import ProxyError
 from .sdk import runtime
 from .sdk.litellm import embedded, remote, shapes
-from .sdk.litellm.call import Call
+from .sdk.litellm.call import ProviderCall
 from .sdk.litellm.call import read as read_call
-from .sdk.litellm.reply import Reply
+from .sdk.litellm.reply import ChatReply
 from .sdk.litellm.translation import PROVIDER, translate
 from .sdk.runtime import Source, close, configure
 
@@ -81,12 +81,12 @@ def register() -> None:
     custom_llm_setup()  # type: ignore[no-untyped-call]  # else done at each call, but litellm asks for the name before
 
 
-def _complete(call: Call) -> Source[Reply]:
+def _complete(call: ProviderCall) -> Source[ChatReply]:
     way = remote.complete if call.api_base else embedded.complete
     return lambda here: way(here, call)
 
 
-def _stream(call: Call) -> Source[Reply]:
+def _stream(call: ProviderCall) -> Source[ChatReply]:
     way = remote.stream if call.api_base else embedded.stream
     return lambda here: way(here, call)
 

@@ -14,7 +14,7 @@ import openai
 import pytest
 
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Fail, Gate, ToolUse
+from cli_session_proxy.testing.script import Fail, HeldReply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from .clis import old_cli_in_full
@@ -85,7 +85,7 @@ async def test_agents_at_once_hear_only_themselves_and_six_requests_at_once_stay
         for seen in upstream.requests:
             assert len(seen.user_texts()) == 1
         upstream.clear()
-        gate = Gate()
+        gate = HeldReply()
         upstream.when("first", gate)
         tasks = [asyncio.create_task(say(client, "first", "six"))]
         await gate.reached.wait()
@@ -130,7 +130,7 @@ async def test_the_answer_names_the_agent_the_turn_the_session_and_the_continuit
 async def test_a_client_that_leaves_and_asks_again_is_answered_once(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("slow", gate)
     async with door(make_settings(claude_bin=claude_2, disconnect_grace=30.0)) as client:
         await say(client, "one")

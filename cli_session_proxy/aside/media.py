@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from ..domain.models import Block
 from ..domain.notes import Code
 from . import documents, pictures
-from .pictures import Fitted, Unreadable
+from .pictures import Fitted, UnreadableImage
 from .pool import Aside, OutOfBoundsError
 
 # Looks that are kept, each with up to 5 MB of a smaller image.
@@ -18,7 +18,7 @@ KNOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Changed:
+class ReplacedBlock:
     """What stands in the place of a block, and why."""
 
     code: Code
@@ -32,7 +32,7 @@ class Media:
         self._aside = aside
         self._known: OrderedDict[str, Fitted | str | None] = OrderedDict()
 
-    async def changed(self, block: Block) -> Changed | None:
+    async def changed(self, block: Block) -> ReplacedBlock | None:
         """What the model is shown instead of an image or a document; None where it may stay as it is."""
         source = block.get("source")
         kind = block.get("type")
@@ -40,14 +40,14 @@ class Media:
             return None
         if kind == "document":
             why = await self.fault(source)
-            return None if why is None else Changed("unreadable_documents_left_out", _left_out("A document", why))
+            return None if why is None else ReplacedBlock("unreadable_documents_left_out", _left_out("A document", why))
         found = await self._looked(pictures.fitted, source)
         if found is None:
             return None
         if isinstance(found, str):
-            return Changed("unreadable_images_left_out", _left_out("An image", found))
+            return ReplacedBlock("unreadable_images_left_out", _left_out("An image", found))
         smaller = {"type": "base64", "media_type": found.media_type, "data": found.data}
-        return Changed("images_made_smaller", {**block, "source": smaller})
+        return ReplacedBlock("images_made_smaller", {**block, "source": smaller})
 
     async def fault(self, source: Block) -> str | None:
         """Why a PDF cannot be read; None where it can."""
@@ -61,7 +61,7 @@ class Media:
         if key not in self._known:
             try:
                 self._known[key] = await self._aside.reading.call(look, data)
-            except (Unreadable, OutOfBoundsError) as exc:
+            except (UnreadableImage, OutOfBoundsError) as exc:
                 self._known[key] = str(exc)
         found = self._known[key]
         while len(self._known) > KNOWN:

@@ -25,7 +25,7 @@ FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP":
 _STEPS = ((85, 1.0), (60, 1.0), (60, 0.5), (40, 0.25))
 
 
-class Unreadable(ValueError):
+class UnreadableImage(ValueError):
     """It is no image that the model could read. The text says why."""
 
 
@@ -40,7 +40,7 @@ class Fitted:
 
 
 def fitted(data: str) -> Fitted | None:
-    """The image in base64 as the model takes it; None where it may stay as it is. Raises `Unreadable`."""
+    """The image in base64 as the model takes it; None where it may stay as it is. Raises `UnreadableImage`."""
     from PIL import Image  # noqa: PLC0415 - 10 MB that only the helper process needs
 
     Image.MAX_IMAGE_PIXELS = None  # counted below, before anything is decoded
@@ -49,7 +49,7 @@ def fitted(data: str) -> Fitted | None:
         with Image.open(io.BytesIO(raw), formats=list(FORMATS)) as image:
             was, kind = image.size, image.format or ""
             if was[0] * was[1] > MAX_PIXELS:
-                raise Unreadable(f"it has {was[0]} x {was[1]} pixels, more than {MAX_PIXELS:,}")
+                raise UnreadableImage(f"it has {was[0]} x {was[1]} pixels, more than {MAX_PIXELS:,}")
             if max(was) > MAX_SIDE:
                 image.draft("RGB", (FIT_SIDE, FIT_SIDE))  # a JPEG is decoded smaller at once
             image.load()
@@ -57,10 +57,10 @@ def fitted(data: str) -> Fitted | None:
                 return None
             image.thumbnail((FIT_SIDE, FIT_SIDE))
             return _written(image, kind, was)
-    except Unreadable:
+    except UnreadableImage:
         raise
     except (OSError, SyntaxError, ValueError, binascii.Error, EOFError) as exc:
-        raise Unreadable("it cannot be decoded") from exc
+        raise UnreadableImage("it cannot be decoded") from exc
 
 
 def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
@@ -78,7 +78,7 @@ def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
         out = _saved(smaller, "JPEG", quality=quality)
         if len(out) <= FIT_BASE64:
             return Fitted("image/jpeg", out, was, smaller.size)
-    raise Unreadable("it cannot be made small enough")
+    raise UnreadableImage("it cannot be made small enough")
 
 
 def _saved(image: Image.Image, kind: str, **how: int) -> str:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
-from ..domain.client_tools import Answers, Check, ToolOptions
+from ..domain.client_tools import BroughtResults, Check, ToolOptions
 from ..domain.evidence import CacheMiss, Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
@@ -74,7 +74,7 @@ class Job:
     prompt: tuple[Block, ...]
     check: Check
     wants: ToolOptions = field(default_factory=ToolOptions)
-    answers: Answers = field(default_factory=Answers)
+    answers: BroughtResults = field(default_factory=BroughtResults)
     adopt: bool = False
     remedies: frozenset[Remedy] = frozenset()
     window: Window | None = None
@@ -227,7 +227,7 @@ class Answered:
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
+class KeptTurn:
     """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from; `notes`
     what the backend itself was seen to leave out."""
 
@@ -271,7 +271,7 @@ class Execution(Protocol):
     async def interrupt(self) -> None:
         """End the answer where it is: `Completed` follows soon."""
 
-    async def keep(self, answered: Answered) -> Kept: ...
+    async def keep(self, answered: Answered) -> KeptTurn: ...
 
     async def release(self) -> None:
         """What was kept is committed, whatever happens here. The memory of the path may serve the next turn."""
@@ -333,7 +333,7 @@ class Comparison:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class RequestSeen:
     """A turn's last request by the backend's records of it, beside the chain.
 
     Of the `turns` of the path, `summarised` (the first ones) stood in a summary, and `missing` (ids) were not sent.
@@ -426,7 +426,7 @@ class Backend(Protocol):
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
 
-    async def request_of(self, turn: Turn) -> Seen | None:
+    async def request_of(self, turn: Turn) -> RequestSeen | None:
         """What the model was sent in this turn; None where the backend keeps no records of it. Costs as much as the
         path is long."""
 

@@ -8,7 +8,19 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Session, Turn
 from ..stores.base import Facts
-from .base import Adoptable, Backend, Comparison, Counts, Execution, Job, Process, Program, Seen, Settled, TakenOver
+from .base import (
+    Adoptable,
+    Backend,
+    Comparison,
+    Counts,
+    Execution,
+    Job,
+    Process,
+    Program,
+    RequestSeen,
+    Settled,
+    TakenOver,
+)
 from .litellm.backend import NAME, LiteLLMBackend
 
 
@@ -42,7 +54,7 @@ class Backends:
         """A turn of another model is in no session yet: the next one that the CLI answers writes it there."""
         return Comparison("none") if turn.backend == NAME else await self.own.compare(agent, turn)
 
-    async def request_of(self, turn: Turn) -> Seen | None:
+    async def request_of(self, turn: Turn) -> RequestSeen | None:
         return None if turn.backend == NAME else await self.own.request_of(turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:

@@ -44,11 +44,11 @@ from .base import (
     Event,
     Execution,
     Job,
-    Kept,
+    KeptTurn,
     Process,
     Program,
     Refused,
-    Seen,
+    RequestSeen,
     Settled,
     TakenOver,
 )
@@ -85,7 +85,7 @@ class MemoryBackend:
         before = self.paths.get(job.parent.id, ()) if job.parent else ()
         if job.parent is not None and not known:
             before = (*job.parent.input, Message("assistant", job.parent.output))
-        return _Execution(self, job, before, session_id, continuity)
+        return _MemoryExecution(self, job, before, session_id, continuity)
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         return None
@@ -96,7 +96,7 @@ class MemoryBackend:
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         return Comparison("none")
 
-    async def request_of(self, turn: Turn) -> Seen | None:
+    async def request_of(self, turn: Turn) -> RequestSeen | None:
         return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
@@ -151,7 +151,7 @@ class MemoryBackend:
 
 
 @dataclass(eq=False)
-class _Execution:
+class _MemoryExecution:
     owner: MemoryBackend
     job: Job
     before: tuple[Message, ...]
@@ -195,14 +195,14 @@ class _Execution:
 
     async def interrupt(self) -> None: ...
 
-    async def keep(self, answered: Answered) -> Kept:
+    async def keep(self, answered: Answered) -> KeptTurn:
         self.path = (*self.path[:-1], Message("assistant", answered.output))
         self.owner.paths[self.job.turn.id] = self.path
         records = tuple(Record(json.dumps(message.as_json())) for message in self.path[-2:])
         agent, turn = self.job.agent, self.job.turn
         new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)
         session = replace(self.job.session, tip_turn_id=turn.id) if self.job.session else new
-        return Kept(records, session, (), "memory")
+        return KeptTurn(records, session, (), "memory")
 
     async def release(self) -> None: ...
 

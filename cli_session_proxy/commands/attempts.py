@@ -9,7 +9,7 @@ from typing import Any
 
 from .. import logs
 from ..domain.models import JSON
-from ..engine.committing import Wanted
+from ..engine.committing import CommitOrder
 from ..engine.engine import Engine
 from ..errors import ConfigError, InvalidRequest
 from ..export.words import count, visible
@@ -36,7 +36,7 @@ async def commit(
     if options and given["note"] is not None:
         raise ConfigError("--note takes no options of git commit: leave out what is behind --")
     try:
-        wanted = Wanted.read({name: value for name, value in given.items() if value is not None})
+        wanted = CommitOrder.read({name: value for name, value in given.items() if value is not None})
     except InvalidRequest as exc:
         raise ConfigError(exc.message) from exc
     wanted = replace(wanted, repo=repo, options=options)

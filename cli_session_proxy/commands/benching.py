@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from ..backends.claude.process import capability
 from ..continuity import report
 from ..continuity.rows import ROWS
-from ..continuity.running import Result, provider, run
-from ..continuity.targets import Cli, Server, Target, WireName
+from ..continuity.running import RowResult, provider, run
+from ..continuity.targets import Cli, ServerTarget, Target, WireName
 from ..errors import ConfigError, did_you_mean
 from ..settings import Settings
 from ..testing.upstream import Upstream
@@ -25,7 +25,7 @@ BARE = "cli"
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BenchOptions:
     """The options of the command."""
 
     targets: tuple[str, ...]
@@ -42,10 +42,10 @@ class Wanted:
     name: str | None = None
 
 
-async def bench(wanted: Wanted, claude_bin: Path | None, say: Say) -> list[Result]:
+async def bench(wanted: BenchOptions, claude_bin: Path | None, say: Say) -> list[RowResult]:
     """Run the rows, print the table, write the files. Raises `ConfigError`."""
 
-    def tell(result: Result) -> None:
+    def tell(result: RowResult) -> None:
         said = f"– ({result.why})" if result.score is None else str(result.score)
         say(f"{result.row!s:60} {said}")
 
@@ -70,7 +70,7 @@ async def bench(wanted: Wanted, claude_bin: Path | None, say: Say) -> list[Resul
     return results
 
 
-def _target(wanted: Wanted, claude_bin: Path | None, upstream: Upstream, folder: Path) -> Target:
+def _target(wanted: BenchOptions, claude_bin: Path | None, upstream: Upstream, folder: Path) -> Target:
     if BARE in wanted.targets:
         claude = capability.find(Settings(claude_bin=claude_bin))
         return Cli(claude, upstream, folder, wanted.model)
@@ -87,7 +87,7 @@ def _target(wanted: Wanted, claude_bin: Path | None, upstream: Upstream, folder:
             "without --start, say --upstream-port, and start the target with ANTHROPIC_BASE_URL at that port"
         )
     by_id, *others = sorted(wanted.targets, key=lambda url: "{agent}" not in url)
-    return Server(
+    return ServerTarget(
         url=by_id,
         wire=wanted.wire,  # type: ignore[arg-type] # looked at above
         upstream=upstream,
@@ -102,7 +102,7 @@ def _target(wanted: Wanted, claude_bin: Path | None, upstream: Upstream, folder:
     )
 
 
-def _write(output: Path, name: str, results: list[Result]) -> None:
+def _write(output: Path, name: str, results: list[RowResult]) -> None:
     output.mkdir(parents=True, exist_ok=True)
     data = json.dumps(report.as_json(name, results), indent=1, ensure_ascii=False)
     for file, text in (

@@ -55,7 +55,7 @@ Any other line is said as it is.
 """
 
 
-class Talk(Protocol):
+class ChatTalk(Protocol):
     """The way to the agent. `model` answers the next line."""
 
     model: str
@@ -103,7 +103,7 @@ async def chat(settings: Settings, owner: str, agent_id: str, model: str | None,
 COMMANDS = frozenset({"/help", "/rewind", "/show", "/model"})
 
 
-async def _command(talk: Talk, line: str, write: Write) -> None:
+async def _command(talk: ChatTalk, line: str, write: Write) -> None:
     name, _, rest = line.strip().partition(" ")
     try:
         if name == "/help":
@@ -121,7 +121,7 @@ async def _command(talk: Talk, line: str, write: Write) -> None:
         write(f"error: {printable(exc.message)}\n")
 
 
-async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> None:
+async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts) -> None:
     """One question and its answer; Ctrl-C ends it, an error is a line, and the chat goes on after both."""
     task = asyncio.create_task(_answer(talk, line, write))
     interrupts.at_turn(task.cancel)
@@ -137,7 +137,7 @@ async def _turn(talk: Talk, line: str, write: Write, interrupts: Interrupts) -> 
         write(f"\nerror: {printable(exc.message)}\n")
 
 
-async def _answer(talk: Talk, line: str, write: Write) -> None:
+async def _answer(talk: ChatTalk, line: str, write: Write) -> None:
     async def tell_waits() -> None:
         async with aclosing(talk.waits()) as waits:
             async for words in waits:
@@ -175,7 +175,7 @@ def printable(text: str) -> str:
 
 
 @asynccontextmanager
-async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> AsyncIterator[tuple[Talk, str]]:
+async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> AsyncIterator[tuple[ChatTalk, str]]:
     served = served_at(settings.var)
     if served is not None and await alive(served):
         timeout = httpx.Timeout(settings.turn_timeout, connect=10)

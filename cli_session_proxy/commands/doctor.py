@@ -32,7 +32,7 @@ from ..errors import ClaudeUnavailable, ProxyError
 from ..http.binding import answers
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..sandbox import Sandboxes
-from ..selfcheck.keeping import Kept
+from ..selfcheck.keeping import KeptBinaries
 from ..selfcheck.running import Report, check
 from ..selfcheck.service import NOT_RUN, RUN, by_subject, findings_of
 from ..settings import Settings
@@ -46,7 +46,7 @@ from .asking import client_of
 from .stored import opened
 
 if TYPE_CHECKING:
-    from ..stores.postgresql.looking import Looked
+    from ..stores.postgresql.looking import DatabaseLook
 
 Level = Literal["ok", "warning", "error"]
 
@@ -66,7 +66,7 @@ LOCAL_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Checkup:
     """`mend` is what to do, a command where there is one; empty where nothing is wrong."""
 
     check: str
@@ -75,7 +75,7 @@ class Finding:
     mend: str = ""
 
 
-async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterator[Finding]:
+async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterator[Checkup]:
     """Every check in turn. The CLI's own come first: nothing works without it. `check_cli`: run it, and see."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
@@ -89,9 +89,9 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
                     yield one
             says, _, fix = (await logged_in.missing(settings, cli.path, env) or "").partition(": ")
             if not says:
-                yield Finding("login", "ok", "the CLI is logged in, or a key is set")
+                yield Checkup("login", "ok", "the CLI is logged in, or a key is set")
             else:
-                yield Finding("login", "error" if says == "no Claude login" else "warning", says, fix)
+                yield Checkup("login", "error" if says == "no Claude login" else "warning", says, fix)
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
     yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
     yield await _looked("sandbox", lambda: _sandbox(settings))
@@ -117,7 +117,7 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
     yield await _port(settings)
 
 
-async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator[Finding]:
+async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator[Checkup]:
     """The CLI of each confined profile, started behind the boundary as its agents' are."""
     for name, profile in sorted(settings.profiles.items()):
         if not profile.confined:
@@ -126,29 +126,29 @@ async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator
             cwd, tmpdir, project, private = (Path(folder, part) for part in ("agent", "tmp", "project", "private"))
             cwd.mkdir()
             tmpdir.mkdir()
-            place = confine.Place(cwd, tmpdir, environment.config_dir(settings), project, private)
+            place = confine.ConfinedPlace(cwd, tmpdir, environment.config_dir(settings), project, private)
             env = environment.build(settings, tmpdir=tmpdir, config_dir=place.config_dir)
             why = await confine.missing()
             if why is None and cli is not None:
                 why = await confine.refused(settings, profile, cli.path, place, env)
         says, _, fix = (why or "").partition(": ")
         works = "bubblewrap works" if cli is None else f"profile {name}: the CLI runs confined"
-        yield Finding("boundary", "error" if says else "ok", says or works, fix)
+        yield Checkup("boundary", "error" if says else "ok", says or works, fix)
 
 
 # --- the CLI
 
 
-async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability | None, Finding]:
+async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability | None, Checkup]:
     try:
         cli = await capability.probe(capability.find(settings), env)
     except ClaudeUnavailable as exc:
         says, _, mend = exc.message.partition(": ")
-        return None, Finding("claude", "error", says, mend or capability.INSTALL)
-    return cli, Finding("claude", "ok", f"{cli.version} at {cli.path}")
+        return None, Checkup("claude", "error", says, mend or capability.INSTALL)
+    return cli, Checkup("claude", "ok", f"{cli.version} at {cli.path}")
 
 
-def _abilities(cli: Capability) -> Finding:
+def _abilities(cli: Capability) -> Checkup:
     there = {
         "keep a session's id": cli.keeps_session_id,
         "serve many turns in one process": cli.warm,
@@ -160,35 +160,37 @@ def _abilities(cli: Capability) -> Finding:
     }
     missing = [what for what, can in there.items() if not can]
     if not missing:
-        return Finding("capabilities", "ok", "everything that the proxy makes use of")
+        return Checkup("capabilities", "ok", "everything that the proxy makes use of")
     newest = ".".join(map(str, max(EXPECTED.values())))
     says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {newest} and newer can"
-    return Finding("capabilities", "warning", says, capability.UPGRADE)
+    return Checkup("capabilities", "warning", says, capability.UPGRADE)
 
 
-def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) -> Finding:
+def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) -> Checkup:
     """What the store knows of this very binary. It is not read for that: its hash was noted when it was checked."""
     identity = capability.identity_of(cli.path)
-    sha256 = Kept(settings.var / "cli").identities().get(identity)
+    sha256 = KeptBinaries(settings.var / "cli").identities().get(identity)
     observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
     whole = f"{sha256} {cli.version}"
     not_run = next((one.found.get("why") for one in found if (one.subject, one.name) == (whole, NOT_RUN)), None)
     if observed is None and not_run is not None:
-        return Finding("self-check", "warning", f"it could not be run: {not_run}", "doctor --check-cli does it now")
+        return Checkup("self-check", "warning", f"it could not be run: {not_run}", "doctor --check-cli does it now")
     if observed is None:
         how = "`serve` does it once, beside turns" if settings.self_check else "self_check is off"
-        return Finding("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
+        return Checkup("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
     (about,) = (one.found for one in found if (one.subject, one.name) == (whole, RUN))
     report = Report(cli.path, cli.version, str(about["day"]), float(about["seconds"]), observed)
     return list(_seen(report))[-1]
 
 
-async def _checked(cli: Capability, settings: Settings) -> list[Finding]:
+async def _checked(cli: Capability, settings: Settings) -> list[Checkup]:
     """Check it now. What was seen is kept where there is a store, for a proxy that starts there."""
     report = await check(cli.path, settings)
     if report.why is None:
         with suppress(OSError, ProxyError):  # the store's own line says what is wrong
-            sha256 = await asyncio.to_thread(Kept(settings.var / "cli").sha256, capability.identity_of(cli.path))
+            sha256 = await asyncio.to_thread(
+                KeptBinaries(settings.var / "cli").sha256, capability.identity_of(cli.path)
+            )
             async with opened(settings) as store:
                 if store is not None and sha256 is not None:
                     await store.keep_findings(f"{sha256} {report.version}", findings_of(report))
@@ -198,10 +200,10 @@ async def _checked(cli: Capability, settings: Settings) -> list[Finding]:
 DOES_WITHOUT = "the proxy does without these; another version may do better (--claude-bin)"
 
 
-def _seen(report: Report) -> Iterator[Finding]:
+def _seen(report: Report) -> Iterator[Checkup]:
     """A line for each observation of a self-check, and what they come to."""
     if report.why is not None:
-        yield Finding("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
+        yield Checkup("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
         return
     surprises = report.surprises()
     for one in report.observed.values():
@@ -212,72 +214,72 @@ def _seen(report: Report) -> Iterator[Finding]:
             says = f"{says}; {one.detail}"
         bad = one in surprises or one.outcome == "not tried"
         level: Level = "ok" if not bad else "error" if one.name in ESSENTIAL else "warning"
-        yield Finding(one.name, level, says, DOES_WITHOUT if bad else "")
+        yield Checkup(one.name, level, says, DOES_WITHOUT if bad else "")
     good = sum(one.outcome == "ok" for one in report.observed.values())
     says = f"{report.version} at {report.path}: {good} of {len(report.observed)} seen to work ({report.seconds:.0f} s)"
     if not surprises:
-        yield Finding("self-check", "ok", says)
+        yield Checkup("self-check", "ok", says)
         return
     level, mend = ("warning", DOES_WITHOUT) if report.passed else ("error", capability.pin(None))
-    yield Finding("self-check", level, f"{says}; unexpected: {', '.join(one.name for one in surprises)}", mend)
+    yield Checkup("self-check", level, f"{says}; unexpected: {', '.join(one.name for one in surprises)}", mend)
 
 
 # --- directories and disk
 
 
-async def _looked(check: str, look: Callable[[], Finding]) -> Finding:
+async def _looked(check: str, look: Callable[[], Checkup]) -> Checkup:
     """The finding of `look`. A place that cannot be read is a finding, too."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
         where = exc.filename or "a directory"
-        return Finding(check, "error", f"{where}: {exc.strerror}", f"give this user the right to: ls -ld {where}")
+        return Checkup(check, "error", f"{where}: {exc.strerror}", f"give this user the right to: ls -ld {where}")
 
 
-def _writable(check: str, path: Path, option: str) -> Finding:
+def _writable(check: str, path: Path, option: str) -> Checkup:
     """A directory that is there and takes files, or can be made."""
     other = f"choose another with {option}"
     if not path.exists():
         above = next(parent for parent in path.parents if parent.exists())
         if not above.is_dir() or not os.access(above, os.W_OK | os.X_OK):
-            return Finding(
+            return Checkup(
                 check, "error", f"{path} cannot be made: {above} takes no files", f"chmod u+wx {above}, or {other}"
             )
-        return Finding(check, "ok", f"{path} (made at the first turn)")
+        return Checkup(check, "ok", f"{path} (made at the first turn)")
     if not path.is_dir():
-        return Finding(check, "error", f"{path} is not a directory", f"mv {path} {path}.old, or {other}")
+        return Checkup(check, "error", f"{path} is not a directory", f"mv {path} {path}.old, or {other}")
     try:
         with tempfile.NamedTemporaryFile(dir=path, prefix=".doctor-"):
             pass
     except OSError as exc:
-        return Finding(check, "error", f"{path} takes no files ({exc.strerror})", f"chmod u+rwx {path}, or {other}")
-    return Finding(check, "ok", str(path))
+        return Checkup(check, "error", f"{path} takes no files ({exc.strerror})", f"chmod u+rwx {path}, or {other}")
+    return Checkup(check, "ok", str(path))
 
 
-def _sandbox(settings: Settings) -> Finding:
+def _sandbox(settings: Settings) -> Checkup:
     root = Sandboxes(settings).path("a").parent
     for path in (root.parent, root):
         if path.is_symlink() or (path.exists() and not path.is_dir()):
             says = f"{path} is a symbolic link or a file where a directory belongs"
-            return Finding("sandbox", "error", says, f"mv {path} {path}.old")
+            return Checkup("sandbox", "error", says, f"mv {path} {path}.old")
         if path.exists() and path.stat().st_uid != os.getuid():
-            return Finding("sandbox", "error", f"{path} belongs to another user", f"sudo chown -R $(id -u) {path}")
+            return Checkup("sandbox", "error", f"{path} belongs to another user", f"sudo chown -R $(id -u) {path}")
     for name, target in settings.sandbox.links.items():
         if not target.expanduser().exists():
             says = f"[sandbox.links] {name}: {target} does not exist"
-            return Finding("sandbox", "error", says, f"mkdir -p {target}, or correct [sandbox.links]")
-    return Finding("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
+            return Checkup("sandbox", "error", says, f"mkdir -p {target}, or correct [sandbox.links]")
+    return Checkup("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
 
 
-def _place(settings: Settings) -> Finding:
+def _place(settings: Settings) -> Checkup:
     for what, path in (("var", settings.var), ("the program", Path(__file__).parent)):
         if (why := places.unsafe(path)) is not None:
             mend = "choose another with --var" if what == "var" else "install it elsewhere"
-            return Finding("place", "warning", f"{what} ({path}) lies {why}", mend)
-    return Finding("place", "ok", "no folder that is known to be synced, and no network")
+            return Checkup("place", "warning", f"{what} ({path}) lies {why}", mend)
+    return Checkup("place", "ok", "no folder that is known to be synced, and no network")
 
 
-def _disk(var: Path) -> Finding:
+def _disk(var: Path) -> Checkup:
     place = next(path for path in (var, *var.parents) if path.exists())
     free = shutil.disk_usage(place).free
     level: Level = "error" if free < DISK_ERROR else "warning" if free < DISK_WARNING else "ok"
@@ -286,26 +288,26 @@ def _disk(var: Path) -> Finding:
         if level == "ok"
         else f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
     )
-    return Finding("disk", level, f"{free // MB} MB free at {place}", mend)
+    return Checkup("disk", level, f"{free // MB} MB free at {place}", mend)
 
 
-def _memory(settings: Settings) -> Finding:
+def _memory(settings: Settings) -> Checkup:
     if settings.max_memory is None:
-        return Finding("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
+        return Checkup("memory", "ok", f"not measured here: at most {settings.max_processes} CLI processes")
     fit = min(settings.max_processes, settings.max_memory // FIRST_WEIGHT)
     says = f"{settings.max_memory // MB} MB for CLI processes: about {fit} of at most {settings.max_processes}"
     if fit:
-        return Finding("memory", "ok", says)
-    return Finding("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_WEIGHT}")
+        return Checkup("memory", "ok", says)
+    return Checkup("memory", "warning", f"{says}, so that one runs at a time", f"max_memory = {4 * FIRST_WEIGHT}")
 
 
 # --- the store
 
 
-def _store(path: Path) -> tuple[Finding, float | None, list[Known]]:
+def _store(path: Path) -> tuple[Checkup, float | None, list[Known]]:
     """Health of the file, read only and beside a running proxy; the time of its last turn; and what was found out."""
     if not path.exists():
-        return Finding("store", "ok", f"{path} (made at the first turn)"), None, []
+        return Checkup("store", "ok", f"{path} (made at the first turn)"), None, []
     try:
         with closing(sqlite3.connect(f"{path.as_uri()}?mode=ro", uri=True, timeout=LOCAL_TIMEOUT)) as conn:
             return _health(path, conn)
@@ -313,18 +315,18 @@ def _store(path: Path) -> tuple[Finding, float | None, list[Known]]:
         return _broken(path, str(exc)), None, []
 
 
-def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None, list[Known]]:
+def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None, list[Known]]:
     faults = [str(row[0]) for row in conn.execute("PRAGMA quick_check(3)")]
     if faults != ["ok"]:
         return _broken(path, faults[0].splitlines()[0]), None, []
     tables = {name for (name,) in conn.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
     if "meta" not in tables or "agents" not in tables:
-        return Finding("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None, []
+        return Checkup("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None, []
     (version,) = conn.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
     newest = 1 + len(MIGRATIONS)
     if int(version) > newest:
         says = f"{path} has schema {version}, this program knows up to {newest}"
-        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
+        return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
     marks = dict(conn.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", (MOVED_TO, COMING_IN)))
     if marks:
         return _elsewhere(str(path), marks.get(MOVED_TO)), None, []
@@ -334,70 +336,70 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Finding, float | None
     wanted = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
     rows = conn.execute(wanted) if "findings" in tables else ()
     known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
-    return Finding("store", "ok", says), last_at, known
+    return Checkup("store", "ok", says), last_at, known
 
 
-def _server(url: str) -> tuple[Finding, Looked | None]:
+def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
     """Health of a store in PostgreSQL, read only; and what was seen there, where it can be used."""
     try:
         from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
 
         found = look(url)
     except ImportError as exc:
-        return Finding("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None
+        return Checkup("store", "error", str(exc), "pip install 'cli-session-proxy[postgresql]'"), None
     except ProxyError as exc:
         says, _, mend = exc.message.rpartition(": ")
-        return Finding("store", "error", says, mend), None
+        return Checkup("store", "error", says, mend), None
     newest = 1 + len(MIGRATIONS)
     if found.schema is not None and found.schema > newest:
         says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
-        return Finding("store", "error", says, "pip install --upgrade cli-session-proxy"), None
+        return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None
     if found.is_marked:
         return _elsewhere(found.name, found.moved_to), None
     schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
-    return Finding("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found
+    return Checkup("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found
 
 
-def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Finding]:
+def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
     """What differs between them: a turn that moves to another one then sends another beginning."""
     found = differences(hosts)
     for what, values in found.items():
         told = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
         says = f"{what} is not the same on all hosts ({told}): turns that move between them lose the prompt cache"
-        yield Finding("hosts", "warning", says, f"give {what} the same value on every host, and start it again")
+        yield Checkup("hosts", "warning", says, f"give {what} the same value on every host, and start it again")
     if hosts and not found:
         names = ", ".join(dict.fromkeys(host for host, _ in hosts))
-        yield Finding("hosts", "ok", f"all that run are alike: {names}")
+        yield Checkup("hosts", "ok", f"all that run are alike: {names}")
 
 
-def _elsewhere(name: str, place: str | None) -> Finding:
+def _elsewhere(name: str, place: str | None) -> Checkup:
     if place is None:
-        return Finding("store", "error", f"a move into {name} has not ended", "run the same `migrate` again")
-    return Finding("store", "error", f"{name} was moved to {place}", "start with that store (`store`, or --var)")
+        return Checkup("store", "error", f"a move into {name} has not ended", "run the same `migrate` again")
+    return Checkup("store", "error", f"{name} was moved to {place}", "start with that store (`store`, or --var)")
 
 
-def _broken(path: Path, why: str) -> Finding:
+def _broken(path: Path, why: str) -> Checkup:
     copies = sorted(path.parent.glob(f"{path.name}.v*.bak"))
     copy = f"cp {copies[-1]} {path}" if copies else "put your own backup in its place"
     rescue = f"sqlite3 {path}.broken .recover | sqlite3 {path}"
     mend = f"stop the proxy, mv {path} {path}.broken (with its -wal and -shm), then {rescue}, or {copy}"
-    return Finding("store", "error", f"{path} cannot be used ({why})", mend)
+    return Checkup("store", "error", f"{path} cannot be used ({why})", mend)
 
 
-async def _clock(last_at: float | None) -> Finding:
+async def _clock(last_at: float | None) -> Checkup:
     wall, steady = time.time(), time.monotonic()
     await asyncio.sleep(CLOCK_WATCH)
     drift = abs((time.time() - wall) - (time.monotonic() - steady))
     command = "sudo sntp -sS time.apple.com" if MACOS else "timedatectl set-ntp true"
     mend = f"set the clock ({command}, or your system's own way)"
     if wall < CLOCK_FLOOR:
-        return Finding("clock", "error", f"it says {_utc(wall)}, which is long past", mend)
+        return Checkup("clock", "error", f"it says {_utc(wall)}, which is long past", mend)
     if last_at is not None and last_at > wall + CLOCK_SLACK:
         says = f"the last turn ({_utc(last_at)}) is in the future of {_utc(wall)}: was the clock set back?"
-        return Finding("clock", "error", says, mend)
+        return Checkup("clock", "error", says, mend)
     if drift > CLOCK_WATCH:
-        return Finding("clock", "warning", f"it jumped by {drift:.1f} s just now", mend)
-    return Finding("clock", "ok", _utc(wall))
+        return Checkup("clock", "warning", f"it jumped by {drift:.1f} s just now", mend)
+    return Checkup("clock", "ok", _utc(wall))
 
 
 def _utc(at: float) -> str:
@@ -407,40 +409,40 @@ def _utc(at: float) -> str:
 # --- processes and port
 
 
-async def _strays(var: Path) -> Finding:
+async def _strays(var: Path) -> Checkup:
     """CLIs that a dead proxy left: still running, and the same processes (pid and start time)."""
     if not (var / "run").is_dir():
-        return Finding("processes", "ok", "no proxy has left anything")
+        return Checkup("processes", "ok", "no proxy has left anything")
     instances = Instances(var)
     dead = [one for one in instances.others() if not instances.alive(one)]
     noted = [child for one in dead for child in instances.children(one)]
     pids = [str(pid) for pid, started in noted if start_time(pid) == started]
     if pids:
         says = f"{len(pids)} CLI processes of a dead proxy: {', '.join(pids)}"
-        return Finding("processes", "warning", says, f"kill {' '.join(pids)} (the next `serve` ends them as well)")
-    return Finding("processes", "ok", "no CLI of a dead proxy is running")
+        return Checkup("processes", "warning", says, f"kill {' '.join(pids)} (the next `serve` ends them as well)")
+    return Checkup("processes", "ok", "no CLI of a dead proxy is running")
 
 
-async def _port(settings: Settings) -> Finding:
+async def _port(settings: Settings) -> Checkup:
     if settings.uds is not None:
         name = f"unix:{settings.uds}"
         if not await asyncio.to_thread(answers, settings.uds):
-            return Finding("port", "ok", f"{name} is free")
+            return Checkup("port", "ok", f"{name} is free")
         if await _answers(Served(OVER_SOCKET, str(settings.uds))):
-            return Finding("port", "ok", f"{name} is served")
-        return Finding("port", "error", f"{name} is taken by another program", "choose another with --uds")
+            return Checkup("port", "ok", f"{name} is served")
+        return Checkup("port", "error", f"{name} is taken by another program", "choose another with --uds")
     host, port = settings.host, settings.port
     if port == 0 or await asyncio.to_thread(_is_free, host, port):
-        return Finding("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
+        return Checkup("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not await _answers(Served(url)):
         names = f"lsof -nP -iTCP:{port} -sTCP:LISTEN" if MACOS else f"ss -ltnp 'sport = :{port}'"
         mend = f"stop it ({names} names it), or choose another with --port"
-        return Finding("port", "error", f"{host}:{port} is taken by another program", mend)
+        return Checkup("port", "error", f"{host}:{port} is taken by another program", mend)
     if served_at(settings.var) == Served(url):
-        return Finding("port", "ok", f"{url} is served on this var")
+        return Checkup("port", "ok", f"{url} is served on this var")
     says = f"{url} is served by a proxy on another var"
-    return Finding("port", "warning", says, "choose another with --port, or the same --var")
+    return Checkup("port", "warning", says, "choose another with --port, or the same --var")
 
 
 def _is_free(host: str, port: int) -> bool:

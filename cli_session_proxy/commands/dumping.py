@@ -47,7 +47,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
         write(text)
 
 
-class Said(CodeBlock):
+class SaidBlock(CodeBlock):
     """What was said, wrapped and indented. Rich's own block cuts letters off where it wraps (13.9.4)."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
@@ -55,7 +55,11 @@ class Said(CodeBlock):
 
 
 class Pages(Markdown):
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {**Markdown.elements, "code_block": Said, "fence": Said}
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "code_block": SaidBlock,
+        "fence": SaidBlock,
+    }
 
 
 def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: Shown) -> None:

@@ -17,7 +17,7 @@ from ..export import found as shown
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar
-from .listing import Wanted, moment_of
+from .listing import ChainFilter, moment_of
 from .stored import opened
 
 # Seconds for which the index is filled between two moves of the bar.
@@ -36,7 +36,7 @@ def parse(
     text = " ".join(f'"{word}"' if " " in word and '"' not in word else word for word in words)
     after = None if since is None else moment_of("--since", since)
     before = None if until is None else moment_of("--until", until)
-    return Search(text, owner, after, before, status=Wanted.parse(None, None, status).status, **more)
+    return Search(text, owner, after, before, status=ChainFilter.parse(None, None, status).status, **more)
 
 
 async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed]:

@@ -37,7 +37,7 @@ class Listed:
     cost_usd: float = 0.0
 
 
-async def chains(settings: Settings, wanted: Wanted) -> Listed:
+async def chains(settings: Settings, wanted: ChainFilter) -> Listed:
     """A row for each agent of every owner, last active first."""
     async with opened(settings) as store:
         if store is None:
@@ -51,7 +51,7 @@ async def chains(settings: Settings, wanted: Wanted) -> Listed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class ChainFilter:
     """Which chains are listed."""
 
     search: str = ""
@@ -63,13 +63,13 @@ class Wanted:
     @staticmethod
     def parse(
         search: str | None, since: str | None, status: str | None, *, side: bool = False, one_shots: bool = False
-    ) -> Wanted:
+    ) -> ChainFilter:
         """Raises `ConfigError` for a time or a status that there is not."""
         known = get_args(Status)
         if status is not None and status not in known:
             raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
         at = 0.0 if since is None else moment_of("--since", since)
-        return Wanted((search or "").casefold(), at, cast(Status | None, status), side, one_shots)
+        return ChainFilter((search or "").casefold(), at, cast(Status | None, status), side, one_shots)
 
     def holds(self, row: ChainSummary) -> bool:
         named = self.search in row.agent.agent_id.casefold() and (self.side or not row.side)
@@ -84,7 +84,7 @@ def moment_of(option: str, text: str) -> float:
         raise ConfigError(f"{option} {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
 
 
-async def watch_chains(settings: Settings, wanted: Wanted, limit: int) -> None:
+async def watch_chains(settings: Settings, wanted: ChainFilter, limit: int) -> None:
     """The list as it changes. Never ends by itself."""
     while True:
         listed = await chains(settings, wanted)

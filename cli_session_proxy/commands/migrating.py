@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from ..stores.base import Tell
+from ..stores.base import TellStep
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -19,7 +19,7 @@ EVERY = 5.0
 
 
 @contextmanager
-def migrating() -> Iterator[Tell]:
+def migrating() -> Iterator[TellStep]:
     """Nothing is said of a migration that is done at once."""
     shown: Progress | None = None
     said = began = time.monotonic()

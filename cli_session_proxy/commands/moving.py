@@ -18,8 +18,8 @@ from ..errors import ConfigError, NotFound, StoreUnavailable
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.auto import is_new, move_of, place_of
-from ..stores.base import Granted, Held, Proxy, Store
-from ..stores.sql.moving import Move, Moved, NotHeld
+from ..stores.base import Granted, LeaseHeld, Proxy, Store
+from ..stores.sql.moving import Move, MovedRows, NotHeld
 from ..stores.sqlite.store import FILE
 from .bars import bar
 from .stored import made
@@ -49,7 +49,7 @@ def target_of(settings: Settings, to: str) -> Settings:
     return settings.model_copy(update={"store": None, "var": var})
 
 
-async def migrate(settings: Settings, to: str) -> Moved:
+async def migrate(settings: Settings, to: str) -> MovedRows:
     """Move the store of these settings. Raises `ConfigError`, `InvalidRequest`, `StoreUnavailable`."""
     target = target_of(settings, to)
     if is_new(settings):
@@ -82,7 +82,7 @@ async def give_up(settings: Settings, to: str) -> None:
         await asyncio.to_thread(move_of(settings, target_of(settings, to)).give_up)
 
 
-async def _finished(settings: Settings, store: Store, move: Move) -> Moved:
+async def _finished(settings: Settings, store: Store, move: Move) -> MovedRows:
     """The last step, as a proxy among the others, which holds the lease of every agent."""
     instances = Instances(settings.var, store if store.spans_hosts else None)
     proxy = Proxy(instances.id, socket.gethostname(), settings.lease)
@@ -141,7 +141,7 @@ async def _take(store: Store, instances: Instances, proxy: Proxy, agent_keys: Se
             async with asking:
                 pauses.was_awake()
                 got = await store.acquire(agent_key, proxy, awake=pauses.was_awake)
-                if isinstance(got, Held) and instances.has_ended(got.holder):
+                if isinstance(got, LeaseHeld) and instances.has_ended(got.holder):
                     got = await store.acquire(agent_key, proxy, dead=(got.holder,), awake=pauses.was_awake)
             if isinstance(got, Granted):
                 return

@@ -18,20 +18,20 @@ from ..aside.pool import Aside
 from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
-from ..backends.claude.sessions.fitting import Fitting, Look
+from ..backends.claude.sessions.fitting import ImportFitting, Look
 from ..backends.claude.sessions.verifying import Verified, Verifier
 from ..domain.models import Agent, Block, Record
 from ..domain.notes import Code
 from ..errors import NotFound, printable
 from ..export import incoming, portable
-from ..export.portable import Moved
+from ..export.portable import MovedChain
 from ..export.words import count
 from ..sandbox import make_private
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
 from .bars import bar
-from .doctor import Finding, examine
+from .doctor import Checkup, examine
 from .stored import made, opened
 
 Say = Callable[[str], None]
@@ -98,7 +98,7 @@ def print_adopted(done: Adopted) -> Iterator[str]:
     yield f"agent {printable(done.agent_id)} goes on with session {done.session_id}; the original stays as it is"
 
 
-async def export(settings: Settings, owner: str, agent_id: str, path: Path | None) -> Moved:
+async def export(settings: Settings, owner: str, agent_id: str, path: Path | None) -> MovedChain:
     """Write an agent's chain into one file. Raises `NotFound`, `InvalidRequest`."""
     async with opened(settings) as store:
         agent = None if store is None else await store.agent(owner, agent_id)
@@ -114,7 +114,7 @@ class _KeptByClaude:
 
     def __init__(self, settings: Settings, look: Look) -> None:
         self._projects = environment.config_dir(settings) / "projects"
-        self._fitting = Fitting(look)
+        self._fitting = ImportFitting(look)
 
     def has_session(self, session_id: str) -> bool:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
@@ -128,7 +128,7 @@ class _KeptByClaude:
         return self._fitting.records(turn_id, parent_id, records)
 
 
-async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> Moved:
+async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> MovedChain:
     """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
         with bar("importing", TaskProgressColumn()) as told:
@@ -137,7 +137,7 @@ async def import_(settings: Settings, owner: str, path: Path, agent_id: str | No
 
 async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:
     """A line for each check as it is done. False when one is an error."""
-    found: list[Finding] = []
+    found: list[Checkup] = []
     async for one in examine(settings, check_cli=check_cli):
         found.append(one)
         if not as_json:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 from xml.sax.saxutils import escape
 
-from .running import Result
+from .running import RowResult
 from .score import FAULTS
 
 SCHEMA = "cli-session-proxy/continuity/1"
@@ -15,13 +15,13 @@ WHOLE, FLAT, BROKEN, LEFT_OUT = "#2da44e", "#d4a72c", "#cf222e", "#8c959f"
 LINE, LEFT, SQUARE = 20, 300, 14
 
 
-def kept(results: Sequence[Result]) -> tuple[int, int]:
+def kept(results: Sequence[RowResult]) -> tuple[int, int]:
     """How many rows kept every acknowledged turn once and in order, of how many that ran."""
     ran = [result.score for result in results if result.score is not None]
     return sum(score.whole for score in ran), len(ran)
 
 
-def as_json(target: str, results: Sequence[Result]) -> dict[str, Any]:
+def as_json(target: str, results: Sequence[RowResult]) -> dict[str, Any]:
     whole, ran = kept(results)
     rows: list[dict[str, Any]] = []
     for result in results:
@@ -36,7 +36,7 @@ def as_json(target: str, results: Sequence[Result]) -> dict[str, Any]:
     return {"schema": SCHEMA, "target": target, "whole": whole, "rows_run": ran, "rows": rows}
 
 
-def table(target: str, results: Sequence[Result]) -> str:
+def table(target: str, results: Sequence[RowResult]) -> str:
     """Markdown."""
     whole, ran = kept(results)
     lines = [
@@ -62,7 +62,7 @@ def share(measured: float | None) -> str:
     return "–" if measured is None else f"{measured:.2f}"
 
 
-def badge(results: Sequence[Result]) -> str:
+def badge(results: Sequence[RowResult]) -> str:
     """SVG, as badges are: two words side by side."""
     whole, ran = kept(results)
     colour = WHOLE if whole == ran else FLAT if whole * 2 >= ran else BROKEN
@@ -76,7 +76,7 @@ def badge(results: Sequence[Result]) -> str:
     )
 
 
-def picture(target: str, results: Sequence[Result]) -> str:
+def picture(target: str, results: Sequence[RowResult]) -> str:
     """SVG: a line for each row, a square for each acknowledged turn, in the colour of what became of it."""
     height = LINE * (len(results) + 2)
     drawn = [

@@ -13,11 +13,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..testing.script import Behaviour, Cut, ErrorEvent, Fail, Gate, Refusal
+from ..testing.script import Behaviour, Cut, ErrorEvent, Fail, HeldReply, Refusal
 from ..testing.upstream import Upstream
 from . import files
 from .score import Fact
-from .talk import Refused
+from .talk import RequestRefused
 from .targets import AnyTalk, ServerTalk, Surface, Target, transcript_of
 
 TOLD = 3  # acknowledged turns before it breaks
@@ -104,7 +104,7 @@ async def cli_killed_while_idle(lab: Lab) -> None:
 
 async def cli_killed_while_it_answers(lab: Lab) -> None:
     """The client gets an error, or waits; where it gets one it sends the same again."""
-    gate, fact = Gate(), lab.talk.new_fact()
+    gate, fact = HeldReply(), lab.talk.new_fact()
     lab.upstream.when(fact.key, gate)
     telling = asyncio.ensure_future(lab.talk.tell(fact, tries=4))
     await _reached(gate, telling)
@@ -117,13 +117,13 @@ async def cli_killed_while_it_answers(lab: Lab) -> None:
 
 
 async def killed_while_it_answers(lab: Lab) -> None:
-    gate, fact = Gate(), lab.talk.new_fact()
+    gate, fact = HeldReply(), lab.talk.new_fact()
     lab.upstream.when(fact.key, gate)
     telling = asyncio.ensure_future(lab.talk.tell(fact))
     await _reached(gate, telling)
     await lab.target.down(kill=True)
     gate.open()
-    with suppress(Refused):
+    with suppress(RequestRefused):
         await telling
     await lab.target.up()
     if fact.key not in [known.key for known in lab.talk.facts]:
@@ -140,7 +140,7 @@ async def three_alternate_over_a_restart(lab: Lab) -> None:
         await other.tell()
 
 
-async def _reached(gate: Gate, telling: asyncio.Future[Fact]) -> None:
+async def _reached(gate: HeldReply, telling: asyncio.Future[Fact]) -> None:
     reached = asyncio.ensure_future(gate.reached.wait())
     either: tuple[asyncio.Future[Any], ...] = (reached, telling)
     async with asyncio.timeout(ARRIVES):
@@ -154,10 +154,10 @@ async def _reached(gate: Gate, telling: asyncio.Future[Fact]) -> None:
 
 
 async def client_leaves_and_sends_again(lab: Lab) -> None:
-    gate, fact = Gate(), lab.talk.new_fact()
+    gate, fact = HeldReply(), lab.talk.new_fact()
     lab.upstream.when(fact.key, gate)
     lab.talk.leave_after = gate.reached
-    with suppress(Refused):
+    with suppress(RequestRefused):
         await lab.talk.tell(fact)
     lab.talk.leave_after = None
     gate.open()
@@ -184,7 +184,7 @@ def _fails_then_resent(behaviour: Behaviour) -> Breaks:
         lab.upstream.when(fact.key, behaviour, times=None)
         try:
             await lab.talk.tell(fact)
-        except Refused:
+        except RequestRefused:
             lab.upstream.heal()
             await lab.talk.tell(fact, tries=2)
 
@@ -197,7 +197,7 @@ def _given_up(behaviour: Behaviour) -> Breaks:
     async def run(lab: Lab) -> None:
         fact = lab.talk.new_fact()
         lab.upstream.when(fact.key, behaviour, times=None)
-        with suppress(Refused):
+        with suppress(RequestRefused):
             await lab.talk.tell(fact)
         lab.upstream.heal()
         lab.talk.facts = [known for known in lab.talk.facts if known.key != fact.key]
@@ -228,7 +228,7 @@ async def two_alternate(lab: Lab) -> None:
 
 def _says(text: str) -> Breaks:
     async def run(lab: Lab) -> None:
-        with suppress(Refused):
+        with suppress(RequestRefused):
             await lab.talk.tell(Fact(text, text))
 
     return run

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from ..testing.upstream import Upstream
 from .rows import ROWS, TOLD, Lab, NotHereError, Row
 from .score import Score
-from .talk import Refused
+from .talk import RequestRefused
 from .targets import Target
 
 # Seconds that one row may take: six requests at once, each of them slow.
@@ -20,7 +20,7 @@ LIMIT = 300.0
 
 
 @dataclass(frozen=True, slots=True)
-class Result:
+class RowResult:
     """`score` None: the row was left out, and `why` says why. `calls`: requests that reached the model."""
 
     row: Row
@@ -41,8 +41,8 @@ def provider(port: int = 0) -> Upstream:
 
 
 async def run(
-    target: Target, upstream: Upstream, tell: Callable[[Result], None], rows: Sequence[Row] = ROWS
-) -> list[Result]:
+    target: Target, upstream: Upstream, tell: Callable[[RowResult], None], rows: Sequence[Row] = ROWS
+) -> list[RowResult]:
     """The target is up, and is up again afterwards. Where it has no conversations by id, all rows send the history."""
     named = secrets.token_hex(4)
     results = []
@@ -54,13 +54,13 @@ async def run(
     return results
 
 
-async def _measured(row: Row, name: str, target: Target, upstream: Upstream) -> Result:
+async def _measured(row: Row, name: str, target: Target, upstream: Upstream) -> RowResult:
     by_id = row.by_id and "id" in target.surfaces
     missing = row.needs - target.surfaces
     if not row.by_id and "history" not in target.surfaces:
         missing |= {"history"}
     if missing:
-        return Result(row, None, why=f"it has no {' and '.join(sorted(missing))}")
+        return RowResult(row, None, why=f"it has no {' and '.join(sorted(missing))}")
     began, calls = time.monotonic(), len(upstream.requests)
     talk = target.talk(name, by_id=by_id)
     lab = Lab(name, target, upstream, talk)
@@ -72,8 +72,8 @@ async def _measured(row: Row, name: str, target: Target, upstream: Upstream) -> 
             await row.breaks(lab)
             found = await talk.probe()
     except NotHereError as exc:
-        return Result(row, None, why=str(exc))
-    except Refused as exc:
+        return RowResult(row, None, why=str(exc))
+    except RequestRefused as exc:
         found = Score(len(talk.facts), refused=exc.why)
     except TimeoutError:
         found = Score(len(talk.facts), refused="no end")
@@ -82,4 +82,4 @@ async def _measured(row: Row, name: str, target: Target, upstream: Upstream) -> 
         if "process" in target.surfaces:
             await target.down()
         await target.up()
-    return Result(row, found, len(upstream.requests) - calls, time.monotonic() - began)
+    return RowResult(row, found, len(upstream.requests) - calls, time.monotonic() - began)

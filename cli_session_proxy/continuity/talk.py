@@ -10,7 +10,7 @@ from ..testing.upstream import Upstream
 from .score import Fact, Score, score
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """The client's view: it got an error, and may send again."""
 
     def __init__(self, why: str) -> None:
@@ -37,12 +37,12 @@ class Talk(ABC):
         return Fact(f"remember {key} = known", key)
 
     async def tell(self, fact: Fact | None = None, *, tries: int = 1) -> Fact:
-        """One turn; the client sends it again, up to `tries` times in all. Raises `Refused`."""
+        """One turn; the client sends it again, up to `tries` times in all. Raises `RequestRefused`."""
         fact = fact or self.new_fact()
         for attempt in range(1, tries + 1):
             try:
                 answer = await self._say(fact.text)
-            except Refused as refused:
+            except RequestRefused as refused:
                 self.refusals.append(refused.why)
                 if attempt == tries:
                     raise
@@ -63,7 +63,7 @@ class Talk(ABC):
         count = len(self.upstream.requests)
         try:
             await self.tell(fact)
-        except Refused as refused:
+        except RequestRefused as refused:
             return Score(len(facts), refused=refused.why)
         seen = self.request_of(fact, count)
         if seen is None:  # an answer that no model was asked for
@@ -77,4 +77,4 @@ class Talk(ABC):
 
     @abstractmethod
     async def _say(self, said: str) -> str:
-        """The answer. Raises `Refused`."""
+        """The answer. Raises `RequestRefused`."""

@@ -25,7 +25,7 @@ import psutil
 
 from ..errors import ConfigError
 from ..testing.upstream import Upstream
-from .talk import Refused, Talk
+from .talk import RequestRefused, Talk
 
 WireName = Literal["chat", "responses", "messages", "generate"]
 # `id`: the target keeps the conversation, under a name; `history`: the client sends all of it each time. The others are
@@ -57,7 +57,7 @@ def environment(home: Path, upstream: Upstream, config: Path) -> dict[str, str]:
 
 
 @dataclass
-class Server:
+class ServerTarget:
     """A server behind `url`, in which `{agent}` stands for the conversation's name; or `agent_header` carries it.
 
     `history_url`: where a client asks that sends its whole history, where that is another address.
@@ -177,7 +177,7 @@ def _kill(processes: list[psutil.Process]) -> bool:
 class ServerTalk(Talk):
     """A conversation with a server. `by_id`: only what is new is sent; else all of it, and no name."""
 
-    def __init__(self, server: Server, agent: str, *, by_id: bool) -> None:
+    def __init__(self, server: ServerTarget, agent: str, *, by_id: bool) -> None:
         super().__init__(server.upstream, server.model)
         self.server = server
         self.agent = agent
@@ -202,7 +202,7 @@ class ServerTalk(Talk):
             if not asking.done():
                 asking.cancel()
                 await asyncio.wait({asking})
-                raise Refused("the client left")
+                raise RequestRefused("the client left")
         data = await asking
         answer = _answer(self.server.wire, data)
         if self.server.wire == "responses":
@@ -239,20 +239,20 @@ async def _post(url: str, body: Mapping[str, Any], headers: Mapping[str, str]) -
         async with httpx.AsyncClient(trust_env=False, timeout=TURN) as http:
             got = await http.post(url, content=raw, headers={**headers, "Content-Type": "application/json"})
     except httpx.TimeoutException as exc:
-        raise Refused("no answer in time") from exc
+        raise RequestRefused("no answer in time") from exc
     except httpx.HTTPError as exc:
-        raise Refused("connection lost") from exc
+        raise RequestRefused("connection lost") from exc
     if got.status_code != 200:
-        raise Refused(f"HTTP {got.status_code}")
+        raise RequestRefused(f"HTTP {got.status_code}")
     try:
         data = got.json()
     except ValueError as exc:
-        raise Refused("no JSON") from exc
+        raise RequestRefused("no JSON") from exc
     return data if isinstance(data, dict) else {}
 
 
 def _answer(wire: WireName, data: Mapping[str, Any]) -> str:
-    """The words of an answer. Raises `Refused` where it has none, such as an error that is sent as 200."""
+    """The words of an answer. Raises `RequestRefused` where it has none, such as an error that is sent as 200."""
     try:
         match wire:
             case "chat":
@@ -264,9 +264,9 @@ def _answer(wire: WireName, data: Mapping[str, Any]) -> str:
             case "generate":
                 text = "".join(part.get("text", "") for part in data["candidates"][0]["content"]["parts"])
     except (KeyError, IndexError, TypeError, AttributeError) as exc:
-        raise Refused("an answer without words") from exc
+        raise RequestRefused("an answer without words") from exc
     if not text:
-        raise Refused("an empty answer")
+        raise RequestRefused("an empty answer")
     return str(text)
 
 
@@ -339,7 +339,7 @@ async def print_mode(
     leave_after: asyncio.Event | None = None,
 ) -> dict[str, Any]:
     """One `claude -p`, as a script runs it; its result as JSON. `children` holds the process while it lives. Who drives
-    it goes away, and kills it, when `leave_after` is set. Raises `Refused`."""
+    it goes away, and kills it, when `leave_after` is set. Raises `RequestRefused`."""
     argv = [str(claude), "-p", "--output-format", "json", "--model", model, "--system-prompt", system]
     argv += [f"--resume={session_id}"] if session_id else []
     pipe = asyncio.subprocess.PIPE
@@ -351,7 +351,7 @@ async def print_mode(
                 *argv, stdin=prompt, stdout=pipe, stderr=pipe, cwd=cwd, env=env, limit=64 * 1024 * 1024
             )
     except OSError as exc:
-        raise Refused("cannot start") from exc
+        raise RequestRefused("cannot start") from exc
     children[child.pid] = child
     asking = asyncio.ensure_future(child.communicate())
     waited: list[asyncio.Future[Any]] = [asking]
@@ -368,15 +368,17 @@ async def print_mode(
         out, _ = await asking
         del children[child.pid]
     if not in_time:
-        raise Refused("the client left" if leave_after is not None and leave_after.is_set() else "no answer in time")
+        raise RequestRefused(
+            "the client left" if leave_after is not None and leave_after.is_set() else "no answer in time"
+        )
     try:
         result: dict[str, Any] = json.loads(out)
     except ValueError as exc:
-        raise Refused(f"exit {child.returncode}") from exc
+        raise RequestRefused(f"exit {child.returncode}") from exc
     if result.get("is_error") or child.returncode:
-        raise Refused("error")
+        raise RequestRefused("error")
     return result
 
 
-Target = Server | Cli
+Target = ServerTarget | Cli
 AnyTalk = ServerTalk | CliTalk

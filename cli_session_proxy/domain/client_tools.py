@@ -204,7 +204,7 @@ class ToolPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Answers:
+class BroughtResults:
     """The results that a request brings (`tool_result` blocks by call), and what else its user says."""
 
     results: Mapping[str, Block] = field(default_factory=dict)
@@ -215,7 +215,7 @@ def calls_of(blocks: Iterable[Block]) -> list[str]:
     return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
 
 
-def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
+def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
     """What `new` says to the calls in `output`, the answer before it. Raises `InvalidRequest`.
 
     With one result every call needs one; with none at all the calls stay without an answer. Reminders beside results
@@ -236,7 +236,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
             if results.setdefault(call, block) != block:
                 raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
     if not results:
-        return Answers(rest=tuple(rest))
+        return BroughtResults(rest=tuple(rest))
     missing = [call for call in wanted if call not in results]
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
@@ -247,10 +247,10 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> Answers:
         said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         results[last] = {**results[last], "content": [*said, *rest]}
         rest = []
-    return Answers({call: results[call] for call in wanted if call in results}, tuple(rest))
+    return BroughtResults({call: results[call] for call in wanted if call in results}, tuple(rest))
 
 
-def brought(answers: Answers) -> dict[str, JSON] | None:
+def brought(answers: BroughtResults) -> dict[str, JSON] | None:
     """The results as a waiting process takes them; None where it would not pass them on as they are."""
     out: dict[str, JSON] = {}
     for call, block in answers.results.items():

@@ -142,22 +142,22 @@ def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], 
         yield role, said, at
 
 
-class Ending(NamedTuple):
+class HistoryEnding(NamedTuple):
     """An answer in a client's history: the turn that ends here would have this hash. `end` counts messages."""
 
     hash: str
     end: int
 
 
-def endings(messages: Sequence[Message], start: str | None = None) -> list[Ending]:
+def endings(messages: Sequence[Message], start: str | None = None) -> list[HistoryEnding]:
     """Every answer in the history, front to back, each message hashed once. `start` is the path before it."""
-    out: list[Ending] = []
+    out: list[HistoryEnding] = []
     said = [start or ""]
     for role, blocks, end in runs(messages):
         said += ["\n", role, "\n", _normal(role, blocks)]
         if role == "assistant":
             above = hashlib.sha256("".join(said).encode("utf-8", "surrogatepass")).hexdigest()
-            out.append(Ending(above, end))
+            out.append(HistoryEnding(above, end))
             said = [above]
     return out
 
@@ -189,7 +189,7 @@ def decide(
     named: bool,
     fresh: bool,
     continues: str | None,
-    match: tuple[Turn, Ending] | None,
+    match: tuple[Turn, HistoryEnding] | None,
     head: str | None = None,
     keep_system: bool = True,
 ) -> Decision:

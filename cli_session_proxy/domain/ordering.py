@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeVar
 from .models import Link
 
 
-class Placed(Protocol):
+class Ordered(Protocol):
     """A turn, or its outline."""
 
     @property
@@ -25,7 +25,7 @@ class Placed(Protocol):
     def parent_id(self) -> str | None: ...
 
 
-T = TypeVar("T", bound=Placed)
+T = TypeVar("T", bound=Ordered)
 
 
 @dataclass(slots=True)

@@ -14,7 +14,7 @@ from .models import Block, BlockDelta, BlockStart, BlockStop, TurnEvent
 BYTES_PER_TOKEN = 4
 
 
-class Cutter:
+class StopCutter:
     """Watches the texts of one answer. Once it has `ended`, nothing more comes out.
 
     `tokens` are estimated. `hit` is the sequence that ended the answer.

@@ -21,7 +21,7 @@ from ..errors import InvalidRequest, did_you_mean
 from ..git_memory import records
 from ..git_memory.reading import Earlier, earlier
 from ..git_memory.recall import fix_of
-from ..git_memory.records import Attempt
+from ..git_memory.records import FixAttempt
 from ..git_memory.writing import write
 from ..settings import GitMemory, Settings, fix_id_of
 from ..stores.base import Store
@@ -64,7 +64,7 @@ _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/~^-]{0,255}")
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class CommitOrder:
     """What is written, and where. `note`: the commit that gets a note, instead of a new one.
 
     `repo` and `options` (of `git commit`) come from a person at the terminal, never from a request.
@@ -79,7 +79,7 @@ class Wanted:
     options: tuple[str, ...] = ()
 
     @staticmethod
-    def read(body: Mapping[str, Any]) -> Wanted:
+    def read(body: Mapping[str, Any]) -> CommitOrder:
         """What a request says. Raises `InvalidRequest`, which names the field."""
         for name, value in body.items():
             if name not in _FIELDS:
@@ -101,7 +101,7 @@ class Wanted:
         by_model = body.get("model", True)
         if outcome == "failed" and not by_model and not (why or "").strip():
             raise InvalidRequest("why did it fail? Say it in why: without the model nothing else knows", param="why")
-        return Wanted(fix_id, outcome, why, note, by_model)
+        return CommitOrder(fix_id, outcome, why, note, by_model)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ class Committed:
         }
 
 
-async def commit(settings: Settings, store: Store, agent: Agent, wanted: Wanted, ask: Ask) -> Committed:
+async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitOrder, ask: Ask) -> Committed:
     """Raises `InvalidRequest` where there is nothing to write or nowhere to write it, `ConfigError` where git fails."""
     path = await store.path(agent.head) if agent.head else []
     if not path:
@@ -164,7 +164,7 @@ def history(path: Sequence[Turn]) -> tuple[Message, ...]:
 
 
 def _written(
-    agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], wanted: Wanted
+    agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], wanted: CommitOrder
 ) -> tuple[int, str]:
     """The attempt's number, and its text without a secret."""
     number = min(known.last + 1, records.MOST)
@@ -206,7 +206,7 @@ def _written(
     # Before anything is cut: half a secret is not known as one.
     hidden = {name: redact.text(text) for name, text in sections.items()}
     shown = {name: redact.text(text) for name, text in trailers.items()} | {"Fix-Id": fix_id}
-    return number, records.write(Attempt(redact.text(f"{state} {number}: {headline}"), shown, hidden))
+    return number, records.write(FixAttempt(redact.text(f"{state} {number}: {headline}"), shown, hidden))
 
 
 def _words(messages: Sequence[Message]) -> str:

@@ -55,11 +55,11 @@ from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
-from .committing import Committed, Wanted, commit, history
+from .committing import CommitOrder, Committed, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
-from .lanes import Lanes, Place, Slots
+from .lanes import LanePlace, Lanes, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
-from .mirroring import Mirrors
+from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import HOP, Elsewhere, Passing
 from .placement import HOUR, Placement
@@ -146,7 +146,7 @@ class Engine:
         self._deliveries = Deliveries(
             self.store, self._instances, self._tasks, settings.disconnect_grace, self._delivered
         )
-        self.mirrors = Mirrors(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
+        self.mirrors = Mirroring(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
             settings,
             self.store,
@@ -356,7 +356,7 @@ class Engine:
         await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
 
     def _launch(
-        self, turn: Turn, agent: Agent, place: Place, request: TurnRequest, known: Known | None = None
+        self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, known: Known | None = None
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         live.compose = request.compose
@@ -410,7 +410,7 @@ class Engine:
                 continue  # somebody else was quicker: look again
             return self._launch(turn, agent, place, request)
 
-    async def _requeue(self, turn: Turn) -> tuple[Turn, Place]:
+    async def _requeue(self, turn: Turn) -> tuple[Turn, LanePlace]:
         """A new attempt, last in its lane. Raises `StoreUnavailable`: with a `status` somebody else was quicker."""
         if turn.id in self._ends.waiting:  # how the attempt before ended: later it would end this one
             await self._ends.store_all()
@@ -562,7 +562,7 @@ class Engine:
 
     # --- the lane's turn
 
-    async def _run(self, live: LiveTurn, agent: Agent, place: Place, known: Known | None = None) -> None:
+    async def _run(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None = None) -> None:
         live.begun = True
         try:
             if live.cancelled_by is not None:
@@ -708,7 +708,7 @@ class Engine:
         found = [await self.store.turn(turn.id) for turn in going]
         return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
 
-    async def commit(self, owner: str, agent_id: str, wanted: Wanted) -> Committed:
+    async def commit(self, owner: str, agent_id: str, wanted: CommitOrder) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
         agent = await self.store.agent(owner, agent_id)
         if agent is None:

@@ -35,7 +35,7 @@ from ..backends.base import (
     ToolActivity,
 )
 from ..domain import lineage, structured
-from ..domain.client_tools import Answers, Offers, ToolOptions, answers, calls_of, instruction
+from ..domain.client_tools import BroughtResults, Offers, ToolOptions, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
@@ -54,7 +54,7 @@ from ..domain.models import (
     Status,
     Turn,
 )
-from ..domain.stop_sequences import Cutter
+from ..domain.stop_sequences import StopCutter
 from ..errors import (
     Interrupted,
     InvalidRequest,
@@ -67,7 +67,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Said, Store, Taken, TurnStart
+from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart, TurnWords
 from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
 from . import fallbacks
 from .live import LiveTurn, cancelled, said, with_end
@@ -103,7 +103,7 @@ class Say(Protocol):
 
     async def __call__(
         self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None
-    ) -> tuple[str | None, Said]: ...
+    ) -> tuple[str | None, TurnWords]: ...
 
 
 class Own(Protocol):
@@ -131,11 +131,11 @@ class Attempt:
     frame_uuid: str
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
-    said: Said | None = None  # what the turn says, where that is decided only now
+    said: TurnWords | None = None  # what the turn says, where that is decided only now
     kept_system: str | None = None
     recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
-    cutter: Cutter | None = None  # where the request says how its answer ends
+    cutter: StopCutter | None = None  # where the request says how its answer ends
     fallback: Fallback | None = None  # who answers in whose place, decided before or by an attempt before
     job: Job | None = None
     exchange: Execution | None = None
@@ -381,7 +381,7 @@ class Executor:
                 unmet.remove("max_tokens")
                 tokens = job.wants.parameters.max_tokens
             if job.wants.stop or tokens is not None:
-                attempt.cutter = Cutter(job.wants.stop, tokens)
+                attempt.cutter = StopCutter(job.wants.stop, tokens)
             attempt.evidence = attempt.evidence.plus(exchange.evidence)
             if unmet or attempt.evidence.unmet:
                 attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
@@ -459,7 +459,7 @@ class Executor:
         if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
             attempt.kept_system = parent.system
-        brought = Answers(rest=tuple(block for message in turn.input for block in message.content))
+        brought = BroughtResults(rest=tuple(block for message in turn.input for block in message.content))
         tools = turn.options.tools
         if any(block.get("type") == "tool_result" for block in brought.rest):
             brought = answers(parent.output if parent else (), turn.input)

@@ -19,7 +19,7 @@ from ..errors import InvalidRequest
 
 
 @dataclass
-class Fitting:
+class RequestFitting:
     """One for each request: the same data is looked at once."""
 
     aside: Aside

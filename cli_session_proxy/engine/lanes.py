@@ -48,7 +48,7 @@ class Slots:
 
 
 @dataclass(eq=False, slots=True)
-class Place:
+class LanePlace:
     """A turn's place in its lane. Enter it with `async with lanes.turn(place)`."""
 
     key: int
@@ -66,12 +66,12 @@ class Lanes:
         self._limit = limit
         self._most_waiting = waiting
         self._slots = slots
-        self._lanes: dict[int, deque[Place]] = {}
+        self._lanes: dict[int, deque[LanePlace]] = {}
         self._total = 0
         self._time = Average(FIRST_GUESS)  # of a turn at the head of its lane, with its wait for a slot
         self._times: OrderedDict[int, Average] = OrderedDict()
 
-    def take(self, key: int) -> Place:
+    def take(self, key: int) -> LanePlace:
         """The last place in this agent's lane. Raises `QueueFull`."""
         lane = self._lanes.get(key, deque())
         if len(lane) >= self._limit:
@@ -83,7 +83,7 @@ class Lanes:
                 retry_after=max(LEAST_WAIT, (len(lane) - 1) * each + left),
             )
         self.admit()
-        place = Place(key, asyncio.get_running_loop().create_future())
+        place = LanePlace(key, asyncio.get_running_loop().create_future())
         lane.append(place)
         self._lanes[key] = lane
         self._total += 1
@@ -102,7 +102,7 @@ class Lanes:
                 retry_after=max(LEAST_WAIT, (ahead + 1) * self._slots.time.value / parallel),
             )
 
-    def give_up(self, place: Place) -> None:
+    def give_up(self, place: LanePlace) -> None:
         """Leave the lane, from whatever position, and let the next one in. Idempotent."""
         lane = self._lanes.get(place.key)
         if lane is None or place not in lane:
@@ -114,12 +114,12 @@ class Lanes:
         elif not lane[0].granted.done():
             self._grant(lane[0])
 
-    def _grant(self, place: Place) -> None:
+    def _grant(self, place: LanePlace) -> None:
         place.began = asyncio.get_running_loop().time()
         place.granted.set_result(None)
 
     @asynccontextmanager
-    async def turn(self, place: Place) -> AsyncIterator[None]:
+    async def turn(self, place: LanePlace) -> AsyncIterator[None]:
         """Wait until the place is the first of its lane; leave the lane at the end."""
         try:
             await place.granted

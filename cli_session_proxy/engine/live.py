@@ -27,7 +27,7 @@ from ..domain.models import (
     TurnEvent,
 )
 from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnCancelled, TurnTimeout
-from ..stores.base import Lease, Said, Store
+from ..stores.base import Lease, Store, TurnWords
 from ..tasks import Tasks
 from .ownership import Instances
 from .passing import HOP
@@ -118,7 +118,7 @@ class LiveTurn:
         self.cancelled_by: CancelledBy | None = None
         self.lease: Lease | None = None  # under which it runs
         self.compose: Compose | None = None  # decides what it says when it runs
-        self.said: tuple[Composed, str | None, Said] | None = None  # as it was decided last, and its parent
+        self.said: tuple[Composed, str | None, TurnWords] | None = None  # as it was decided last, and its parent
         self.task: asyncio.Task[None] | None = None
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []

@@ -26,7 +26,7 @@ log = logs.get(__name__)
 OWNER = "local"
 
 
-class Mirrors:
+class Mirroring:
     """One per engine."""
 
     def __init__(

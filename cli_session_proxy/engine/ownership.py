@@ -35,7 +35,7 @@ from .. import logs
 from ..domain.models import Agent, CancelledBy, Turn
 from ..errors import LeaseLost, ProxyError, StoreUnavailable
 from ..locks import RUN, SUFFIX, is_held
-from ..stores.base import Facts, Held, Lease, Leases, Proxy, Store
+from ..stores.base import Facts, Lease, LeaseHeld, Leases, Proxy, Store
 from ..tasks import survived
 
 log = logs.get(__name__)
@@ -384,11 +384,11 @@ class Ownership:
         held = self._held.get(agent.key)
         if held is None:
             got = await self._store.acquire(agent.key, self.proxy, awake=self._pauses.was_awake, asks=asks)
-            if isinstance(got, Held) and self._instances.has_ended(got.holder):
+            if isinstance(got, LeaseHeld) and self._instances.has_ended(got.holder):
                 got = await self._store.acquire(
                     agent.key, self.proxy, dead=(got.holder,), awake=self._pauses.was_awake, asks=asks
                 )
-            if isinstance(got, Held):
+            if isinstance(got, LeaseHeld):
                 return None
             self._renewed = asyncio.get_running_loop().time()
             held = self._held[agent.key] = _Holding(got.lease, agent, settled=got.taken_from is None)

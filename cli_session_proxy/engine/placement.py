@@ -14,7 +14,7 @@ from ..backends.base import Backend
 from ..domain import call_ids, lineage, side_calls
 from ..domain.client_tools import calls_of
 from ..domain.evidence import Brought, Evidence
-from ..domain.lineage import Decision, Ending, Past
+from ..domain.lineage import Decision, HistoryEnding, Past
 from ..domain.models import (
     FINISHED,
     JSON,
@@ -32,8 +32,8 @@ from ..domain.models import (
 )
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import ImportedTurn, NewTurn, Said, Store
-from .fitting import Fitting
+from ..stores.base import ImportedTurn, NewTurn, Store, TurnWords
+from .fitting import RequestFitting
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
 # The SDKs wait for at most 60 s (the longest Retry-After that they heed).
@@ -112,7 +112,7 @@ class Placement:
         if send_on is not None and known.agent is not None:
             await send_on(known.agent)
         admit()
-        fitting = Fitting(self._aside)
+        fitting = RequestFitting(self._aside)
         for block in request.messages[-1].content if request.messages else ():
             if block.get("type") == "document":
                 await fitting.check(block)
@@ -210,7 +210,7 @@ class Placement:
 
     async def _matched(
         self, request: TurnRequest, agent: Agent | None
-    ) -> tuple[tuple[Turn, Ending] | None, tuple[Message, ...], Turn | None]:
+    ) -> tuple[tuple[Turn, HistoryEnding] | None, tuple[Message, ...], Turn | None]:
         """What `match` finds, the messages without the exchanges that were refused here, and the last turn of those.
 
         A refused exchange is on no path: what follows it continues what is before it.
@@ -227,7 +227,9 @@ class Placement:
         directory = directory_name(owner, agent_id)
         return await self._store.ensure_agent(owner, agent_id, directory, named=named, now=self._clock())
 
-    async def match(self, owner: str, messages: tuple[Message, ...], agent: Agent | None) -> tuple[Turn, Ending] | None:
+    async def match(
+        self, owner: str, messages: tuple[Message, ...], agent: Agent | None
+    ) -> tuple[Turn, HistoryEnding] | None:
         """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
         if _is_short(messages):
             found = lineage.endings(messages)
@@ -237,7 +239,9 @@ class Placement:
         turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def say(self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None) -> tuple[str | None, Said]:
+    async def say(
+        self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None
+    ) -> tuple[str | None, TurnWords]:
         """The turn that this one continues, and what it says: exchanges in front of that are stored as turns.
 
         The path ends with `before` until then.
@@ -256,14 +260,14 @@ class Placement:
             for piece in pieces:
                 takes |= {item: piece.turn_id for item in piece.items if item in takes}
             decision = replace(decision, placed=placed)
-            decision = await self._bring_in(agent, decision, turn.model, Fitting(self._aside), pieces)
+            decision = await self._bring_in(agent, decision, turn.model, RequestFitting(self._aside), pieces)
         if before is not None and decision.parent != before.id:
             call = {**call, "behind": before.id}
-        said = Said(decision.new, composed.system, placed, composed.options, call, tuple(takes.items()))
+        said = TurnWords(decision.new, composed.system, placed, composed.options, call, tuple(takes.items()))
         return decision.parent, said
 
     async def _bring_in(
-        self, agent: Agent, decision: Decision, model: str, fitting: Fitting, pieces: Sequence[_Piece] = ()
+        self, agent: Agent, decision: Decision, model: str, fitting: RequestFitting, pieces: Sequence[_Piece] = ()
     ) -> Decision:
         """Store the exchanges that the chain does not know; what is new behind them.
 

@@ -12,7 +12,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .schema import SCHEMA
-from .shown import Tell, here
+from .shown import CallAside, here
 
 
 async def chain_json(
@@ -21,7 +21,7 @@ async def chain_json(
     *,
     sandbox: str,
     verbatim: bool = False,
-    tell: Tell = here,
+    tell: CallAside = here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.

@@ -12,12 +12,12 @@ from .chain_json import chain_json
 from .html import html
 from .markdown import markdown
 from .mermaid import mermaid
-from .shown import Tell, here
+from .shown import CallAside, here
 
 
 class Write(Protocol):
     def __call__(
-        self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+        self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: CallAside = here
     ) -> AsyncIterator[str]: ...
 
 

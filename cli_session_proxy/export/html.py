@@ -22,7 +22,7 @@ from . import shown
 from .explain import MARKED_REASONS, cache
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
-from .shown import Tell, here
+from .shown import CallAside, here
 from .words import UNSEEN, UNSURE, WHY, count, time, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
@@ -60,7 +60,7 @@ _POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-acti
 
 
 async def html(
-    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: Tell = here
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: CallAside = here
 ) -> AsyncIterator[str]:
     """The page in pieces, a turn each. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)

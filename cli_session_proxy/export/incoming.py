@@ -39,7 +39,7 @@ from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.sql.rows import restore
-from .portable import FORMER, MAX_LINE, READ, SCHEMA, Moved, Progress, as_text
+from .portable import FORMER, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
 from .shapes import FormerTurnShape, TurnShape, check_header, check_line
 
 T = TypeVar("T")
@@ -49,7 +49,7 @@ _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
 _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
 
-class Kept(Protocol):
+class KeptRecords(Protocol):
     """What the backend knows of records and keeps outside the store. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
@@ -62,7 +62,9 @@ class Kept(Protocol):
         """A turn's records as the backend keeps them. Parents come before their children."""
 
 
-async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: str | None, progress: Progress) -> Moved:
+async def bring_in(
+    store: Store, kept: KeptRecords, owner: str, path: Path, agent_id: str | None, progress: Progress
+) -> MovedChain:
     """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
     checked = await asyncio.to_thread(_check, path)
     check_header(f"{path} line 1", checked.head)
@@ -80,7 +82,7 @@ async def bring_in(store: Store, kept: Kept, owner: str, path: Path, agent_id: s
         await store.import_chain(new, reading.parts())
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
         raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
-    return Moved(agent_id, path, checked.turns, checked.records, renamed)
+    return MovedChain(agent_id, path, checked.turns, checked.records, renamed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +175,7 @@ def _header(path: Path, raw: bytes) -> JSON:
     return head
 
 
-async def _taken(store: Store, kept: Kept, checked: _Checked) -> bool:
+async def _taken(store: Store, kept: KeptRecords, checked: _Checked) -> bool:
     """Do these turns or sessions live here already (a copy on the same machine)? Nobody's files may be touched."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
@@ -190,7 +192,7 @@ class _Reading:
     """The walk over a checked file while the store takes it in. Runs on the store's thread."""
 
     checked: _Checked
-    kept: Kept
+    kept: KeptRecords
     salt: str | None
     conversation: tuple[str, str]  # its id where it was, and here
     progress: Progress

@@ -16,7 +16,7 @@ from . import shown
 from .chain_json import turns_of
 from .explain import MARKED_REASONS, cache, placed
 from .schema import SaidDump
-from .shown import Tell, here
+from .shown import CallAside, here
 from .words import UNSURE, time, visible
 
 
@@ -26,7 +26,7 @@ async def markdown(
     *,
     sandbox: str,
     verbatim: bool = False,
-    tell: Tell = here,
+    tell: CallAside = here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """The conversation, or a part of it, in pieces, a turn each. Raises `NotFound` before the first one."""

@@ -38,7 +38,7 @@ from ..locks import to_drive
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.sql.rows import Cutter
+from ..stores.sql.rows import MediaCutter
 
 SCHEMA = "cli-session-proxy/export/3"
 # Those that hold what `domain.former` splits.
@@ -55,7 +55,7 @@ BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
-class Moved:
+class MovedChain:
     """What was written or read. `renamed`: its ids were taken here, so that turns and sessions got new ones."""
 
     agent_id: str
@@ -65,7 +65,7 @@ class Moved:
     renamed: bool = False
 
 
-async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> Moved:
+async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> MovedChain:
     """Write the chain as it is now, for this user only (0600). Nothing stays when it fails. Raises `InvalidRequest`."""
     try:
         file = await aiofiles.open(path, "xb", opener=partial(os.open, mode=0o600))
@@ -85,7 +85,7 @@ async def export(settings: Settings, store: Store, agent: Agent, path: Path, pro
         raise
     finally:
         await file.close()
-    return Moved(agent.agent_id, path, out.turns, out.records)
+    return MovedChain(agent.agent_id, path, out.turns, out.records)
 
 
 async def _lines_of(
@@ -131,7 +131,7 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         above = await store.turn(parent)
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
-    cutter = Cutter()
+    cutter = MediaCutter()
     shortened, places = cutter.cut(as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
     line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
     lines: list[JSON] = []

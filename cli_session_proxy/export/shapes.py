@@ -214,7 +214,7 @@ class AttemptShape(_Open):
     repaired: RepairShape | None = None
 
 
-class ErrorShape(_Open):
+class StoredErrorShape(_Open):
     code: str | None = None
     message: str | None = None
     param: str | None = None
@@ -248,7 +248,7 @@ class _Turn(_Shape):
     continuity: Continuity | None
     usage: UsageShape
     cost_usd: Cost | None
-    error: ErrorShape | None
+    error: StoredErrorShape | None
     attempts: list[AttemptShape]
     timings: dict[str, float | None]
     tools: list[JSON]

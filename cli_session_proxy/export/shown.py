@@ -91,7 +91,7 @@ class Show(Protocol[D_co]):
     def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> D_co: ...
 
 
-class Tell(Protocol):
+class CallAside(Protocol):
     """Calls one of those, here or elsewhere: secrets in megabytes of text, and images, take seconds to be found."""
 
     async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T: ...

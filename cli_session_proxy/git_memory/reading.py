@@ -12,7 +12,7 @@ from .. import logs
 from ..errors import ConfigError
 from . import records
 from .git import Failed, Repository
-from .records import Attempt
+from .records import FixAttempt
 
 log = logs.get(__name__)
 
@@ -37,7 +37,7 @@ class Earlier:
     """`attempts` newest first. `partly`: the history was not read to its end. `last`: the highest number that is known.
     `others`: fixes that the same commits speak of."""
 
-    attempts: tuple[Attempt, ...] = ()
+    attempts: tuple[FixAttempt, ...] = ()
     partly: bool = False
     last: int = 0
     others: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
     except Failed as exc:
         raise ConfigError(f"the git repository {repo} cannot be read: {exc.said}") from exc
     said = "Fix-Id: " if fix_id is None else f"Fix-Id: {fix_id}"
-    found: list[Attempt] = []
+    found: list[FixAttempt] = []
     others: dict[str, None] = {}
     partly = False
     words = ("log", "-z", _FORMAT, "--encoding=UTF-8", f"--notes={NOTES}", "--fixed-strings", f"--grep={said}", "HEAD")

@@ -50,7 +50,7 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 
 
 @dataclass(frozen=True, slots=True)
-class Attempt:
+class FixAttempt:
     """`trailers` by their names as in `TRAILERS`, `sections` as in `SECTIONS`; what is not known is left out.
 
     `commit` and `at` say where it was read: the commit's id, and its time in seconds.
@@ -103,7 +103,7 @@ def cut(text: str, longest: int) -> str:
     return text[: kept - kept // 2] + gap[: longest - kept] + text[len(text) - kept // 2 :]
 
 
-def write(attempt: Attempt) -> str:
+def write(attempt: FixAttempt) -> str:
     """The text of a commit: at most `LONGEST` characters. Sections share the room; the trailers are always whole."""
     end = "\n".join(f"{name}: {line_of(attempt.trailers[name])}" for name in TRAILERS if attempt.trailers.get(name))
     head = line_of(attempt.headline, HEADLINE)
@@ -119,10 +119,10 @@ def write(attempt: Attempt) -> str:
     return "\n\n".join([head, *body, end]) + "\n"
 
 
-def read(text: str, *, commit: str = "", at: float = 0.0) -> list[Attempt]:
+def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
     """The attempts in a text, as they stand there; none in most."""
     lines = clean(text).split("\n")
-    found: list[Attempt] = []
+    found: list[FixAttempt] = []
     body = 0  # the first line that belongs to no earlier attempt
     here = 0
     while here < len(lines) and len(found) < IN_ONE_TEXT:
@@ -145,7 +145,7 @@ def read(text: str, *, commit: str = "", at: float = 0.0) -> list[Attempt]:
         # A squash merge indents the messages, and puts lines of its own between them.
         own = [line for line in lines[body:start] if not line.strip() or len(line) - len(line.lstrip(" ")) >= indent]
         headline, sections = _sections([line[indent:] for line in own])
-        found.append(Attempt(headline, trailers, sections, commit, at))
+        found.append(FixAttempt(headline, trailers, sections, commit, at))
         body = here
     return found
 

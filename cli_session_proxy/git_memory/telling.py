@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from ..domain.models import Block
-from .records import SECTIONS, TRAILERS, Attempt, cut
+from .records import SECTIONS, TRAILERS, FixAttempt, cut
 
 # Tokens of the whole block, and of the newest attempt in it. A token is taken as three bytes, fewer than it has in
 # English or in code: the block is never larger than this says.
@@ -33,7 +33,7 @@ def tokens(text: str) -> int:
     return -(-len(text.encode("utf-8", "replace")) // BYTES_OF_A_TOKEN)
 
 
-def block(fix_id: str, attempts: Sequence[Attempt], *, partly: bool = False) -> Block | None:
+def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) -> Block | None:
     """The block for the head of a prompt; None where there is nothing to tell. Newest first, as `attempts` are.
 
     `partly`: the history was not read to its end.
@@ -58,7 +58,7 @@ def block(fix_id: str, attempts: Sequence[Attempt], *, partly: bool = False) -> 
     return {"type": "text", "text": "\n\n".join([OPEN, *told, CLOSE])}
 
 
-def _quoted(attempt: Attempt, names: Sequence[str], longest: int | None) -> str:
+def _quoted(attempt: FixAttempt, names: Sequence[str], longest: int | None) -> str:
     """An attempt with these of its sections, each of at most so many characters."""
     day = datetime.fromtimestamp(attempt.at, UTC).strftime("%Y-%m-%d")
     called = attempt.name

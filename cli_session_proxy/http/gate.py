@@ -397,13 +397,13 @@ class Bounds:
         requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
         return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
-    def request(self, owner: str) -> Held:
+    def request(self, owner: str) -> RequestHold:
         """One request of this owner's: `with` it, while it is answered."""
-        return Held(self, owner)
+        return RequestHold(self, owner)
 
 
 @dataclass(slots=True)
-class Held:
+class RequestHold:
     """What one request holds. To enter it, and both methods, raise `QueueFull`."""
 
     bounds: Bounds

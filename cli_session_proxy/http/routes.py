@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
 from ..domain.models import JSON, Agent
-from ..engine.committing import Wanted
+from ..engine.committing import CommitOrder
 from ..engine.engine import Engine
 from ..engine.passing import HOP
 from ..engine.subscription import POLL, Follower
@@ -253,7 +253,7 @@ class Routes:
 
     async def commit(self, request: Request) -> JSON:
         """Write the attempt into the repository that the profile of its turns names. No request names one."""
-        wanted = Wanted.read(parse_body(await read_body(request, COMMIT_LIMIT)))
+        wanted = CommitOrder.read(parse_body(await read_body(request, COMMIT_LIMIT)))
         return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), wanted)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:

@@ -29,7 +29,7 @@ _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _KNOWN = "hashes.json"
 
 
-class Kept:
+class KeptBinaries:
     """The folder. Its methods block."""
 
     def __init__(self, folder: Path) -> None:

@@ -24,10 +24,10 @@ from ..backends.claude.transcript import Entry, Scribe
 from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
-from ..testing.script import Gate, Reply, ToolUse
+from ..testing.script import HeldReply, Reply, ToolUse
 from ..testing.seen import Seen
 from .comparing import Said, difference, said_by, said_in
-from .stage import LATE, MODEL, SYSTEM, Differs, Stage, Turn, Unable, until
+from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
 # Each prompt is found again in a request by its own words.
 FIRST, ANSWER, THOUGHT = "check-first", "The colour is check-teal.", "They want check-teal."
@@ -49,7 +49,7 @@ AGO = 60.0
 
 
 @dataclass(slots=True)
-class Talk:
+class SceneTalk:
     """One session's conversation, as the model is to be shown it at its next turn."""
 
     session_id: str
@@ -58,7 +58,7 @@ class Talk:
     records: list[Record] = field(default_factory=list)
     request: Seen | None = None
 
-    async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, **options: object) -> Turn:
+    async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, **options: object) -> StageTurn:
         """One more turn. Raises `Differs` where the model was not shown all that was said before, and this."""
         turn = await stage.turn(process, prompt, **options)  # type: ignore[arg-type]
         shown = said_in(turn.request)
@@ -67,7 +67,7 @@ class Talk:
         self.went_on(turn)
         return turn
 
-    def went_on(self, turn: Turn) -> None:
+    def went_on(self, turn: StageTurn) -> None:
         self.request = turn.request
         self.turns.append(turn.uuid)
         self.said = [*said_in(turn.request), *(("assistant", f"text {turn.said()}") for _ in [turn.result])]
@@ -98,10 +98,10 @@ async def play(stage: Stage) -> None:
 # --- the first turn of a session, as the CLI is driven by its version
 
 
-async def _first(stage: Stage) -> Talk | None:
+async def _first(stage: Stage) -> SceneTalk | None:
     """None where the CLI did not come to the end of a turn."""
     launch = stage.launch(stage.cli)
-    first: Talk | None = None
+    first: SceneTalk | None = None
     async with stage.observing("start"), stage.running(launch) as process:
         async with stage.observing("frames"):
             stage.upstream.when(FIRST, Reply(ANSWER, thinking=THOUGHT))
@@ -111,7 +111,7 @@ async def _first(stage: Stage) -> Talk | None:
                 stage.note("tools_off", "failed", exc.message)
                 raise Unable("it was not used any further") from exc
             _compare_answer(turn)
-            first = Talk(launch.session_id)
+            first = SceneTalk(launch.session_id)
             first.went_on(turn)
         if first is None and process.runs is None:
             said = stage.found.pop("frames")
@@ -125,7 +125,7 @@ async def _first(stage: Stage) -> Talk | None:
     return first
 
 
-def _compare_answer(turn: Turn) -> None:
+def _compare_answer(turn: StageTurn) -> None:
     """Raises `Differs` where the words are not the model's: in pieces, in blocks, in the result."""
     told = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
     for how, words in told.items():
@@ -135,7 +135,7 @@ def _compare_answer(turn: Turn) -> None:
         raise Differs(f"the thought is {thought!r}, and the model thought {THOUGHT!r}")
 
 
-async def _look_at_file(stage: Stage, first: Talk, launch: Launch) -> None:
+async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
     """At the moment of the result; then again, if it is late."""
 
     def place() -> Path:
@@ -191,7 +191,7 @@ def _check_parents(path: Sequence[Entry], start: str | None) -> None:
 # --- a transcript that we wrote
 
 
-async def _round_trip(stage: Stage, first: Talk) -> None:
+async def _round_trip(stage: Stage, first: SceneTalk) -> None:
     """All kinds of blocks go into the file of a new session, and from there to the model."""
     launch = stage.launch(stage.cli, resume=True)
     async with stage.observing("round_trip"):
@@ -216,7 +216,7 @@ async def _nothing() -> None:
     """The file is looked at when the turn is over."""
 
 
-def _told_before(stage: Stage, first: Talk, launch: Launch) -> list[Record]:
+def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]:
     """The first turn as the CLI recorded it, and an exchange that it never had, with an image and a tool."""
     parsed = transcript.parse_records(first.records)
     scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
@@ -236,7 +236,7 @@ def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
     return transcript.write(path, records, launch.session_id, form=transcript.loading(stage.cli.version))
 
 
-async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: Turn) -> None:
+async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
     """Raises `Differs` where the session's file is not what was written, and the new turn behind it."""
     after = transcript.in_folder(path.parent, turn.result.session_id)
     answer = ("assistant", f"text {turn.said()}")
@@ -258,7 +258,7 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
         _check_parents(added(), before.leaf)
 
 
-async def _goes_on_from_results(stage: Stage, first: Talk) -> None:
+async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
     """A path that ends with a call of the client's tool, and its result, in a process that did not make the call."""
     launch = stage.launch(stage.hopeful, resume=True)
     async with stage.observing("mcp_set_servers", part=True):
@@ -284,10 +284,10 @@ async def _goes_on_from_results(stage: Stage, first: Talk) -> None:
 
 # --- what a running process can be told, as if this CLI could do everything
 
-Step = Callable[[Stage, Talk, ClaudeProcess], Awaitable[None]]
+Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[None]]
 
 
-async def _running(stage: Stage) -> Talk | None:
+async def _running(stage: Stage) -> SceneTalk | None:
     """Each step on a process that did what was asked of it before. The conversation of the last one."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
@@ -298,7 +298,7 @@ async def _running(stage: Stage) -> Talk | None:
     while steps:
         launch = stage.launch(stage.hopeful)
         async with stage.observing(*(name for name, _ in steps), part=True), stage.running(launch) as process:
-            talk = Talk(launch.session_id)
+            talk = SceneTalk(launch.session_id)
             await talk.turn(stage, process, OPENING)
             while steps and process.usable:
                 name, step = steps.pop(0)
@@ -311,7 +311,7 @@ async def _running(stage: Stage) -> Talk | None:
     return talk
 
 
-async def _set_model(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+async def _set_model(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     ours = process.launch
     for system, other, prompt in ((ANOTHER_SYSTEM, SYSTEM, AGAIN), (SYSTEM, ANOTHER_SYSTEM, f"{AGAIN} as before")):
         if not await stage.bounded(process, process.adapt(replace(ours, system_prompt=system))):
@@ -322,7 +322,7 @@ async def _set_model(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
             raise Differs("it said that it took another system prompt, and the next request did not have it")
 
 
-async def _parameters(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+async def _parameters(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     env = {MAX_TOKENS: str(TOKENS), EXTRA_BODY: json.dumps({"stop_sequences": [STOP_AT]})}
     for told, prompt in ((env, LIMITED), ({}, UNLIMITED)):
         await stage.bounded(process, process.tell(told))
@@ -332,7 +332,7 @@ async def _parameters(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
             raise Differs(f"it was told {told or 'to go back'}, and the next request had {got[0]} tokens, {got[1]}")
 
 
-async def _tools(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     ours = process.launch
     if not await stage.bounded(process, process.adapt(replace(ours, offers=OFFERS))):
         raise Differs("it did not take the client's tools")
@@ -350,7 +350,7 @@ async def _tools(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
     turn = await stage.turn(process, (), judge=judge, results=brought)
     if said_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
         raise Differs(f"the result of a tool did not reach the model: {said_in(turn.request)[-1:]}")
-    talk.went_on(Turn(calling.uuid, turn.events, turn.requests))
+    talk.went_on(StageTurn(calling.uuid, turn.events, turn.requests))
     if not await stage.bounded(process, process.adapt(replace(ours, offers=Offers()))):
         raise Differs("it did not give the client's tools up again")
 
@@ -360,7 +360,7 @@ async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
     return None
 
 
-async def _words(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+async def _words(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     (process.cwd / SECRET_FILE).write_text(SECRET)
     for prompt in WORDS:
         turn = await talk.turn(stage, process, prompt)
@@ -368,8 +368,8 @@ async def _words(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
             raise Differs("a file that a prompt named went to the model")
 
 
-async def _interrupted(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
-    gate = Gate(after=1, reply=Reply("This answer is long, and does not come to its end."))
+async def _interrupted(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
+    gate = HeldReply(after=1, reply=Reply("This answer is long, and does not come to its end."))
     stage.upstream.when(STOPPED, gate)
     running = asyncio.create_task(stage.turn(process, STOPPED, may_fail=True))
     try:
@@ -387,7 +387,7 @@ async def _interrupted(stage: Stage, talk: Talk, process: ClaudeProcess) -> None
     talk.went_on(turn)
 
 
-async def _rewound(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
+async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     before = list(talk.said), list(talk.turns)
     await talk.turn(stage, process, TAKEN_BACK)
     await talk.turn(stage, process, f"{TAKEN_BACK} too")
@@ -401,7 +401,7 @@ async def _rewound(stage: Stage, talk: Talk, process: ClaudeProcess) -> None:
 # --- another process for the same session; and one that was started before there was a session
 
 
-async def _resumed(stage: Stage, talk: Talk) -> None:
+async def _resumed(stage: Stage, talk: SceneTalk) -> None:
     """It answers `initialize` when it has read its session: what becomes of the file then does not matter to it."""
     launch = stage.launch(stage.hopeful, session_id=talk.session_id, resume=True)
     rewound = any(text.endswith(INSTEAD) for _, text in talk.said)
@@ -430,7 +430,7 @@ async def _ahead(stage: Stage) -> None:
             raise Differs("it does not start without a session")
         if not await stage.bounded(process, process.claim(launch)):
             raise Differs("it did not take a session")
-        talk = Talk(process.session_id)
+        talk = SceneTalk(process.session_id)
         turn = await talk.turn(stage, process, AHEAD)
         if ANOTHER_SYSTEM not in json.dumps(turn.request.body.get("system")):
             raise Differs("it took a session, and the next request did not have its system prompt")

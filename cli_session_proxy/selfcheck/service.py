@@ -3,7 +3,7 @@
 - A binary is known by its hash and by the version that it says it is. What one proxy found out is in the store, and all
   that share it go by that. One of them checks; a check that dies with its proxy is claimed by another one later.
 - What the store knows is applied at the start. The rest is found out beside turns, at low priority.
-- Where a new version fails what is essential, turns go on with the newest one that passed and is still there (`Kept`).
+- Where a new version fails what is essential, turns go on with the newest one that passed and is still kept.
   Until a changed binary was checked they do, too. It is said in one sentence: on the terminal, in the log, by `doctor`,
   on the page and in /metrics.
 """
@@ -22,7 +22,7 @@ from ..domain.models import JSON
 from ..errors import ClaudeUnavailable, StoreUnavailable
 from ..settings import Settings
 from ..stores.base import Finding, Findings
-from .keeping import Kept
+from .keeping import KeptBinaries
 from .running import Report, check
 
 log = logs.get(__name__)
@@ -50,7 +50,7 @@ class SelfChecks:
         self._settings = settings
         self._store = store
         self._say = say
-        self._kept = Kept(settings.var / "cli")
+        self._kept = KeptBinaries(settings.var / "cli")
         self._new: dict[Identity, Capability] = {}  # to be looked at
         self._again: dict[Identity, Capability] = {}  # their check could not be run
         self._tries: dict[Identity, int] = {}

@@ -53,7 +53,7 @@ class Unable(Exception):
 
 
 @dataclass(slots=True)
-class Turn:
+class StageTurn:
     """One turn: what the CLI said, and what it sent to the model."""
 
     uuid: str
@@ -192,10 +192,10 @@ class Stage:
         results: Mapping[str, JSON] | None = None,
         frame_uuid: str | None = None,
         may_fail: bool = False,
-    ) -> Turn:
+    ) -> StageTurn:
         """One prompt, or the results that it waits for, and what follows. Raises `Differs` where that is an error."""
         blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
-        turn = Turn(frame_uuid or str(uuid.uuid4()))
+        turn = StageTurn(frame_uuid or str(uuid.uuid4()))
         before = len(self.upstream.requests)
 
         async def told() -> None:

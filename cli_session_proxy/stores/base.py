@@ -50,13 +50,13 @@ from ..domain.searching import Found, Indexed, Search
 ASKED_POLL = 0.05
 
 
-class Tell(Protocol):
+class TellStep(Protocol):
     def __call__(self, step: str, done: int, total: int) -> None:
         """Of this step of a migration so much is done, of so much. On a thread of the store's."""
 
 
 # Entered while a store is opened; what it gives hears of the migration, where there is one.
-Telling = Callable[[], AbstractContextManager[Tell]]
+Telling = Callable[[], AbstractContextManager[TellStep]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +93,7 @@ class Whereabouts:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class PeerRequests:
     """What other proxies want of one: the agents whose leases it is to hand over, and the turns that it is to end."""
 
     leases: tuple[int, ...] = ()
@@ -126,7 +126,7 @@ class Granted:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class LeaseHeld:
     """Another proxy holds the lease and responds; it is asked to hand over."""
 
     holder: str
@@ -256,7 +256,7 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class TurnWords:
     """What a turn says where that was decided when it began (`TurnRequest.compose`).
 
     `takes`: hand-written items, each with the turn that it is part of. The input begins with some of them.
@@ -290,7 +290,7 @@ class TurnStart:
     system: str | None = None  # taken over from the parent; None leaves the turn's own
     left_off: tuple[str, ...] = ()
     home: Home | None = None  # where its tools leave their files from now on; None: as before
-    said: Said | None = None  # None: what was accepted
+    said: TurnWords | None = None  # None: what was accepted
 
 
 @dataclass(frozen=True, slots=True)
@@ -444,7 +444,7 @@ class Leases(Protocol):
         dead: Collection[str] = (),
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
-    ) -> Granted | Held:
+    ) -> Granted | LeaseHeld:
         """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. A holder whose
         heartbeat has expired is replaced if the caller was `awake` meanwhile, which is asked behind the look at that
         heartbeat, perhaps on another thread. Without `asks` a holder is not asked to hand it over."""
@@ -452,7 +452,7 @@ class Leases(Protocol):
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""
 
-    async def asked(self, proxy_id: str) -> Asked:
+    async def asked(self, proxy_id: str) -> PeerRequests:
         """What the others want of this proxy. One look for all of it: it comes many times a second."""
 
     async def until_asked(self, proxy_id: str, longest: float) -> None:  # noqa: ARG002 - of one that is told

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self
 
-from .script import Behaviour, Block, Cut, ErrorEvent, Gate, Slow, Stall
+from .script import Behaviour, Block, Cut, ErrorEvent, HeldReply, Slow, Stall
 from .seen import Outcome
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -80,15 +80,15 @@ class ScriptedRequest:
 
 async def before(behaviour: Behaviour, exchange: ScriptedRequest) -> None:
     """What happens before the status line."""
-    if isinstance(behaviour, Gate | Stall) and behaviour.after == 0:
+    if isinstance(behaviour, HeldReply | Stall) and behaviour.after == 0:
         await _hold(behaviour, exchange)
     elif isinstance(behaviour, Slow):
         await exchange.wait(asyncio.sleep(behaviour.delay))
 
 
-async def _hold(behaviour: Gate | Stall, exchange: ScriptedRequest) -> None:
+async def _hold(behaviour: HeldReply | Stall, exchange: ScriptedRequest) -> None:
     behaviour.reached.set()
-    if isinstance(behaviour, Gate):
+    if isinstance(behaviour, HeldReply):
         await exchange.wait(behaviour.event.wait())
     elif behaviour.seconds is None:
         await exchange.wait(asyncio.Event().wait())
@@ -111,7 +111,7 @@ async def stream(message: Block, behaviour: Behaviour, exchange: ScriptedRequest
                     return "cut"
                 await exchange.write(_sse(behaviour.error), more=False)
                 return "failed"
-            if isinstance(behaviour, Gate | Stall) and deltas == behaviour.after > 0:
+            if isinstance(behaviour, HeldReply | Stall) and deltas == behaviour.after > 0:
                 await _hold(behaviour, exchange)
             if isinstance(behaviour, Slow) and deltas:
                 await exchange.wait(asyncio.sleep(behaviour.delay))

@@ -186,7 +186,7 @@ class Slow:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class HeldReply:
     """The answer stops after `after` deltas (0: before the status line) and waits until the test opens it.
 
     `reached` is set when a request waits. It ends by itself when the client leaves or the upstream stops.
@@ -212,7 +212,7 @@ class Stall:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Behaviour = Reply | Fail | Cut | ErrorEvent | Slow | Gate | Stall
+Behaviour = Reply | Fail | Cut | ErrorEvent | Slow | HeldReply | Stall
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from ..domain.evidence import Evidence
 from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
-from ..stores.base import Commit, Granted, Held, ImportedTurn, Lease, NewTurn, Proxy, Store, TurnStart
+from ..stores.base import Commit, Granted, ImportedTurn, Lease, LeaseHeld, NewTurn, Proxy, Store, TurnStart
 
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")
@@ -52,9 +52,9 @@ async def granted(store: Store, agent: Agent, proxy: Proxy, *, dead: Collection[
     return got.lease
 
 
-def follows(got: Granted | Held, former: Lease, holder: str, taken_from: str | None) -> bool:
+def follows(got: Granted | LeaseHeld, former: Lease, holder: str, taken_from: str | None) -> bool:
     """It is granted to this holder, with a higher epoch than the former lease of the agent."""
-    if isinstance(got, Held) or (got.lease.agent_key, got.lease.holder) != (former.agent_key, holder):
+    if isinstance(got, LeaseHeld) or (got.lease.agent_key, got.lease.holder) != (former.agent_key, holder):
         return False
     return got.lease.epoch > former.epoch and got.taken_from == taken_from
 

@@ -38,7 +38,7 @@ ESTIMATED = {"X-Estimated": "true"}
 NO_RETRY = {"x-should-retry": "false"}
 
 
-class Call(Protocol):
+class AnswerForm(Protocol):
     """The part of a read body that says how to answer."""
 
     @property
@@ -53,12 +53,12 @@ class Call(Protocol):
         """What the wire calls the parameters that a turn may run without."""
 
 
-class TurnCall(Call, Protocol):
+class TurnCall(AnswerForm, Protocol):
     @property
     def request(self) -> TurnRequest: ...
 
 
-class BackgroundCall(Call, Protocol):
+class BackgroundCall(AnswerForm, Protocol):
     @property
     def background(self) -> bool: ...
 
@@ -153,7 +153,7 @@ class TurnResponse(Response):
     `call` is None where the client asks for a turn that an earlier request began.
     """
 
-    def __init__(self, answer: Answer, call: Call | None) -> None:
+    def __init__(self, answer: Answer, call: AnswerForm | None) -> None:
         super().__init__()
         self._answer = answer
         self._call = call
@@ -202,7 +202,7 @@ class TurnResponse(Response):
 class JsonAnswer(TurnResponse):
     """The whole answer at once. `render` makes the wire's object of the committed turn."""
 
-    def __init__(self, answer: Answer, call: Call, render: Callable[[Turn], JSON]) -> None:
+    def __init__(self, answer: Answer, call: AnswerForm, render: Callable[[Turn], JSON]) -> None:
         super().__init__(answer, call)
         self._render = render
 
@@ -226,7 +226,7 @@ class StreamAnswer(TurnResponse):
     longer than `FIRST_SIGN` seconds; after that, every `keepalive` seconds of silence bring a comment.
     """
 
-    def __init__(self, answer: Answer, call: Call | None, writer: Writer, keepalive: float) -> None:
+    def __init__(self, answer: Answer, call: AnswerForm | None, writer: Writer, keepalive: float) -> None:
         super().__init__(answer, call)
         self._writer = writer
         self._keepalive = keepalive
@@ -322,7 +322,7 @@ def answered(
 
 
 def reply(
-    answer: Answer, call: Call, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
+    answer: Answer, call: AnswerForm, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
 ) -> Response:
     """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
     if not call.stream:

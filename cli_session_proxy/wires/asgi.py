@@ -25,7 +25,7 @@ from .. import logs
 from ..aside.pool import Aside, OutOfBoundsError
 from ..domain.models import JSON
 from ..errors import InvalidRequest, ProxyError, RequestTooLarge
-from .base import ANY, Asked, Claim, Wire
+from .base import ANY, AddressClaim, RequestAddress, Wire
 from .common import Naming, compact, naming, read_bytes, retry_headers
 
 log = logs.get(__name__)
@@ -161,7 +161,7 @@ class Table:
 
     def __init__(self, wires: Sequence[Wire]) -> None:
         self.wires = tuple(wires)
-        self._claims: dict[str, list[tuple[Claim, Wire]]] = {}
+        self._claims: dict[str, list[tuple[AddressClaim, Wire]]] = {}
         for wire in wires:
             for claim in wire.claims:
                 self._claims.setdefault(claim.root, []).append((claim, wire))
@@ -170,7 +170,7 @@ class Table:
         for claims in self._claims.values():
             claims.sort(key=lambda one: (one[0].form is None, one[0].by is None))
         # Roots that are one wire's alone: nearly every request is known by one look at its address.
-        self._sole = {root: claims[0][1] for root, claims in self._claims.items() if claims[0][0] == Claim(root)}
+        self._sole = {root: claims[0][1] for root, claims in self._claims.items() if claims[0][0] == AddressClaim(root)}
         bases = dict.fromkeys(base for wire in wires for base in wire.bases)
         self._prefixed = re.compile(rf"/agents/(.*?)((?:{'|'.join(map(re.escape, bases))}).*)".encode(), re.S)
 
@@ -179,7 +179,7 @@ class Table:
         end = path.find("/", path.find("/", 1) + 1)
         if (sole := self._sole.get(path if end < 0 else path[:end])) is not None:
             return sole
-        asked = Asked(path, headers, query)
+        asked = RequestAddress(path, headers, query)
         for root in _roots(path):
             for claim, wire in self._claims.get(root, ()):
                 if claim.holds(asked):

@@ -35,7 +35,7 @@ class ErrorShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class RequestAddress:
     """The parts of a request that identify its wire: the path without an agent's prefix, lower-case header names."""
 
     path: str
@@ -44,7 +44,7 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True)
-class Claim:
+class AddressClaim:
     """Addresses that a wire speaks: `root` (its first one or two segments) and all below it.
 
     Where several wires have the same root, a whole path's `form` decides, then who asks (`by`), then nothing more.
@@ -52,9 +52,9 @@ class Claim:
 
     root: str
     form: re.Pattern[str] | None = None
-    by: Callable[[Asked], bool] | None = None
+    by: Callable[[RequestAddress], bool] | None = None
 
-    def holds(self, asked: Asked) -> bool:
+    def holds(self, asked: RequestAddress) -> bool:
         if self.form is not None and not self.form.fullmatch(asked.path):
             return False
         return self.by is None or self.by(asked)
@@ -69,7 +69,7 @@ class Models:
     listed: Callable[[list[JSON]], JSON]
 
 
-class Routes(Protocol):
+class WireRoutes(Protocol):
     def add_to(self, app: Starlette) -> None: ...
 
 
@@ -106,9 +106,9 @@ class Wire:
     """
 
     name: str
-    claims: tuple[Claim, ...]
+    claims: tuple[AddressClaim, ...]
     errors: ErrorShape
-    routes: Callable[[Engine, Settings], Routes]
+    routes: Callable[[Engine, Settings], WireRoutes]
     models: Models | None = None
     bases: tuple[str, ...] = ("/v1/",)
     key_in_address: bool = False

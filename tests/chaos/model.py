@@ -12,7 +12,7 @@ from typing import Literal
 
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.testing.exchange import deltas
-from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, Gate, Refusal, Reply, Stall
+from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, HeldReply, Refusal, Reply, Stall
 from cli_session_proxy.testing.seen import Seen
 
 from .journal import Answer, Asked
@@ -135,5 +135,5 @@ def _misbehaving(plan: Plan, reply: Reply) -> Behaviour:
     if plan.hold is not None and not plan.opened.is_set():
         assert isinstance(reply.content, list)
         after = {"start": 0, "words": 4, "end": deltas(reply.content)}[plan.hold]
-        return Gate(after, reply, plan.opened, plan.reached)
+        return HeldReply(after, reply, plan.opened, plan.reached)
     return reply

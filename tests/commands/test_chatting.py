@@ -20,7 +20,7 @@ from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail, Gate, Reply
+from cli_session_proxy.testing.script import Fail, HeldReply, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
@@ -114,7 +114,7 @@ async def test_it_streams_remembers_and_goes_on_the_next_time(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate(after=1, reply=Reply("first second"))
+    gate = HeldReply(after=1, reply=Reply("first second"))
     upstream.when("slowly", gate)
     async with chatting(settings) as terminal:
         await terminal.see("› ")
@@ -144,7 +144,7 @@ async def test_it_streams_remembers_and_goes_on_the_next_time(
 async def test_ctrl_c_cancels_the_turn_and_the_chat_goes_on(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate(after=1, reply=Reply("some words that nobody waits for"))
+    gate = HeldReply(after=1, reply=Reply("some words that nobody waits for"))
     upstream.when("wait", gate)
     upstream.when("break", Fail(400, message="no such thing"), times=None)
     async with chatting(make_settings(claude_bin=claude_2), "--agent-id", "böse/name") as terminal:

@@ -22,7 +22,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.process.environment import login_command
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.commands import doctor
-from cli_session_proxy.commands.doctor import Finding, examine
+from cli_session_proxy.commands.doctor import Checkup, examine
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
@@ -41,11 +41,11 @@ def settings(tmp_path: Path, claude_2: Path) -> Settings:
     )
 
 
-async def found(settings: Settings) -> dict[str, Finding]:
+async def found(settings: Settings) -> dict[str, Checkup]:
     return {one.check: one async for one in examine(settings)}
 
 
-async def fault(settings: Settings, check: str, level: str = "error") -> Finding:
+async def fault(settings: Settings, check: str, level: str = "error") -> Checkup:
     """The one finding that is not ok."""
     every = await found(settings)
     assert [name for name, one in every.items() if one.level != "ok"] == [check]

@@ -17,7 +17,7 @@ import pytest
 from cli_session_proxy import cli
 from cli_session_proxy.commands import following, listing
 from cli_session_proxy.commands.dumping import Shown
-from cli_session_proxy.commands.listing import Wanted
+from cli_session_proxy.commands.listing import ChainFilter
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
@@ -143,7 +143,7 @@ async def next_event(lines: AsyncIterator[str]) -> Any:
 
 
 async def listed(settings: Settings, *options: str | None) -> list[str]:
-    return [row["agent_id"] for row in (await listing.chains(settings, Wanted.parse(*options))).rows]
+    return [row["agent_id"] for row in (await listing.chains(settings, ChainFilter.parse(*options))).rows]
 
 
 async def test_chains_are_filtered_by_name_time_and_status(settings: Settings) -> None:

@@ -12,14 +12,14 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
-from cli_session_proxy.backends.claude.sessions.verifying import Difference, Looked, Verified, Verifier
+from cli_session_proxy.backends.claude.sessions.verifying import Difference, SessionLook, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
 from cli_session_proxy.commands import bars, upkeep
 from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewTurn, Store
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
@@ -237,7 +237,7 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate(after=1)
+    gate = HeldReply(after=1)
     upstream.when("two", gate)
     async with other_proxy(settings) as other:
         answer = await other.ask("one")
@@ -278,7 +278,7 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 ) -> None:
     session = Verifier.session
 
-    async def slow(self: Verifier, agent: Agent, one: Session) -> Looked:
+    async def slow(self: Verifier, agent: Agent, one: Session) -> SessionLook:
         # one agent: the path to its head was read, its session is to be compared
         await until(lambda: "50%" in (told := capsys.readouterr().err) and "verifying" in told)
         return await session(self, agent, one)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cli_session_proxy.continuity import report as benchmark
-from cli_session_proxy.continuity.running import Result
+from cli_session_proxy.continuity.running import RowResult
 
 from .row import Row
 from .score import Score, Thinking
@@ -39,7 +39,7 @@ class Report:
 
     scores: dict[str, dict[str, Score]] = field(default_factory=dict)
     groups: dict[str, tuple[str, str]] = field(default_factory=dict)
-    served: list[Result] = field(default_factory=list)  # the rows of `bench-continuity`, on a proxy that is served
+    served: list[RowResult] = field(default_factory=list)  # the rows of `bench-continuity`, on a proxy that is served
     measures: dict[str, dict[str, list[Thinking]]] = field(default_factory=dict)
     forms: list[str] = field(default_factory=list)
 

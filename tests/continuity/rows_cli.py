@@ -8,12 +8,12 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cli_session_proxy.testing.script import Gate, Reply
+from cli_session_proxy.testing.script import HeldReply, Reply
 
 from ..until import until
 from .misbehaving import MisbehavingCli
 from .row import NEW, Breaks, Row, Says
-from .talk import EngineTalk, Refused, Talk, by_hand, run_by_hand
+from .talk import EngineTalk, RequestRefused, Talk, by_hand, run_by_hand
 
 
 def _order(talk: Talk, word: str) -> MisbehavingCli:
@@ -83,7 +83,7 @@ async def continue_by_hand_while_stopped(talk: Talk) -> None:
 
 async def a_hand_that_finishes(talk: Talk) -> None:
     """Somebody is in the middle of a turn when the client asks; it is waited for, and both are remembered."""
-    gate = Gate()
+    gate = HeldReply()
     fact = talk.new_fact()
     talk.upstream.when(fact.key, gate)
     async with by_hand(talk) as hand:
@@ -118,7 +118,7 @@ async def kill_before_the_prompt_is_on_disk(talk: Talk) -> None:
 
 
 async def kill_after_the_prompt_is_on_disk(talk: Talk) -> None:
-    gate, fact = Gate(), talk.new_fact()
+    gate, fact = HeldReply(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     asking = asyncio.create_task(talk.tell(fact, tries=2))
     await gate.reached.wait()
@@ -132,7 +132,7 @@ async def kill_in_mid_answer(talk: Talk) -> None:
     """The first block of the answer is said, the second is under way."""
     fact = talk.new_fact()
     blocks = [{"type": "text", "text": f"one {fact.key}"}, {"type": "text", "text": "two two two two two two"}]
-    gate = Gate(after=len(blocks[0]["text"]) // 8 + 2, reply=Reply(blocks))
+    gate = HeldReply(after=len(blocks[0]["text"]) // 8 + 2, reply=Reply(blocks))
     talk.upstream.when(fact.key, gate)
     asking = asyncio.create_task(talk.tell(fact, tries=2))
     await gate.reached.wait()
@@ -179,7 +179,7 @@ async def remove_and_put_back(talk: Talk) -> None:
     assert binary is not None
     target = os.readlink(binary)
     binary.unlink()
-    with suppress(Refused):
+    with suppress(RequestRefused):
         await talk.tell()
     assert talk.refusals
     binary.symlink_to(target)

@@ -22,7 +22,7 @@ from ..media import document, image, paper, picture
 from .row import NEW, Breaks, Row, Says
 from .rows_upstream import FEW_TOKENS
 from .score import Fact, Thinking
-from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, Talk
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, RequestRefused, Talk
 
 
 def engine(talk: Talk) -> EngineTalk:
@@ -248,7 +248,7 @@ async def an_unreadable_pdf(talk: Talk) -> None:
     talk = engine(talk)
     talk.beside = (document(paper(password="secret")),)
     asked = len(talk.upstream.requests)
-    with suppress(Refused):
+    with suppress(RequestRefused):
         await talk.tell()
     assert talk.refusals == ["invalid_request"]
     assert len(talk.upstream.requests) == asked

@@ -11,7 +11,7 @@ from typing import Any
 
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.domain.models import JSON, Turn
-from cli_session_proxy.testing.script import Gate, ToolUse
+from cli_session_proxy.testing.script import HeldReply, ToolUse
 
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text
@@ -48,9 +48,9 @@ async def tell_at(other: Other, talk: EngineTalk) -> None:
     talk.before = talk.upstream.requests[-1]
 
 
-async def begun_at(other: Other, talk: EngineTalk, **more: Any) -> tuple[Fact, Gate]:
+async def begun_at(other: Other, talk: EngineTalk, **more: Any) -> tuple[Fact, HeldReply]:
     """A turn at the other proxy of which the first words are out."""
-    fact, gate = talk.new_fact(), Gate(after=1)
+    fact, gate = talk.new_fact(), HeldReply(after=1)
     talk.upstream.when(fact.key, gate)
     await other.tell(fact.text, wait=False, **more)
     await gate.reached.wait()
@@ -155,7 +155,7 @@ async def paused_and_asked_elsewhere(talk: EngineTalk, other: Other) -> None:
 
 async def fetched_elsewhere(talk: EngineTalk, other: Other) -> None:
     """A client leaves this proxy in mid-answer, asks for the same answer at the other, and goes on here."""
-    fact, gate = talk.new_fact(), Gate(after=1)
+    fact, gate = talk.new_fact(), HeldReply(after=1)
     talk.upstream.when(fact.key, gate)
     answer = await talk.engine.submit(request(fact.text, agent=talk.agent, idempotency_key="k"))
     await gate.reached.wait()

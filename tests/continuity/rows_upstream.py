@@ -13,7 +13,7 @@ from ..cutting import held, let_go, quiet
 from .row import BOTH, NEW, Breaks, Row, Says
 from .rows_cli import LEFT
 from .score import Fact
-from .talk import EngineTalk, Refused, Talk
+from .talk import EngineTalk, RequestRefused, Talk
 
 RESET = {"retry-after": "1", "anthropic-ratelimit-unified-reset": "4102444800"}
 
@@ -59,7 +59,7 @@ def always(behaviour: Behaviour) -> Breaks:
         talk.upstream.when(fact.key, behaviour, times=None)
         try:
             await talk.tell(fact, tries=2)
-        except Refused:
+        except RequestRefused:
             return
         raise AssertionError("it was to fail")
 
@@ -74,7 +74,7 @@ def fails_then_resent(behaviour: Behaviour) -> Breaks:
         talk.upstream.when(fact.key, behaviour, times=None)
         try:
             await talk.tell(fact)
-        except Refused:
+        except RequestRefused:
             talk.upstream.heal()
         await talk.tell(fact, tries=2)
 
@@ -168,7 +168,7 @@ def _says(text: str) -> Breaks:
 
 def _clearly_refused(text: str) -> Breaks:
     async def run(talk: Talk) -> None:
-        with suppress(Refused):
+        with suppress(RequestRefused):
             await talk.tell(Fact(text, text))
         assert talk.bare or talk.refusals[-1] == "invalid_request"
 

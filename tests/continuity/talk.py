@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.continuity.talk import Refused
+from cli_session_proxy.continuity.talk import RequestRefused
 from cli_session_proxy.continuity.talk import Talk as AnyTalk
 from cli_session_proxy.continuity.targets import print_mode
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
@@ -29,7 +29,7 @@ from ..until import until
 from .score import Fact, Score, Thinking, summed_up
 
 __all__ = [
-    "ASKS_FOR_SUMMARY", "BareTalk", "EngineTalk", "Hand", "Refused", "Talk", "by_hand", "run_by_hand", "talking",
+    "ASKS_FOR_SUMMARY", "BareTalk", "EngineTalk", "Hand", "RequestRefused", "Talk", "by_hand", "run_by_hand", "talking",
 ]  # fmt: skip
 
 POLL = 0.01
@@ -160,7 +160,7 @@ class EngineTalk(Talk):
             finally:
                 answer.leave()
         except ProxyError as exc:
-            raise Refused(exc.code) from exc
+            raise RequestRefused(exc.code) from exc
         self.turn = turn
         self.session_id = turn.session_id or ""
         self.before = self.upstream.requests[-1]
@@ -233,7 +233,7 @@ async def run_by_hand(
     cwd: Path | None = None,
     children: dict[int, asyncio.subprocess.Process] | None = None,
 ) -> dict[str, Any]:
-    """One `claude -p` in the agent's directory, as a person or a script would. Raises `Refused`."""
+    """One `claude -p` in the agent's directory, as a person or a script would. Raises `RequestRefused`."""
     assert talk.settings.claude_bin is not None
     return await print_mode(
         talk.settings.claude_bin, said, session_id, model=talk.model,

@@ -20,10 +20,10 @@ from cli_session_proxy import cli
 from cli_session_proxy.commands import benching
 from cli_session_proxy.continuity import report as table
 from cli_session_proxy.continuity import rows
-from cli_session_proxy.continuity.running import Result, provider, run
+from cli_session_proxy.continuity.running import RowResult, provider, run
 from cli_session_proxy.continuity.score import Fact, Score, score
-from cli_session_proxy.continuity.talk import Refused, Talk
-from cli_session_proxy.continuity.targets import Server, ServerTalk, WireName, print_mode
+from cli_session_proxy.continuity.talk import RequestRefused, Talk
+from cli_session_proxy.continuity.targets import ServerTalk, ServerTarget, WireName, print_mode
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
@@ -48,11 +48,11 @@ def command(kind: str, port: int) -> str:
 
 
 @asynccontextmanager
-async def toy(kind: str, folder: Path, *, named: bool = True) -> AsyncIterator[tuple[Server, Upstream]]:
+async def toy(kind: str, folder: Path, *, named: bool = True) -> AsyncIterator[tuple[ServerTarget, Upstream]]:
     port = free_port()
     async with provider() as upstream:
         header = "X-Agent-Id" if named else None
-        server = Server(
+        server = ServerTarget(
             f"http://127.0.0.1:{port}/v1", "chat", upstream, folder, agent_header=header, start=command(kind, port)
         )
         await server.up()
@@ -160,7 +160,7 @@ async def test_this_proxy_keeps_them_on_every_wire(
         for wire in get_args(WireName):
             at = url.replace("/v1", "/v1beta") if wire == "generate" else url
             header = None if wire == "responses" else "X-Agent-Id"
-            server = Server(at, wire, upstream, tmp_path, agent_header=header)
+            server = ServerTarget(at, wire, upstream, tmp_path, agent_header=header)
             await server.up()
             by_id, by_history = await run(server, upstream, lambda _result: None, chosen)
             assert (str(by_id.score), str(by_history.score)) == ("3/3", "3/3"), wire
@@ -174,7 +174,7 @@ async def test_this_proxy_keeps_every_row_of_the_benchmark(claude_2: Path, tmp_p
     serve = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", str(port), "--var", str(tmp_path / "var"),
              "--claude-config-dir", str(config), "--claude-bin", str(claude_2)]  # fmt: skip
     async with provider() as upstream:
-        server = Server(
+        server = ServerTarget(
             f"http://127.0.0.1:{port}/v1", "chat", upstream, tmp_path, agent_header="X-Agent-Id",
             start=shlex.join(serve), config=config,
         )  # fmt: skip
@@ -217,7 +217,7 @@ def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
 )
 async def test_what_cannot_be_run_is_refused_in_words(wrong: dict[str, object], says: str) -> None:
     with pytest.raises(ConfigError, match=says):
-        await benching.bench(benching.Wanted(**wrong), None, lambda _line: None)  # type: ignore[arg-type]
+        await benching.bench(benching.BenchOptions(**wrong), None, lambda _line: None)  # type: ignore[arg-type]
 
 
 def test_the_matrix_judges_and_talks_with_the_same_code() -> None:
@@ -249,7 +249,7 @@ def test_flattened_turns_are_told_apart_from_lost_ones() -> None:
 
 def test_a_row_that_was_left_out_says_why() -> None:
     row = rows.ROWS[1]
-    results = [Result(row, None, why="it has no files")]
+    results = [RowResult(row, None, why="it has no files")]
     assert "– (it has no files)" in table.table("toy", results)
     assert table.as_json("toy", results)["rows"][0]["left_out"] == "it has no files"
     assert table.kept(results) == (0, 0)
@@ -263,7 +263,7 @@ def test_a_cli_that_ends_before_it_reads_its_prompt_is_refused(tmp_path: Path, r
     program.chmod(0o755)
 
     async def case() -> None:
-        with pytest.raises(Refused, match="exit 3"):
+        with pytest.raises(RequestRefused, match="exit 3"):
             await print_mode(
                 program, "words " * 200_000, None, model="m", system="s", cwd=tmp_path, env={}, children={}
             )

@@ -20,7 +20,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from . import rows_cli, rows_files, rows_upstream
 from .row import Breaks
-from .talk import EngineTalk, Refused, Talk, talking
+from .talk import EngineTalk, RequestRefused, Talk, talking
 
 RETRIES = 8  # of a client whose CLIs are killed all the time
 
@@ -101,7 +101,7 @@ class _OneOfMany(EngineTalk):
     async def _say(self, said: str) -> str:
         try:
             return await super()._say(said)
-        except Refused as refused:
+        except RequestRefused as refused:
             error = refused.__cause__
             if isinstance(error, ClaudeUnavailable) and error.retry_after:
                 await asyncio.sleep(error.retry_after)  # its CLI was killed three times in a row, as it happens

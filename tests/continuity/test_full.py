@@ -20,7 +20,7 @@ from ..conftest import MakeSettings
 from ..media import image, picture
 from .rows_poison import KEY, TOO_LONG, more_than_a_request
 from .score import Fact
-from .talk import ASKS_FOR_SUMMARY, EngineTalk, Refused, talking
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, RequestRefused, talking
 
 
 def answers(seen: Seen) -> Behaviour:
@@ -102,7 +102,7 @@ async def test_a_remedy_that_does_not_help_leaves_nothing_behind(
         talk.beside = ()
         fact = talk.new_fact()
         upstream.when(fact.key, Fail(400, message="image is not wanted"), times=None)
-        with pytest.raises(Refused, match="invalid_request"):
+        with pytest.raises(RequestRefused, match="invalid_request"):
             await talk.tell(fact)
         upstream.heal()
         await talk.tell()

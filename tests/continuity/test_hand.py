@@ -12,7 +12,7 @@ import pytest
 from cli_session_proxy.backends.claude.sessions import repair
 from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.export import explain
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -41,7 +41,7 @@ def asked(talk: EngineTalk, fact: Fact) -> bool:
 
 
 async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_then_adopted(talk: EngineTalk) -> None:
-    gate, fact = Gate(), talk.new_fact()
+    gate, fact = HeldReply(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     async with by_hand(talk) as hand:
         hand.type(fact.text)
@@ -58,7 +58,7 @@ async def test_a_turn_that_somebody_else_does_not_finish_in_time_is_a_409_and_th
 
 
 async def test_a_turn_that_somebody_else_can_never_finish_is_kept_aside_and_blocks_nobody(talk: EngineTalk) -> None:
-    gate, done, fact = Gate(), talk.new_fact(), talk.new_fact()
+    gate, done, fact = HeldReply(), talk.new_fact(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     async with by_hand(talk) as hand:
         hand.type(done.text)
@@ -78,7 +78,7 @@ async def test_what_somebody_says_while_a_turn_runs_is_named_kept_aside_and_no_p
     talk: EngineTalk,
 ) -> None:
     """Their CLI puts "No response requested." behind our prompt, which must not pass for the turn's answer."""
-    gate, fact = Gate(), talk.new_fact()
+    gate, fact = HeldReply(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     said = asyncio.ensure_future(talk.tell(fact))
     await gate.reached.wait()

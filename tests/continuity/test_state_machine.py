@@ -29,7 +29,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import CLI_ENV
 from . import rows_cli, rows_files
 from .score import Fact
-from .talk import EngineTalk, Refused
+from .talk import EngineTalk, RequestRefused
 
 T = TypeVar("T")
 
@@ -102,7 +102,7 @@ class Conversation(RuleBasedStateMachine):
         """The provider refuses; the chain is as before."""
         fact = self.talk.new_fact()
         self.upstream.when(fact.key, Fail(status), times=None)
-        with pytest.raises(Refused):
+        with pytest.raises(RequestRefused):
             self.run(self.talk.tell(fact))
         self.upstream.heal()
         self.failed = fact

@@ -6,12 +6,12 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop
-from cli_session_proxy.domain.stop_sequences import Cutter
+from cli_session_proxy.domain.stop_sequences import StopCutter
 
 
 def cut(pieces: list[str], sequences: list[str]) -> tuple[str, str | None]:
     """What comes out, and the sequence that ended it."""
-    cutter = Cutter(sequences)
+    cutter = StopCutter(sequences)
     events = cutter.feed(BlockStart(0, {"type": "text", "text": ""}))
     for piece in pieces:
         events += cutter.feed(BlockDelta(0, {"type": "text_delta", "text": piece}))

@@ -21,7 +21,7 @@ from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate, ToolUse
+from cli_session_proxy.testing.script import HeldReply, ToolUse
 from cli_session_proxy.testing.seen import Seen
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -183,7 +183,7 @@ class Life:
 
     async def cancelled(self, agent: str) -> None:
         """A turn that its client cancels in the middle of its answer, and another one."""
-        gate, fact = Gate(after=1), self.fact()
+        gate, fact = HeldReply(after=1), self.fact()
         self.upstream.when(fact.key, gate)
 
         async def cancel() -> str | None:

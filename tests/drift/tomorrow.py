@@ -270,6 +270,19 @@ class OneTurn(Change):
         return [frame]
 
 
+class Updated(Change):
+    """An update puts another file in its place in the middle of each turn."""
+
+    def told(self, frame: Frame) -> list[Frame]:
+        if frame.get("type") == "user":
+            place = Path(sys.argv[0])
+            fresh = place.with_name("claude.fresh")
+            fresh.write_text(f"{place.read_text()}#\n")
+            fresh.chmod(0o755)
+            os.replace(fresh, place)
+        return [frame]
+
+
 def control(subtype: str, *, answer: bool) -> Told:
     """It refuses this control request, or never answers it."""
 
@@ -507,6 +520,7 @@ CHANGES: dict[str, Callable[[], Change]] = {
     # its life
     "exit 0 without an answer": NoAnswer,
     "it ends after every turn": OneTurn,
+    "binary replaced in the middle of a turn": Updated,
     "it refuses to run": lambda: notice_and_end("This version is blocked: run `claude update`.", 1, err=True),
     "it refuses to run, on stdout": lambda: notice_and_end("This version is blocked: run `claude update`.", 0),
     "it says nothing": lambda: Begins(silent),

@@ -224,7 +224,7 @@ async def test_what_fails_behind_a_commit_takes_no_answer_back(
             if fails == "event":
                 broken.setattr(Attempt, "start", published)
             if fails == "release":
-                broken.setattr(memory._Execution, "release", out_of_threads)
+                broken.setattr(memory._MemoryExecution, "release", out_of_threads)
             if fails == "lease":
                 broken.setattr(engine._ownership, "hold", held)
             slow = await engine.submit(request("two"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.aside.documents import MAX_PAGES, fault
-from cli_session_proxy.aside.pictures import FIT_BASE64, FIT_SIDE, MAX_BASE64, Unreadable, fitted
+from cli_session_proxy.aside.pictures import FIT_BASE64, FIT_SIDE, MAX_BASE64, UnreadableImage, fitted
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.notes import Note
@@ -62,7 +62,7 @@ def test_what_is_too_many_bytes_is_made_smaller() -> None:
     "data", [bomb(), base64.b64encode(b"no image").decode(), picture(64, 64, noise=True)[:400], "?", ""]
 )
 def test_what_cannot_be_decoded_or_is_a_bomb_is_unreadable(data: str) -> None:
-    with pytest.raises(Unreadable):
+    with pytest.raises(UnreadableImage):
         fitted(data)
 
 

@@ -204,10 +204,10 @@ async def test_lists_tell_them_in_one_number(
     monkeypatch.setattr(routes, "LISTED", 1)
     assert len((await listed("?one_shots=1"))["data"]) == 1
     assert summaries.LISTED == 1000
-    found = await listing.chains(proxy.settings, listing.Wanted())
+    found = await listing.chains(proxy.settings, listing.ChainFilter())
     listing.print_chains(found)
     assert "3 one-shots today" in capsys.readouterr().out
-    assert len((await listing.chains(proxy.settings, listing.Wanted(one_shots=True))).rows) == 4
+    assert len((await listing.chains(proxy.settings, listing.ChainFilter(one_shots=True))).rows) == 4
 
 
 def test_how_long_they_are_kept_is_said_in_hours_or_never(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,7 @@ from cli_session_proxy.engine.ownership import Instances, Ownership
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Accepted, Asked, Granted, Held, HeldLease, Lease, NewTurn, Proxy
+from cli_session_proxy.stores.base import Accepted, Granted, HeldLease, Lease, LeaseHeld, NewTurn, PeerRequests, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy.testing.store_samples import imported_turns, opened
 
@@ -100,7 +100,7 @@ class SlowToAsk(SqliteStore):
         dead: Collection[str] = (),
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
-    ) -> Granted | Held:
+    ) -> Granted | LeaseHeld:
         await self.goes_on.wait()
         return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
 
@@ -151,7 +151,7 @@ class SleepsAsItAsks(SqliteStore):
         dead: Collection[str] = (),
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
-    ) -> Granted | Held:
+    ) -> Granted | LeaseHeld:
         self.asks_made += 1
         self.slept = 2 * proxy.lease
         return await super().acquire(agent_key, proxy, dead=dead, awake=awake, asks=asks)
@@ -210,7 +210,7 @@ async def test_a_change_to_an_old_copy_of_a_session_does_not_take_the_agent_from
         try:
             await backend.looked.wait()
             holder = first._ownership.proxy.id
-            assert await first.store.asked(holder) == Asked()
+            assert await first.store.asked(holder) == PeerRequests()
             assert (await first.store.whereabouts(turn.agent_key)).holder == holder  # it did not hand it over either
         finally:
             await second.stop()
@@ -604,7 +604,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
 class Looked(SqliteStore):
     looks = 0
 
-    async def asked(self, proxy_id: str) -> Asked:
+    async def asked(self, proxy_id: str) -> PeerRequests:
         self.looks += 1
         return await super().asked(proxy_id)
 
@@ -630,7 +630,7 @@ async def test_a_lease_is_not_handed_over_between_two_turns_of_a_lane(tmp_path: 
         )  # fmt: skip
         async with own.hold(agent):
             pass
-        assert isinstance(await store.acquire(agent.key, Proxy(beside.id, "here", 60.0)), Held)
+        assert isinstance(await store.acquire(agent.key, Proxy(beside.id, "here", 60.0)), LeaseHeld)
         handing_over = asyncio.create_task(own.hand_over())
         await until(lambda: store.looks > 2)
         assert own.has(agent.key)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.engine.committing import Wanted
+from cli_session_proxy.engine.committing import CommitOrder
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.seen import Seen
@@ -59,7 +59,7 @@ async def attempts(settings: Settings, upstream: Upstream) -> None:
         async with running(settings) as engine:
             await ask(engine, "make the login test pass", agent=model, model=model)
             upstream.when("why_it_failed", summary(model))  # the schema is the newest text
-            done = await engine.commit("local", model, Wanted(outcome="failed"))
+            done = await engine.commit("local", model, CommitOrder(outcome="failed"))
             side = upstream.requests[-1]
             assert model in side.body["model"]
             assert "tools" not in side.body or not side.body["tools"]

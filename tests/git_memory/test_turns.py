@@ -15,7 +15,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.backends.memory import echo
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Block, Message
-from cli_session_proxy.engine.committing import Wanted
+from cli_session_proxy.engine.committing import CommitOrder
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound
 from cli_session_proxy.export import shown
 from cli_session_proxy.git_memory.records import LONGEST, read
@@ -156,7 +156,7 @@ async def test_an_attempt_is_committed_with_what_the_agent_says_of_it(settings: 
     repo.commit(attempt(1, why="it only waited"))
     async with core(settings, Summarising()) as (engine, backend):  # type: ignore[arg-type]
         last = [await ask(engine, word) for word in ("fix it", "run the test")][-1]
-        done = await engine.commit("local", "a", Wanted(outcome="failed"))
+        done = await engine.commit("local", "a", CommitOrder(outcome="failed"))
         kept = await turns(engine)
         agent = await engine.store.agent("local", "a")
         names = [row.agent.agent_id async for row in engine.store.summaries()]
@@ -186,7 +186,9 @@ async def test_without_the_model_the_chain_alone_is_written(settings: Settings, 
         for word in ("fix it", "run\nthe test"):
             await ask(engine, word)
         count = len(backend.seen)
-        done = await engine.commit("local", "a", Wanted(outcome="failed", why="still red", by_model=False, note="HEAD"))
+        done = await engine.commit(
+            "local", "a", CommitOrder(outcome="failed", why="still red", by_model=False, note="HEAD")
+        )
         assert len(backend.seen) == count
     (found,) = read(done.message)
     assert found.sections["Investigation"].startswith("1. fix it → You said: fix it (1)\n2. run the test → You said")
@@ -200,7 +202,7 @@ async def test_what_is_written_is_bounded_and_holds_no_secret(settings: Settings
     async with core(settings, model) as (engine, _):  # type: ignore[arg-type]
         for number in range(5):
             await ask(engine, f"{number} {key} " + "y" * 30_000)
-        for wanted in (Wanted(why=f"because {key}"), Wanted(why=key, by_model=False)):
+        for wanted in (CommitOrder(why=f"because {key}"), CommitOrder(why=key, by_model=False)):
             done = await engine.commit("local", "a", wanted)
             assert len(done.message) <= LONGEST
             assert "sk-ant" not in repo.message()
@@ -217,16 +219,16 @@ async def test_a_failed_side_turn_leaves_nothing_behind(settings: Settings, repo
     async with core(settings, Broken()) as (engine, _):  # type: ignore[arg-type]
         await ask(engine, "fix it")
         with pytest.raises(NotFound, match="the model is gone"):
-            await engine.commit("local", "a", Wanted())
+            await engine.commit("local", "a", CommitOrder())
         assert [row.agent.agent_id async for row in engine.store.summaries()] == ["a"]
         with pytest.raises(NotFound):
-            await engine.commit("local", "nobody", Wanted())
+            await engine.commit("local", "nobody", CommitOrder())
         await ask(engine, "hello", agent="b", profile="-")
         with pytest.raises(InvalidRequest, match="names no repository"):
-            await engine.commit("local", "b", Wanted())
+            await engine.commit("local", "b", CommitOrder())
         await engine.rewind("local", "a", "-1")
         with pytest.raises(InvalidRequest, match="no turn yet"):
-            await engine.commit("local", "a", Wanted())
+            await engine.commit("local", "a", CommitOrder())
     assert repo("rev-list", "--all") == ""
 
 

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Commit, RequestMatch, Store
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..talking import heard
@@ -151,7 +151,7 @@ def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
 ) -> None:
     async def talk() -> None:
         async with proxied(tmp_path / "var") as (engine, upstream, port):
-            gate, patch = Gate(), pytest.MonkeyPatch()
+            gate, patch = HeldReply(), pytest.MonkeyPatch()
             upstream.when("one", gate)
             client = Client(port, stream=stream)
             client.first.say()

@@ -17,7 +17,7 @@ from cli_session_proxy.domain.models import Link, Usage
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail, Gate
+from cli_session_proxy.testing.script import Fail, HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
@@ -124,7 +124,7 @@ async def test_what_the_engine_did_is_what_is_told(
         upstream.when("break", Fail(400), times=None)
         with pytest.raises(ProxyError):
             await ask(engine, "break now", agent="secret-agent-name")
-        gate = Gate()
+        gate = HeldReply()
         upstream.when("wait", gate)
         waiting = [await engine.submit(request(text, agent="secret-agent-name")) for text in ("wait", "behind")]
         await asyncio.wait_for(gate.reached.wait(), 30)

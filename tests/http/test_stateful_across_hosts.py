@@ -209,7 +209,7 @@ async def test_commands_on_another_host_name_the_one_that_has_the_agent(
 ) -> None:
     async with cluster(postgres_url, tmp_path) as (one, two):
         await one.chat("one")
-        listing.print_chains(await listing.chains(two.settings, listing.Wanted()))
+        listing.print_chains(await listing.chains(two.settings, listing.ChainFilter()))
         assert socket.gethostname() in capsys.readouterr().out
         (there,) = await upkeep.verify(two.settings, None, None)
         # this backend keeps no records, which is the chain's own fault

@@ -14,7 +14,7 @@ from cli_session_proxy.domain.models import BlockDelta
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import InvalidRequest, ProxyError, TurnCancelled
-from cli_session_proxy.testing.script import Fail, Gate
+from cli_session_proxy.testing.script import Fail, HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -78,7 +78,7 @@ async def test_the_same_request_twice_at_once_is_one_turn_with_a_key_and_two_wit
 async def test_a_clients_own_retry_is_the_same_turn_whatever_became_of_it(
     make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("slow", gate)
     upstream.when("broken", Fail(400), times=None)
     async with running_without_cli(make_settings(), upstream) as engine:
@@ -104,7 +104,7 @@ async def test_a_clients_own_retry_is_the_same_turn_whatever_became_of_it(
 async def test_who_comes_back_in_time_is_attached_without_saying_that_it_retries(
     when: str, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate(after=0 if when == "before the first byte" else 1)
+    gate = HeldReply(after=0 if when == "before the first byte" else 1)
     upstream.when("one", gate)
     async with running_without_cli(make_settings(), upstream) as engine:
         answer = await engine.submit(request("one"))
@@ -126,7 +126,7 @@ async def test_who_comes_back_in_time_is_attached_without_saying_that_it_retries
 async def test_a_turn_that_nobody_comes_back_for_is_interrupted(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with running(make_settings(claude_bin=claude_2, disconnect_grace=0.1)) as engine:
         answer = await engine.submit(request("one"))
@@ -159,7 +159,7 @@ async def test_another_request_leaves_an_undelivered_answer_off_and_then_the_sam
 ) -> None:
     async with running(make_settings(claude_bin=claude_2)) as engine:
         left = await undelivered(engine, "one", idempotency_key=key)
-        gate = Gate()
+        gate = HeldReply()
         upstream.when("two", gate)
         other = asyncio.create_task(ask(engine, "two"))
         await reached(gate)

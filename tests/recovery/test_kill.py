@@ -15,7 +15,7 @@ from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.testing.script import Gate, Reply
+from cli_session_proxy.testing.script import HeldReply, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -131,7 +131,7 @@ async def test_a_cli_that_was_left_all_the_same_is_ended_before_anything_is_sent
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")  # no `setpriv`, so no parent-death signal
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate(reply=Reply("too late"))
+    gate = HeldReply(reply=Reply("too late"))
     upstream.when("two", gate)
     async with other_proxy(settings) as other:
         assert await other.ask("one") is not None
@@ -167,7 +167,7 @@ async def test_a_retry_of_what_was_queued_at_the_crash_is_a_new_attempt_of_the_s
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)
@@ -189,7 +189,7 @@ async def test_sigterm_drains_what_runs_and_waits(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)
@@ -208,7 +208,7 @@ async def test_the_drain_is_bounded_and_ends_turns_with_a_reason(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2, drain_timeout=0.5)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with other_proxy(settings) as other:
         await other.tell("one", wait=False)

@@ -16,7 +16,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Gate, Reply, ToolUse
+from cli_session_proxy.testing.script import HeldReply, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
@@ -47,7 +47,7 @@ async def idle(proxy: Other, upstream: Upstream) -> None:
 
 
 async def answering(proxy: Other, upstream: Upstream) -> None:
-    gate = Gate(after=1, reply=Reply("a long answer, of which the first words are out"))
+    gate = HeldReply(after=1, reply=Reply("a long answer, of which the first words are out"))
     upstream.when("two", gate)
     assert await proxy.ask("one") is not None
     await proxy.tell("two")

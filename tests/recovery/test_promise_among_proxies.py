@@ -14,7 +14,7 @@ import pytest
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate, ToolUse
+from cli_session_proxy.testing.script import HeldReply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -112,7 +112,7 @@ async def test_an_answer_that_was_fetched_at_another_proxy_stays_on_the_path(
     where: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:
         answer = await one.submit(request("first", idempotency_key="k"))
@@ -179,7 +179,7 @@ async def test_a_slow_clients_answer_that_the_conversation_went_on_from_is_repla
 async def test_a_slow_client_that_leaves_while_the_next_turn_runs_gets_its_answer_again(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("two", gate)
     async with running(make_settings(claude_bin=claude_2)) as engine:
         slow = await engine.submit(request("one", idempotency_key="k"))
@@ -229,7 +229,7 @@ async def test_a_paused_proxys_agent_is_taken_over_and_the_proxy_is_fenced_out(
     short_lease: Callable[..., Settings], upstream: Upstream
 ) -> None:
     settings = short_lease()
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("lost", gate)
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.ask("first")
@@ -270,7 +270,7 @@ async def test_a_pause_in_which_nobody_asked_for_the_agent_fences_nobody_out(
     short_lease: Callable[..., Settings], upstream: Upstream
 ) -> None:
     settings = short_lease()
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("slow", gate)
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("slow", wait=False)
@@ -293,7 +293,7 @@ async def test_the_same_words_at_another_proxy_while_the_first_is_paused_run_onc
     short_lease: Callable[..., Settings], upstream: Upstream
 ) -> None:
     settings = short_lease()
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with running(settings) as survivor, other_proxy(settings) as other:
         await other.tell("one", wait=False, idempotency_key="k")

@@ -7,7 +7,7 @@ import signal
 from pathlib import Path
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import old_cli_in_full
@@ -18,7 +18,7 @@ from .others import other_proxy
 from .test_kill import turns_of
 
 
-async def reached(gate: Gate) -> None:
+async def reached(gate: HeldReply) -> None:
     async with asyncio.timeout(30):
         await gate.reached.wait()
 
@@ -66,7 +66,7 @@ async def test_a_turn_waits_for_the_one_that_another_proxy_accepted_before_it(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:
         answers = [await one.submit(request("first"))]
@@ -83,7 +83,7 @@ async def test_a_proxy_that_starts_leaves_the_turns_of_a_living_one_alone(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one:
         asking = asyncio.create_task(ask(one, "first"))
@@ -100,7 +100,7 @@ async def test_a_living_proxy_settles_the_turn_of_one_that_dies_beside_it(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("lost", gate)
     async with running(settings) as one, other_proxy(settings) as two:
         await ask(one, "first")
@@ -117,7 +117,7 @@ async def test_a_retry_that_comes_to_another_proxy_gets_the_running_turns_answer
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:
         first = asyncio.create_task(ask(one, "first", idempotency_key="k"))
@@ -134,7 +134,7 @@ async def test_who_left_one_proxy_finds_its_turn_at_another(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2, disconnect_grace=1.0)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(settings) as one, running(settings) as two:
         answer = await one.submit(request("first"))

@@ -18,7 +18,7 @@ import pytest
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -80,7 +80,7 @@ async def test_a_client_that_retries_by_itself_gets_its_answer_from_the_next_pro
     tmp_path: Path,
 ) -> None:
     settings = make_settings(claude_bin=claude_2, port=free_port(), drain_timeout=0.2)
-    upstream.next(Gate())
+    upstream.next(HeldReply())
     async with AsyncExitStack() as first:
         url, process = await first.enter_async_context(serve(settings, tmp_path))
         asking = asyncio.create_task(ask(url))
@@ -124,7 +124,7 @@ async def test_every_wire_says_that_the_proxy_stopped_and_when_to_come_back(
 ) -> None:
     """A turn of each wire runs when the proxy is stopped, streamed and not. Nothing of an answer is out yet."""
     settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
-    upstream.when(WORDS, Gate(), times=None)
+    upstream.when(WORDS, HeldReply(), times=None)
     wires = ANSWERS | STREAMS
     async with serve(settings, tmp_path) as (url, process), httpx.AsyncClient(trust_env=False, timeout=START) as http:
         asking = {
@@ -150,7 +150,7 @@ async def test_a_stream_of_responses_that_a_stop_ends_fails_with_our_code(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
-    gate = Gate(after=1)
+    gate = HeldReply(after=1)
     upstream.when(WORDS, gate)
     async with (
         serve(settings, tmp_path) as (url, process),
@@ -173,8 +173,8 @@ async def test_a_stopped_proxy_says_when_to_come_back_and_a_cancelled_turn_is_no
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     settings = make_settings(claude_bin=claude_2, drain_timeout=0.2)
-    upstream.when("background", Gate(), times=None)
-    upstream.when("remember", Gate())
+    upstream.when("background", HeldReply(), times=None)
+    upstream.when("remember", HeldReply())
     async with serve(settings, tmp_path) as (url, process), httpx.AsyncClient(trust_env=False, timeout=START) as http:
         body = {"model": "sonnet", "input": "background", "background": True}
         mine = (await http.post(f"{url}/v1/responses", json=body)).json()

@@ -12,7 +12,7 @@ import pytest
 from cli_session_proxy.backends.claude.transcript.entries import LINE_VALUES
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -68,7 +68,7 @@ async def test_a_line_that_comes_while_a_turn_runs_costs_no_answer(
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
         await ask(engine, "one")
-        gate = Gate(after=1)
+        gate = HeldReply(after=1)
         upstream.when("two", gate)
         answer = await engine.submit(request("two"))
         await gate.reached.wait()

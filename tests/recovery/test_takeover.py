@@ -14,7 +14,7 @@ from cli_session_proxy.backends.claude import backend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import Proxy
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -41,7 +41,7 @@ async def test_a_machine_that_sleeps_while_another_proxy_waits_for_the_agent_fen
 ) -> None:
     """Both proxies sleep, and the one that waits wakes up first: to it, every lease of the others has expired."""
     settings = make_settings(claude_bin=claude_2, lease=4 * LEASE)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("slow", gate)
     store = store_for(settings)
     async with other_proxy(settings) as holder, other_proxy(settings) as waiting:
@@ -83,7 +83,7 @@ async def test_a_session_whose_cli_cannot_be_ended_is_left_to_it(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = make_settings(claude_bin=claude_2, lease=LEASE)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("lost", gate)
     monkeypatch.setattr(backend, "end_left", lambda _pid, _started: False)
     async with running(settings) as survivor, other_proxy(settings) as other:
@@ -110,7 +110,7 @@ async def test_a_client_of_another_proxy_is_answered_though_the_agents_holder_is
 ) -> None:
     """Over HTTP, as two `serve` on one `var/`: without the lease's end it would wait for `turn_timeout`, 30 minutes."""
     settings = make_settings(claude_bin=claude_2, lease=LEASE)
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("lost", gate)
     body = {"model": "sonnet", "agent_id": "a"}
     async with AsyncExitStack() as stack:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.testing.script import Gate, Stall
+from cli_session_proxy.testing.script import HeldReply, Stall
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -36,7 +36,7 @@ async def test_a_stall_upstream_ends_in_bounded_time(
 
 
 async def test_a_turn_ends_with_its_own_time(claude_2: Path, make_settings: MakeSettings, upstream: Upstream) -> None:
-    upstream.when("slow", Gate())
+    upstream.when("slow", HeldReply())
     async with running(make_settings(claude_bin=claude_2)) as engine:
         patient, engine.settings.turn_timeout = engine.settings.turn_timeout, 2.0
         with pytest.raises(TurnTimeout, match="the turn took longer than"):
@@ -49,7 +49,7 @@ async def test_a_turn_ends_with_its_own_time(claude_2: Path, make_settings: Make
 async def test_a_client_waits_no_longer_than_its_timeout_and_can_come_back_for_the_answer(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("slow", gate)
     async with running(make_settings(claude_bin=claude_2, disconnect_grace=30.0)) as engine:
         answer = await engine.submit(request("slow", timeout=0.5))
@@ -72,7 +72,7 @@ async def test_a_client_waits_no_longer_than_its_timeout_and_can_come_back_for_t
 async def test_a_queued_turn_whose_client_gave_up_is_never_sent(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("first", gate)
     async with running(make_settings(claude_bin=claude_2, disconnect_grace=0.1)) as engine:
         first = asyncio.create_task(ask(engine, "first"))

@@ -15,7 +15,7 @@ from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import NAMES, Name, Observation, Observed
 from cli_session_proxy.commands.doctor import _was_checked
 from cli_session_proxy.selfcheck import service
-from cli_session_proxy.selfcheck.keeping import Kept
+from cli_session_proxy.selfcheck.keeping import KeptBinaries
 from cli_session_proxy.selfcheck.running import Report, sha256_of
 from cli_session_proxy.selfcheck.service import SelfChecks, by_subject
 from cli_session_proxy.settings import Settings
@@ -298,7 +298,7 @@ async def _is_kept(store: SqliteStore) -> bool:
 
 
 def test_of_the_binaries_that_passed_the_last_two_are_kept(tmp_path: Path) -> None:
-    kept = Kept(tmp_path / "kept")
+    kept = KeptBinaries(tmp_path / "kept")
     program = tmp_path / "claude"
     hashes = []
     for number in range(3):
@@ -317,4 +317,4 @@ def test_of_the_binaries_that_passed_the_last_two_are_kept(tmp_path: Path) -> No
 def test_a_script_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     (tmp_path / "claude").write_text("#!/bin/sh\nexec /somewhere/claude")
-    assert Kept(tmp_path / "kept").keep(tmp_path / "claude", "0" * 64) is None
+    assert KeptBinaries(tmp_path / "kept").keep(tmp_path / "claude", "0" * 64) is None

@@ -29,7 +29,7 @@ from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound, Prox
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.auto import place_of, store_for
 from cli_session_proxy.stores.base import Proxy
-from cli_session_proxy.stores.postgresql.pipeline import Session
+from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import way
 from cli_session_proxy.stores.sql.database import Urgency
@@ -134,14 +134,14 @@ async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         agent = await an_agent(store)
-        commit = Session.commit
+        commit = PipelinedConnection.commit
 
-        def cut(conn: Session) -> None:
+        def cut(conn: PipelinedConnection) -> None:
             commit(conn)
             conn.close()
             raise psycopg.OperationalError("server closed the connection unexpectedly")
 
-        monkeypatch.setattr(Session, "commit", cut)
+        monkeypatch.setattr(PipelinedConnection, "commit", cut)
         with pytest.raises(StoreUnavailable, match="it may be there or not") as told:
             await store.accept(a_turn(agent, "t1"))
         assert told.value.detail["in_doubt"]
@@ -162,7 +162,7 @@ async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed
             nonlocal tries
             tries += 1
             driver = conn.connection.dbapi_connection
-            assert isinstance(driver, Session)
+            assert isinstance(driver, PipelinedConnection)
             if tries == 1:
                 end = "SELECT pg_terminate_backend(%s)", (driver.info.backend_pid,)
                 gone = "SELECT count(*) FROM pg_stat_activity WHERE pid = %s", (driver.info.backend_pid,)
@@ -198,13 +198,13 @@ async def test_a_warm_turn_goes_to_the_server_and_back_five_times(
         agent = await an_agent(store)
         await complete(store, agent, "t1")
         steps: list[int] = []
-        send = Session.flush
+        send = PipelinedConnection.flush
 
-        def counted(driver: Session) -> None:
+        def counted(driver: PipelinedConnection) -> None:
             steps.append(len(driver._noted))
             send(driver)
 
-        monkeypatch.setattr(Session, "flush", counted)
+        monkeypatch.setattr(PipelinedConnection, "flush", counted)
         await store.arrival("local", "t2", "a")
         accepted = await store.accept_next(a_turn(agent, "t2", "t1"))
         assert accepted.state is not None

@@ -18,9 +18,9 @@ from cli_session_proxy.stores.base import (
     AgentState,
     Commit,
     Granted,
-    Held,
     HeldLease,
     Lease,
+    LeaseHeld,
     NewTurn,
     Proxy,
     RequestMatch,
@@ -141,11 +141,11 @@ class DictStore:
         dead: Collection[str] = (),
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
-    ) -> Granted | Held:
+    ) -> Granted | LeaseHeld:
         await self.renew(proxy)
         now = self.leases.get(agent_key, Lease(agent_key, proxy.id, 0))
         if now.holder != proxy.id and now.holder not in dead and (await self.responds(now.holder) or not awake()):
-            return Held(now.holder)
+            return LeaseHeld(now.holder)
         self.leases[agent_key] = Lease(agent_key, proxy.id, now.epoch + 1)
         return Granted(self.leases[agent_key], None if now.holder == proxy.id else now.holder)
 

@@ -14,7 +14,7 @@ from cli_session_proxy.testing.script import (
     Cut,
     ErrorEvent,
     Fail,
-    Gate,
+    HeldReply,
     Reply,
     Slow,
     Stall,
@@ -125,7 +125,7 @@ async def test_an_error_event_comes_inside_the_stream(upstream: Upstream) -> Non
 
 @pytest.mark.parametrize("after", [0, 1, 2])
 async def test_a_gate_holds_the_answer_until_it_is_opened(upstream: Upstream, after: int) -> None:
-    gate = Gate(after=after)
+    gate = HeldReply(after=after)
     upstream.when("wait", gate)
     waiting = asyncio.create_task(post(upstream, body("wait here", stream=True)))
     await asyncio.wait_for(gate.reached.wait(), 5)

@@ -17,7 +17,7 @@ from cli_session_proxy.domain.client_tools import (
     mcp_result,
 )
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Tool
-from cli_session_proxy.domain.stop_sequences import Cutter
+from cli_session_proxy.domain.stop_sequences import StopCutter
 from cli_session_proxy.errors import InvalidRequest
 
 CALL = {"type": "tool_use", "id": "toolu_1", "name": "f", "input": {}}
@@ -89,7 +89,7 @@ def test_a_process_can_be_given_more_tools_or_none_but_not_others() -> None:
 def test_a_text_is_cut_before_the_first_stop_sequence_however_it_comes(
     text: str, sequences: list[str], size: int
 ) -> None:
-    cutter = Cutter(sequences)
+    cutter = StopCutter(sequences)
     events = [
         *cutter.feed(BlockStart(0, {"type": "text", "text": ""})),
         *(

@@ -15,7 +15,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import brief, shown
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -106,7 +106,7 @@ async def test_repairs_of_the_real_cli_are_told_as_they_happen(
 
 
 async def killed_in_a_turn(talk: EngineTalk) -> None:
-    gate, fact = Gate(), talk.new_fact()
+    gate, fact = HeldReply(), talk.new_fact()
     talk.upstream.when(fact.key, gate)
     asking = asyncio.create_task(talk.tell(fact))
     await gate.reached.wait()

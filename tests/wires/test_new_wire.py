@@ -20,7 +20,7 @@ from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import answered
 from cli_session_proxy.wires.asgi import About, Table, add
-from cli_session_proxy.wires.base import ANY, Claim, ErrorShape, Wire
+from cli_session_proxy.wires.base import ANY, AddressClaim, ErrorShape, Wire
 from cli_session_proxy.wires.common import Names, Naming, fingerprint, required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
@@ -79,7 +79,7 @@ class ToyRoutes:
 
 TOY = Wire(
     name="toy",
-    claims=(Claim("/toy"),),
+    claims=(AddressClaim("/toy"),),
     errors=ErrorShape("toy", lambda error, _: {"oh no": error.message}, body({"oh no": TEXT})),
     routes=ToyRoutes,
     bases=("/toy/",),

@@ -35,7 +35,7 @@ from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Facts, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Execution, Job, Kept, Lost, Remedy, Settled, TakenOver
+from ..base import Adoptable, Answered, Counts, Event, Execution, Job, KeptTurn, Lost, Remedy, Settled, TakenOver
 from . import transcript
 from .process import capability, environment, events, failures
 from .process.child import end_left
@@ -88,7 +88,7 @@ class ClaudeBackend:
             return adoption.adoptable(job.agent, job.parent, foreign)
         except events.ProcessDied as died:
             raise self._lost(job.agent, died) from died
-        return _Execution(self, job, ready)
+        return _ClaudeExecution(self, job, ready)
 
     def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost | ProxyError:
         self._restarts.died(agent.key, died)
@@ -144,7 +144,7 @@ class ClaudeBackend:
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
         return await compare(self._verifier, self._store, agent, turn)
 
-    async def request_of(self, turn: Turn) -> base.Seen | None:
+    async def request_of(self, turn: Turn) -> base.RequestSeen | None:
         return await seeing.seen(self._store, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
@@ -189,7 +189,7 @@ class ClaudeBackend:
         return base.Program(cli.version, str(cli.path), runs.version, tuple(observed))
 
 
-class _Execution:
+class _ClaudeExecution:
     """One turn on one process. `base.Execution`."""
 
     backend = ClaudeBackend.name
@@ -226,7 +226,7 @@ class _Execution:
                             yield event
                         case events.AssistantMessage():
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
-                        case events.SessionSeen():
+                        case events.SessionFrame():
                             self._answered = self.session_id = event.session_id
                             yield base.SessionSeen(event.session_id)
                         case base.Retried():
@@ -306,7 +306,7 @@ class _Execution:
         self._interrupted = True
         await self._ready.process.interrupt()
 
-    async def keep(self, answered: Answered) -> Kept:
+    async def keep(self, answered: Answered) -> KeptTurn:
         job = self._job
         said = TurnOutcome(
             job.frame_uuid,

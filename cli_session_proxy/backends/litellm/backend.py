@@ -36,7 +36,7 @@ from ..base import (
     Completed,
     Event,
     Job,
-    Kept,
+    KeptTurn,
     Lost,
     Refused,
     Retried,
@@ -155,7 +155,7 @@ class LiteLLMBackend:
             return False
         return target.context is None or path.tokens <= target.context
 
-    async def prepare(self, job: Job) -> Execution:
+    async def prepare(self, job: Job) -> ModelExecution:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.told.thinking_as_text)
         # What the core tells beside the client's own words stands behind them, in this request alone.
@@ -179,11 +179,11 @@ class LiteLLMBackend:
         if job.system:
             asked.insert(0, {"role": "system", "content": job.system})
         evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
-        return Execution(self, job, target, asked, taken, evidence, sum(costs))
+        return ModelExecution(self, job, target, asked, taken, evidence, sum(costs))
 
     async def _asked(self, target: Target, costs: list[float], said: str) -> str:
         """The model's answer to one text, beside every conversation. Raises `ProxyError`."""
-        answer = stream.Answer({}, CallIds())
+        answer = stream.ModelAnswer({}, CallIds())
         messages = [{"role": "user", "content": said}]
         async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
             async for _ in heard:
@@ -192,7 +192,7 @@ class LiteLLMBackend:
         return answer_text(answer.blocks)
 
     async def request(
-        self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.Answer
+        self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.ModelAnswer
     ) -> AsyncGenerator[Event, None]:
         """One request. Raises `ProxyError`."""
         told = target.told
@@ -256,7 +256,7 @@ def _within(turns: Sequence[Turn], job: Job) -> Path:
     return Path(tuple(turns[outside:]), tuple(turns[:outside]), sum(size.tokens for size in (system, *sizes[outside:])))
 
 
-class Execution:
+class ModelExecution:
     """One turn on one model. `base.Execution`."""
 
     backend = NAME
@@ -292,7 +292,7 @@ class Execution:
         self._wanted, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
-        answer = stream.Answer({short_name(tool.name): tool for tool in self._job.wants.offers.tools}, self._taken)
+        answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.wants.offers.tools}, self._taken)
         tried = 0
         while True:
             begun = False
@@ -331,7 +331,7 @@ class Execution:
         async for event in self._ended(answer):
             yield event
 
-    async def _ended(self, answer: stream.Answer) -> AsyncGenerator[Event, None]:
+    async def _ended(self, answer: stream.ModelAnswer) -> AsyncGenerator[Event, None]:
         used = answer.usage or Usage()
         cost = self._cost(used)
         stop = _STOPS.get(answer.finish or "", "end_turn")
@@ -369,13 +369,13 @@ class Execution:
     async def interrupt(self) -> None:
         self._interrupted = True
 
-    async def keep(self, answered: Answered) -> Kept:
+    async def keep(self, answered: Answered) -> KeptTurn:
         job = self._job
         made = await self._owner.records(job, answered.output)
         new = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
         # Without a mark: what the CLI has in its file ends before this turn, and is written anew when it is asked next.
         session = new if job.session is None else replace(job.session, tip_turn_id=job.turn.id, mark=None)
-        return Kept(made, session, (), "model")
+        return KeptTurn(made, session, (), "model")
 
     async def release(self) -> None: ...
 

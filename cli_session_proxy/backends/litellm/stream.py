@@ -22,7 +22,7 @@ MOST_CALLS = 128
 
 
 @dataclass(slots=True)
-class Answer:
+class ModelAnswer:
     """One answer as it comes in. `taken` are the ids of calls on the path, and then of its own."""
 
     tools: Mapping[str, Tool]

@@ -43,7 +43,7 @@ Ask = Callable[[str], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class WindowSummary:
     """Of the first `turns` of a path; it says nothing of the first `silent` of them."""
 
     text: str
@@ -59,9 +59,11 @@ class Summaries:
     """One per engine."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[tuple[str, str], Summary] = OrderedDict()  # by model, and the last turn it speaks of
+        self._made: OrderedDict[tuple[str, str], WindowSummary] = (
+            OrderedDict()
+        )  # by model, and the last turn it speaks of
 
-    async def of(self, model: str, outside: Sequence[Turn], context: int | None, ask: Ask) -> Summary | None:
+    async def of(self, model: str, outside: Sequence[Turn], context: int | None, ask: Ask) -> WindowSummary | None:
         """A summary of these turns, the first ones of a path; None where the model made none."""
         found = [at for at in range(len(outside), 0, -1) if (model, outside[at - 1].id) in self._made]
         known = self._made[model, outside[found[0] - 1].id] if found else None
@@ -80,7 +82,9 @@ class Summaries:
         return known
 
 
-async def _summarised(outside: Sequence[Turn], known: Summary | None, context: int | None, ask: Ask) -> Summary | None:
+async def _summarised(
+    outside: Sequence[Turn], known: WindowSummary | None, context: int | None, ask: Ask
+) -> WindowSummary | None:
     size = PIECE if context is None else max(LONGEST, context * CHARACTERS_PER_TOKEN // 2)
     begun = known.turns if known is not None else 0
 
@@ -101,4 +105,4 @@ async def _summarised(outside: Sequence[Turn], known: Summary | None, context: i
         text = (await ask(telling.prompt(ASK, text, piece))).strip()[:LONGEST]
     if not text:
         return None
-    return Summary(text, len(outside), silent + begun if silent else known.silent if known is not None else 0)
+    return WindowSummary(text, len(outside), silent + begun if silent else known.silent if known is not None else 0)

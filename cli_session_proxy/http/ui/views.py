@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from ... import redact
-from ...backends.base import Comparison, Seen
+from ...backends.base import Comparison, RequestSeen
 from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn
 from ...export import brief, explain, shown
 from ...export.schema import TurnDump
@@ -219,7 +219,7 @@ def comparison(found: Comparison) -> JSON:
     }  # fmt: skip
 
 
-def seen(turn: Turn, found: Seen) -> JSON:
+def seen(turn: Turn, found: RequestSeen) -> JSON:
     """The verdict, and the newest messages of the request, without secrets."""
     missing, summarised = len(found.missing), found.summarised
     return {

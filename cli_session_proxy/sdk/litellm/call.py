@@ -25,7 +25,7 @@ GENERATED_SESSION = "litellm_session_id_generated"
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class ProviderCall:
     """One call: the chat body, the headers that name it (lower case), where to, and how long (seconds)."""
 
     model: str
@@ -36,7 +36,7 @@ class Call:
     timeout: float | None = None
 
 
-def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
+def read(kwargs: Mapping[str, Any], *, stream: bool) -> ProviderCall:
     """The call that LiteLLM's keyword arguments describe. Raises `InvalidRequest` for a name that is no name."""
     params = _mapping(kwargs.get("litellm_params"))
     sent = _client_headers(kwargs, params)
@@ -51,7 +51,7 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> Call:
     timeout = kwargs.get("timeout")
     if isinstance(timeout, httpx.Timeout):
         timeout = timeout.read  # how long LiteLLM's caller waits for an answer
-    return Call(
+    return ProviderCall(
         model=str(kwargs["model"]),
         body=body,
         headers=headers,

@@ -17,8 +17,8 @@ from ...errors import InvalidRequest
 from ...wires import common
 from ...wires.chat import body as chat
 from ..runtime import Runtime
-from .call import Call
-from .reply import Deadline, Identity, Reply
+from .call import ProviderCall
+from .reply import ChatReply, Deadline, Identity
 
 if TYPE_CHECKING:
     from ...engine.engine import Answer
@@ -27,19 +27,19 @@ if TYPE_CHECKING:
 ENGINE_SLACK = 0.5
 
 
-async def complete(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """One item: the completion. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
     answer = await _submit(runtime, read(call).request, deadline)
     try:
         turn = await deadline.wait(answer.turn())
-        yield Reply(chat.completion(turn), Identity(answer.agent_id, turn.id, turn.session_id, turn.continuity))
+        yield ChatReply(chat.completion(turn), Identity(answer.agent_id, turn.id, turn.session_id, turn.continuity))
         answer.acknowledge()
     finally:
         answer.leave()
 
 
-async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """The chunks, as our endpoint would stream them. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
     chat_call = read(call)
@@ -53,7 +53,7 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
                 identity = Identity(event.agent_id, event.turn_id, event.session_id, event.continuity)
             for data in writer.feed(event):
                 if data != common.SSE_DONE:
-                    yield Reply(json.loads(data.removeprefix(b"data: ")), identity)
+                    yield ChatReply(json.loads(data.removeprefix(b"data: ")), identity)
         answer.acknowledge()
     finally:
         if isinstance(events, AsyncGenerator):
@@ -61,7 +61,7 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
         answer.leave()
 
 
-def read(call: Call) -> chat.ChatCall:
+def read(call: ProviderCall) -> chat.ChatCall:
     """The call as the chat wire reads it. Raises `InvalidRequest`."""
     naming = common.naming(call.headers, path_agent=None, request_id=call.headers.get("x-request-id"))
     if limits.is_deeper(call.body):

@@ -15,22 +15,22 @@ import httpx
 from ...domain.models import JSON
 from ...errors import ClaudeUnavailable, InvalidRequest, ProxyError, RateLimited, Unauthorized, UpstreamError, from_dict
 from ..runtime import Runtime
-from .call import Call
-from .reply import Deadline, Identity, Reply
+from .call import ProviderCall
+from .reply import ChatReply, Deadline, Identity
 
 # For an answer without one of our codes: another server, or a proxy in between.
 _BY_STATUS: dict[int, type[ProxyError]] = {400: InvalidRequest, 401: Unauthorized, 403: Unauthorized, 429: RateLimited}
 
 
-async def complete(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """One item: the completion. Raises `ProxyError`."""
     deadline = Deadline(call.timeout)
     async with _opened(runtime, call, deadline) as response:
         body = await _reached(call, deadline, response.aread())
-        yield Reply(_object(body, call), Identity.from_headers(response.headers))
+        yield ChatReply(_object(body, call), Identity.from_headers(response.headers))
 
 
-async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
+async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """The chunks of the stream. Raises `ProxyError`, also for a stream that ends without `[DONE]`."""
     deadline = Deadline(call.timeout)
     async with _opened(runtime, call, deadline) as response:
@@ -45,11 +45,11 @@ async def stream(runtime: Runtime, call: Call) -> AsyncGenerator[Reply, None]:
             chunk = _object(data.encode(), call)
             if "error" in chunk:
                 raise _error(500, chunk["error"], {})
-            yield Reply(chunk, identity)
+            yield ChatReply(chunk, identity)
     raise UpstreamError(f"the stream of {call.api_base} was cut before its end: make the call again")
 
 
-def _opened(runtime: Runtime, call: Call, deadline: Deadline) -> AbstractAsyncContextManager[httpx.Response]:
+def _opened(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> AbstractAsyncContextManager[httpx.Response]:
     headers = dict(call.headers)
     if call.api_key:
         headers["authorization"] = f"Bearer {call.api_key}"
@@ -65,7 +65,7 @@ def _opened(runtime: Runtime, call: Call, deadline: Deadline) -> AbstractAsyncCo
 
 @asynccontextmanager
 async def _response(
-    client: httpx.AsyncClient, request: httpx.Request, call: Call, deadline: Deadline
+    client: httpx.AsyncClient, request: httpx.Request, call: ProviderCall, deadline: Deadline
 ) -> AsyncIterator[httpx.Response]:
     response = await _reached(call, deadline, client.send(request, stream=True))
     try:
@@ -82,7 +82,7 @@ async def _response(
         await response.aclose()
 
 
-async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:
+async def _reached(call: ProviderCall, deadline: Deadline, work: Any) -> Any:
     """`work`'s result within the deadline, and what can go wrong on the way as our errors."""
     try:
         return await deadline.wait(work)
@@ -96,7 +96,7 @@ async def _reached(call: Call, deadline: Deadline, work: Any) -> Any:
         raise UpstreamError(f"the connection to {call.api_base} failed: {type(exc).__name__}") from exc
 
 
-def _object(body: bytes, call: Call) -> JSON:
+def _object(body: bytes, call: ProviderCall) -> JSON:
     try:
         data = json.loads(body)
     except ValueError as exc:

@@ -48,7 +48,7 @@ class Identity:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
+class ChatReply:
     """A `chat.completion`, or one `chat.completion.chunk` of a stream."""
 
     data: JSON

@@ -7,10 +7,10 @@ from litellm.types.utils import Choices, Delta, Message, ModelResponseStream, St
 
 from ...domain.models import JSON
 from ...errors import UpstreamError
-from .reply import Reply
+from .reply import ChatReply
 
 
-def response(reply: Reply) -> ModelResponse:
+def response(reply: ChatReply) -> ModelResponse:
     """The whole answer, with cost and answer headers where LiteLLM looks for them."""
     data, fields = reply.data, reply.identity.fields()
     choice = data["choices"][0]
@@ -38,7 +38,7 @@ class Chunks:
     def __init__(self) -> None:
         self._finish: ModelResponseStream | None = None
 
-    def feed(self, reply: Reply) -> list[ModelResponseStream]:
+    def feed(self, reply: ChatReply) -> list[ModelResponseStream]:
         """What LiteLLM gets for this chunk of ours, in order."""
         data = reply.data
         if not data["choices"]:
@@ -54,7 +54,7 @@ class Chunks:
 
 
 def _chunk(
-    reply: Reply, delta: Delta, *, finish_reason: str | None = None, usage: JSON | None = None
+    reply: ChatReply, delta: Delta, *, finish_reason: str | None = None, usage: JSON | None = None
 ) -> ModelResponseStream:
     data = reply.data
     # A usage chunk that names anything else is not empty for LiteLLM, and would reach the client as a delta.

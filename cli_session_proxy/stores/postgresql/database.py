@@ -31,10 +31,10 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Claim, Database, Life, Urgency, Work
+from ..sql.database import Database, ExclusiveName, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import bell
-from .pipeline import Session
+from .pipeline import PipelinedConnection
 from .running import Places, aside
 
 T = TypeVar("T")
@@ -169,7 +169,7 @@ class PostgresqlDatabase(Life, Database):
             done.add_done_callback(self._later.discard)
         return await done
 
-    def claim(self, name: str) -> Claim | None:
+    def claim(self, name: str) -> ExclusiveName | None:
         """The server gives it back when this process ends: it is a lock of a transaction that stays open. That one has
         no snapshot and no id, so it keeps nothing else waiting."""
         engine = self._made()
@@ -233,10 +233,10 @@ class PostgresqlDatabase(Life, Database):
             pool_reset_on_return=None, poolclass=NullPool,
         )  # fmt: skip
 
-    def _connect(self) -> Session:
+    def _connect(self) -> PipelinedConnection:
         """A new connection, to a server that keeps what it is given. Raises `StoreUnavailable` where it does not."""
         told = {**self._options, "client_encoding": "utf8"}
-        conn = Session.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
+        conn = PipelinedConnection.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
         try:
             found = conn.execute(_SERVER).fetchone()
             assert found is not None
@@ -261,7 +261,7 @@ class PostgresqlDatabase(Life, Database):
     def _read(self, work: Work[T], begin: tuple[str, ...]) -> T:
         lost = 0
         while True:
-            driver: Session | None = None
+            driver: PipelinedConnection | None = None
             try:
                 with self._transaction(begin) as (conn, driver):
                     result = work(conn)
@@ -287,7 +287,7 @@ class PostgresqlDatabase(Life, Database):
                 raise StoreUnavailable(
                     f"the store {self.name} was busy for more than {self.busy_timeout:g} s: try again", retry_after=1.0
                 )
-            driver: Session | None = None
+            driver: PipelinedConnection | None = None
             try:
                 with self._transaction(begin) as (conn, driver):
                     result = work(conn)
@@ -304,7 +304,7 @@ class PostgresqlDatabase(Life, Database):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
-    def _transaction(self, begin: tuple[str, ...]) -> Iterator[tuple[Connection, Session]]:
+    def _transaction(self, begin: tuple[str, ...]) -> Iterator[tuple[Connection, PipelinedConnection]]:
         """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
         out."""
         assert self._engine is not None
@@ -314,7 +314,7 @@ class PostgresqlDatabase(Life, Database):
             except IndexError:
                 conn = aside(self._engine.connect)
             driver = conn.connection.dbapi_connection
-            assert isinstance(driver, Session)
+            assert isinstance(driver, PipelinedConnection)
             if driver.is_fit():
                 break
             conn.invalidate()  # this waits for nobody

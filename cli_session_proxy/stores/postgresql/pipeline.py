@@ -61,7 +61,7 @@ def _dumped(value: object) -> bytes | None:
 class Sent:
     """A statement, and what came of it once somebody asks: a cursor as PEP 249 has it, as far as it is used."""
 
-    def __init__(self, session: Session, sql: bytes, values: Sequence[object]) -> None:
+    def __init__(self, session: PipelinedConnection, sql: bytes, values: Sequence[object]) -> None:
         self._session = session
         self._row = 0
         self.sql = sql
@@ -99,7 +99,7 @@ class Sent:
         return self._session.loader.load_row(row, tuple)
 
 
-class Session(psycopg.Connection[Any]):
+class PipelinedConnection(psycopg.Connection[Any]):
     """A connection on which `execute` only notes a statement. Any other way to run one sends what was noted before it.
 
     `prepares`: the same session of the server answers each time. Behind a pooler it does not, and nothing is prepared.

@@ -48,7 +48,7 @@ class Urgency(Enum):
     LATER = auto()
 
 
-class Claim(Protocol):
+class ExclusiveName(Protocol):
     """A name held exclusively by this process, until it is released or this process ends."""
 
     def release(self) -> None: ...
@@ -90,7 +90,7 @@ class Database(Protocol):
         rows, with `Urgency.JOURNAL` or `AHEAD` unless it `has_server`, which may run on the event loop.
         """
 
-    def claim(self, name: str) -> Claim | None:
+    def claim(self, name: str) -> ExclusiveName | None:
         """Hold this name among all programs on the database; None while another one holds it. On any thread."""
 
     def living(self) -> set[str] | None:

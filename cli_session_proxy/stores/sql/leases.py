@@ -27,7 +27,7 @@ from sqlalchemy import (
 )
 
 from ...domain.models import CancelledBy
-from ..base import Asked, Facts, Granted, Held, HeldLease, Home, Lease, Proxy, Whereabouts
+from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
 from . import rows
 from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
@@ -110,7 +110,7 @@ def acquire(
     awake: Callable[[], bool],
     asks: bool,
     ring: Callable[[Connection, str], None],
-) -> Granted | Held:
+) -> Granted | LeaseHeld:
     """`ring` tells a holder that it is asked for something."""
     beat(conn, proxy, at_least=FRESH)
     row = LEASE.one(conn, {"of_agent": agent_key})
@@ -126,7 +126,7 @@ def acquire(
         if asks and row.wanted is None:
             _CHANGE.run(conn, {"of_agent": agent_key, "wanted": proxy.id})
             ring(conn, row.holder)
-        return Held(row.holder)
+        return LeaseHeld(row.holder)
     new = Lease(agent_key, proxy.id, _epoch(conn, row.epoch))
     _CHANGE.run(conn, {"of_agent": agent_key, "epoch": new.epoch, "holder": proxy.id, "wanted": None})
     return Granted(new, row.holder)
@@ -143,9 +143,9 @@ def release(conn: Connection, lease: Lease) -> None:
     _RELEASE.run(conn, {"of_agent": lease.agent_key, "at_epoch": lease.epoch, "of_proxy": lease.holder})
 
 
-def asked(conn: Connection, proxy_id: str) -> Asked:
+def asked(conn: Connection, proxy_id: str) -> PeerRequests:
     found = conn.execute(_ASKED, {"of_proxy": proxy_id}).all()
-    return Asked(
+    return PeerRequests(
         tuple(row.agent_key for row in found if row.turn_id is None),
         tuple((row.turn_id, row.by) for row in found if row.turn_id is not None),
     )

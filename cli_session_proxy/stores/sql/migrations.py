@@ -2,7 +2,7 @@
 
 A new file is made from `tables` at once; `MIGRATIONS[0]` leads from version 1 to 2, the next from 2 to 3. A step that
 an older program could not live with waits until no other proxy is on the store. Who waits for a large store is told how
-far it is (`Tell`).
+far it is (`TellStep`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...domain import former
 from ...domain.evidence import Evidence
 from ...domain.models import PLAIN, REPAIR_REASONS, Placed
 from ...errors import StoreUnavailable
-from ..base import Tell
+from ..base import TellStep
 from .database import Database
 from .rows import TOTALS, dumps, loads, size
 from .tables import (
@@ -213,7 +213,7 @@ MIGRATIONS: tuple[Migration, ...] = (
 )
 
 
-def prepare(conn: Connection, database: Database, tell: Tell, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def prepare(conn: Connection, database: Database, tell: TellStep, migrations: Sequence[Migration] = MIGRATIONS) -> None:
     """Create the schema in an empty database, migrate an older one, refuse a newer or a foreign one.
 
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
@@ -257,7 +257,9 @@ def moved(name: str, place: str) -> StoreUnavailable:
     )
 
 
-def _migrate(conn: Connection, database: Database, version: int, migrations: Sequence[Migration], tell: Tell) -> None:
+def _migrate(
+    conn: Connection, database: Database, version: int, migrations: Sequence[Migration], tell: TellStep
+) -> None:
     others = _others(conn, database) if any(step.alone for step in migrations[version - 1 :]) else []
     if others:
         raise StoreUnavailable(

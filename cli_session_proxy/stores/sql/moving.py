@@ -134,7 +134,7 @@ class NotHeld(Exception):
 
 
 @dataclass(slots=True)
-class Moved:
+class MovedRows:
     """What is in the target: rows of each table."""
 
     place: str
@@ -279,7 +279,7 @@ class Move:
                     self._told(self._done, self._total)
                 left = _count(here, changes)
 
-    def finish(self, holder: str) -> Moved:
+    def finish(self, holder: str) -> MovedRows:
         """Lock the source, copy the rest, mark the source as moved. Raises `NotHeld`, with everything as it was."""
         with self.source.apart() as here, self.target.apart() as there:
             self.target.loosen(there)
@@ -316,12 +316,12 @@ class Move:
                     self.source.refuse(here, table, self.target.name)
         return self.open_target()
 
-    def open_target(self) -> Moved:
+    def open_target(self) -> MovedRows:
         """The last step: proxies may use the target from now on."""
         with self.target.apart() as there, committed(self.target, there):
             self.target.tighten(there)
             there.execute(meta.delete().where(meta.c.name == COMING_IN))
-            return Moved(self.target.name, {table.name: _count(there, table) for table in (*COPIED, *LAST)})
+            return MovedRows(self.target.name, {table.name: _count(there, table) for table in (*COPIED, *LAST)})
 
     def _drain(self, here: Connection, there: Connection) -> int:
         """Copy at most a page of what was written since. Returns how many rows that were.

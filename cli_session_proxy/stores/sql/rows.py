@@ -93,7 +93,7 @@ def size(*values: str | bytes | None) -> int:
     return total
 
 
-def content(cutter: Cutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:
+def content(cutter: MediaCutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:
     """The content columns of a turn without their images, and the places of those."""
     values: Values = {}
     places: dict[str, list[Place]] = {}
@@ -109,7 +109,7 @@ def _placed_text(placed: Placed) -> str:
     return dumps(placed.as_json())
 
 
-def turn_values(cutter: Cutter, turn: Turn) -> Values:
+def turn_values(cutter: MediaCutter, turn: Turn) -> Values:
     """All columns of a turn but `seq`, which the database gives."""
     values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
     texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
@@ -130,7 +130,7 @@ def turn_values(cutter: Cutter, turn: Turn) -> Values:
     return values | texts | {"bytes": size(*texts.values())}
 
 
-def answer_values(cutter: Cutter, turn: Turn, stored: Row[Any]) -> Values:
+def answer_values(cutter: MediaCutter, turn: Turn, stored: Row[Any]) -> Values:
     """The columns that the end of a turn changes; what was asked (input, system) is left as it is stored."""
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     if stored.images is not None:
@@ -247,7 +247,7 @@ def link(row: Row[Any]) -> Link:
     return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)
 
 
-def record_values(cutter: Cutter, turn_id: str, n: int, record: Record) -> Values:
+def record_values(cutter: MediaCutter, turn_id: str, n: int, record: Record) -> Values:
     """A line as bytes: a line of a file may hold what UTF-8 cannot, and must come back all the same."""
     line, places = cutter.cut(record.line)
     return {
@@ -305,7 +305,7 @@ Place = tuple[int, str]
 
 
 @dataclass(slots=True)
-class Cutter:
+class MediaCutter:
     """Shortens the texts of one transaction and collects what it cut: sha256 → base64 text."""
 
     images: dict[str, str] = field(default_factory=dict)

@@ -67,7 +67,7 @@ class Ranked(NamedTuple):
 ByWords = Callable[[int], Sequence[Ranked]]
 
 
-class Said(NamedTuple):
+class SearchText(NamedTuple):
     """`texts`: of each of `PARTS`, without secrets, as UTF-8 can carry it."""
 
     seq: int
@@ -77,13 +77,13 @@ class Said(NamedTuple):
     texts: tuple[str, ...]
 
 
-def said(conn: Connection, seqs: Sequence[int]) -> Iterator[Said]:
+def said(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
     """What can be found of these turns, in any order."""
     for at in range(0, len(seqs), AT_ONCE):
         for row in conn.execute(_SAID, {"seqs": seqs[at : at + AT_ONCE]}).all():
             parts = (*map(_texts, row[4:7]), _noted(row.options))
             texts = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
-            yield Said(*row[:4], tuple(map(redact.text, texts)))
+            yield SearchText(*row[:4], tuple(map(redact.text, texts)))
 
 
 def _texts(text: str) -> str:

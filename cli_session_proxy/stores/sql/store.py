@@ -37,25 +37,25 @@ from ...tasks import uninterrupted
 from ..base import (
     Accepted,
     AgentState,
-    Asked,
     ChainPart,
     Commit,
     Facts,
     Finding,
     Granted,
-    Held,
     HeldLease,
     ImportedTurn,
     Lease,
+    LeaseHeld,
     MirrorKey,
     NewChain,
     NewTurn,
+    PeerRequests,
     Proxy,
     RequestMatch,
     Store,
     Taken,
-    Tell,
     Telling,
+    TellStep,
     Tree,
     TurnFacts,
     TurnOutline,
@@ -84,7 +84,7 @@ OFTEN = 5.0
 
 
 @contextmanager
-def logged() -> Iterator[Tell]:
+def logged() -> Iterator[TellStep]:
     said = time.monotonic()
 
     def tell(step: str, done: int, total: int) -> None:
@@ -317,7 +317,7 @@ class SqlStore(Store):
         dead: Collection[str] = (),
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
-    ) -> Granted | Held:
+    ) -> Granted | LeaseHeld:
         work = partial(
             leases.acquire, agent_key=agent_key, proxy=proxy, dead=dead, awake=awake, asks=asks, ring=self._db.ring
         )
@@ -326,7 +326,7 @@ class SqlStore(Store):
     async def release(self, lease: Lease) -> None:
         await self._db.write(lambda conn: leases.release(conn, lease), Urgency.JOURNAL, quick=True)
 
-    async def asked(self, proxy_id: str) -> Asked:
+    async def asked(self, proxy_id: str) -> PeerRequests:
         return await self._db.read(lambda conn: leases.asked(conn, proxy_id), quick=True)
 
     async def cancel(self, turn_id: str, proxy_id: str, by: CancelledBy) -> None:

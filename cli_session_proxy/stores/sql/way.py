@@ -39,13 +39,13 @@ from ..base import (
     NewTurn,
     PathChanged,
     RequestMatch,
-    Said,
     TurnStart,
+    TurnWords,
 )
 from . import conversing, rows
 from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LEASE
-from .rows import Cutter
+from .rows import MediaCutter
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
@@ -237,7 +237,7 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
 
 def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     """Store a whole turn with its records; the agent is active from now. Its seq is the cursor's `lastrowid`."""
-    cutter = Cutter()
+    cutter = MediaCutter()
     values = rows.turn_values(cutter, turn)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
     values["bytes"] += sum(map(len, map(_LINE, records)))
@@ -315,14 +315,14 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         raise ValueError(f"begin of {begun.turn_id} under a lease of agent {lease.agent_key}")
 
 
-def _say(conn: Connection, turn_id: str, said: Said) -> None:
+def _say(conn: Connection, turn_id: str, said: TurnWords) -> None:
     """What the turn says is known only now. Under the lease, which the caller has looked at."""
     row = allowed(turn_id, UNFINISHED, WHOLE.one(conn, {"turn_id": turn_id}))
     conversing.take(conn, row.agent_key, said.takes)
     (turn,) = rows.loaded_turns(
         conn, [row], input=said.input, system=said.system, placed=said.placed, options=said.options, call=said.call
     )
-    cutter = Cutter()
+    cutter = MediaCutter()
     values = rows.turn_values(cutter, turn)
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **{name: values[name] for name in _SAID}})
     more = values["bytes"] - row.bytes
@@ -360,7 +360,7 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
         finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
         answered_by=done.answered_by, fallback=done.fallback,
     )  # fmt: skip
-    cutter = Cutter()
+    cutter = MediaCutter()
     values = rows.answer_values(cutter, turn, row)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
     values["bytes"] += sum(map(len, map(_LINE, records)))

@@ -35,7 +35,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held, to_drive
-from ..sql.database import Claim, Database, Life, Threads, Urgency, Work
+from ..sql.database import Database, ExclusiveName, Life, Threads, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
 
@@ -193,7 +193,7 @@ class SqliteDatabase(Life, Database):
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
-    def claim(self, name: str) -> Claim | None:
+    def claim(self, name: str) -> ExclusiveName | None:
         """The kernel gives it back when this process ends, however it ends."""
         lock = FileLock(self.path.with_name(f"{self.path.name}.import-{name}"))
         return lock if lock.try_acquire() else None

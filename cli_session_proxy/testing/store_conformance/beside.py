@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from ...domain.models import PLAIN, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions
 from ...errors import InvalidRequest
-from ...stores.base import ChainPart, NewChain, PathChanged, Said, WholeTurn
+from ...stores.base import ChainPart, NewChain, PathChanged, TurnWords, WholeTurn
 from ..store_samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, gathered, opened, raised, turn_of
 
 
@@ -20,7 +20,7 @@ async def items_are_off_the_path_unless_the_latest_turn_that_began_with_them_is_
         assert await store.items_off(agent.key, None) == items
         assert await store.items(other.key) == []
         turn = await store.accept(a_turn(agent, "t1", call={"store": True}))
-        said = Said(
+        said = TurnWords(
             (Message.user("more"),), "s", Placed("head", messages=2), TurnOptions(metadata={"a": 1}), {"b": 2}, ()
         )
         begun = a_begin(turn, said=replace(said, takes=(("i1", "t1"),)))
@@ -49,7 +49,7 @@ async def items_are_taken_out_by_several_at_once_and_notes_are_apart_from_that(f
         agent, other = await an_agent(store), await an_agent(store, "b")
         await store.add_items(agent.key, [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"})])
         turn = await store.accept(a_turn(agent, "t1"))
-        said = Said((Message.user("more"),), None, Placed("head"), PLAIN, {}, (("i1", "t1"),))
+        said = TurnWords((Message.user("more"),), None, Placed("head"), PLAIN, {}, (("i1", "t1"),))
         await store.begin(a_begin(turn, said=said))
         ids = [f'm{number} "\\é' for number in range(8)]
         both = (store, second)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ...domain.models import Placed
 from ...errors import LeaseLost, StoreUnavailable
-from ...stores.base import Asked, Granted, Held, Home, PathChanged, Proxy, Whereabouts
+from ...stores.base import Granted, Home, LeaseHeld, PathChanged, PeerRequests, Proxy, Whereabouts
 from ..store_samples import (
     HOLDER,
     StoreFactory,
@@ -38,7 +38,7 @@ async def a_lease_has_one_holder_at_a_time(factory: StoreFactory) -> None:
         got = await asyncio.gather(*(store.acquire(agent.key, p) for store, p in ((one, HOLDER), (two, OTHER)) * 3))
         granted = {answer.lease.holder for answer in got if isinstance(answer, Granted)}
         assert len(granted) == 1
-        assert {answer.holder for answer in got if isinstance(answer, Held)} == granted
+        assert {answer.holder for answer in got if isinstance(answer, LeaseHeld)} == granted
 
 
 async def all_proxies_are_told_one_clock(factory: StoreFactory) -> None:
@@ -65,10 +65,10 @@ async def a_released_lease_is_granted_with_a_higher_epoch_and_nothing_to_settle(
 async def a_holder_that_responds_is_asked_and_not_replaced(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        assert await store.acquire(agent.key, OTHER, asks=False) == Held("holder")
+        assert await store.acquire(agent.key, OTHER, asks=False) == LeaseHeld("holder")
         assert not await store.asked("holder")
-        assert await store.acquire(agent.key, OTHER) == Held("holder")
-        assert await store.asked("holder") == Asked((agent.key,))
+        assert await store.acquire(agent.key, OTHER) == LeaseHeld("holder")
+        assert await store.asked("holder") == PeerRequests((agent.key,))
         assert [held.wanted for held in await store.renew(HOLDER)] == ["other"]
         await store.release(a_lease(agent.key))
         assert isinstance(await store.acquire(agent.key, OTHER), Granted)
@@ -92,7 +92,7 @@ async def an_expired_lease_that_nobody_took_is_renewed_under_its_epoch(factory: 
         awake = replace(STOPPED, lease=3600.0)
         assert [held.lease for held in await store.renew(awake)] == [former]
         assert await store.responds("stopped")
-        assert await store.acquire(agent.key, OTHER) == Held("stopped")
+        assert await store.acquire(agent.key, OTHER) == LeaseHeld("stopped")
 
 
 async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from_its_own(
@@ -101,8 +101,8 @@ async def an_expired_lease_is_left_to_its_holder_by_who_cannot_tell_a_pause_from
     async with opened(factory) as store:
         agent = await store.ensure_agent("local", "a", "local-a", named=True, now=1.0)
         former = await granted(store, agent, STOPPED)
-        assert await store.acquire(agent.key, OTHER, awake=lambda: False) == Held("stopped")
-        assert await store.asked("stopped") == Asked((agent.key,))
+        assert await store.acquire(agent.key, OTHER, awake=lambda: False) == LeaseHeld("stopped")
+        assert await store.asked("stopped") == PeerRequests((agent.key,))
         ended = await store.acquire(agent.key, OTHER, dead=("stopped",), awake=lambda: False)
         assert follows(ended, former, "other", "stopped")
 
@@ -205,7 +205,7 @@ async def a_turn_that_another_proxy_wants_to_end_is_known_until_it_has(factory: 
         for _ in range(2):
             await store.cancel("t1", "holder", "client")
         await store.cancel("t2", "other", "operator")
-        assert await store.asked("holder") == Asked((), (("t1", "client"),))
+        assert await store.asked("holder") == PeerRequests((), (("t1", "client"),))
         await store.forget_cancel("t1")
         assert not await store.asked("holder")
         await store.fail("t2", "cancelled", {"code": "x"}, (), {}, 20.0)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from ...domain.models import Agent, Turn
 from ...errors import LeaseLost
-from ...stores.base import Granted, Held, Lease, Proxy, Store
+from ...stores.base import Granted, Lease, LeaseHeld, Proxy, Store
 from ..store_samples import (
     StoreFactory,
     a_begin,
@@ -54,7 +54,9 @@ async def of_two_writers_one_is_granted_the_lease_and_only_its_answer_is_kept(
                 *(_answer(store, turn, agent, replace(lease, holder=proxy.id)) for store, proxy in sides),
                 return_exceptions=True,
             )
-            assert [isinstance(answer, Held) for answer in got] == [isinstance(error, LeaseLost) for error in asked]
+            assert [isinstance(answer, LeaseHeld) for answer in got] == [
+                isinstance(error, LeaseLost) for error in asked
+            ]
             (kept,) = [answer for answer in asked if isinstance(answer, Turn)]
             assert await turn_of(two, turn.id) == kept
 
@@ -77,11 +79,11 @@ async def a_lease_is_its_holders_until_it_has_expired(factory: StoreFactory, clo
         agent = await _an_agent(one)
         former = await granted(one, agent, ONE)
         await clock.advance(0.8 * ONE.lease)
-        assert await two.acquire(agent.key, TWO) == Held("one")
+        assert await two.acquire(agent.key, TWO) == LeaseHeld("one")
         await one.renew(ONE)
         await clock.advance(0.8 * ONE.lease)
         assert await two.responds("one")
-        assert await two.acquire(agent.key, TWO) == Held("one")
+        assert await two.acquire(agent.key, TWO) == LeaseHeld("one")
         await clock.advance(0.4 * ONE.lease)
         assert not await two.responds("one")
         assert follows(await two.acquire(agent.key, TWO), former, "two", "one")

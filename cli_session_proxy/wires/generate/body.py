@@ -242,7 +242,7 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
 _DATA = b"data: "
 
 
-class Writer:
+class GenerateWriter:
     """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream.
 
     Google's clients take no comment: those for Python (2.34, 3.4) parse it as JSON, the one for Go (1.69) fails on any

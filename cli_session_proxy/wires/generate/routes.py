@@ -53,6 +53,8 @@ class GenerateRoutes:
         call = await read_call(request, self._settings.max_body, read)
         answer = await self._engine.submit(call.request, partial(has_left, request.scope, request.receive))
         request_id = request.scope["state"]["request_id"]
-        writer = partial(generate.Writer, answer.turn_id, call.request.model, request_id, thoughts=call.thoughts)
+        writer = partial(
+            generate.GenerateWriter, answer.turn_id, call.request.model, request_id, thoughts=call.thoughts
+        )
         render = partial(generate.answer, thoughts=call.thoughts)
         return reply(answer, call, self._settings.keepalive, render, writer)

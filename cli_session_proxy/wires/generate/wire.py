@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import re
 
-from ..base import Asked, Claim, Models, Wire
+from ..base import AddressClaim, Models, RequestAddress, Wire
 from . import body as generate
 from .errors import GOOGLE
 from .routes import GenerateRoutes
 
 
-def _is_googles(asked: Asked) -> bool:
+def _is_googles(asked: RequestAddress) -> bool:
     return "x-goog-api-key" in asked.headers or re.search(r"(^|&)key=", asked.query) is not None
 
 
@@ -20,9 +20,9 @@ _METHOD = re.compile(r"/v1/models/.*:(?:\w+(?:Contents?|Tokens|Answer)|predict\w
 WIRE = Wire(
     name=generate.WIRE,
     claims=(
-        Claim("/v1beta"),
-        Claim("/v1/models", form=_METHOD),
-        Claim("/v1/models", by=_is_googles),
+        AddressClaim("/v1beta"),
+        AddressClaim("/v1/models", form=_METHOD),
+        AddressClaim("/v1/models", by=_is_googles),
     ),
     errors=GOOGLE,
     routes=GenerateRoutes,

@@ -19,7 +19,7 @@ from ..kept import KeptTurns
 from ..schemas import TEXT, YES_OR_NO
 from . import body as interactions
 from . import schema
-from .stream import EventWriter
+from .stream import InteractionsWriter
 
 
 class InteractionsRoutes:
@@ -42,7 +42,7 @@ class InteractionsRoutes:
         left = partial(has_left, request.scope, request.receive)
         answer = await self._engine.submit(await self._continued(call), left)
         keepalive = self._settings.keepalive
-        return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, EventWriter)
+        return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, InteractionsWriter)
 
     async def _continued(self, call: interactions.InteractionCall) -> TurnRequest:
         if call.previous is None:
@@ -64,7 +64,7 @@ class InteractionsRoutes:
                 raise InvalidRequest(
                     "last_event_id must be an event_id of this interaction's stream", param="last_event_id"
                 )
-            writer = partial(EventWriter, after=int(last))
+            writer = partial(InteractionsWriter, after=int(last))
             return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
         shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))

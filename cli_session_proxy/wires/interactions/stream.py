@@ -23,7 +23,7 @@ from .errors import interactions_error
 from .steps import signature, step_of
 
 
-class EventWriter(EventStream):
+class InteractionsWriter(EventStream):
     """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
 
     Events up to the place `after` are counted, not sent.

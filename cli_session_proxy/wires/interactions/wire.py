@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from ..base import Claim, Wire
+from ..base import AddressClaim, Wire
 from . import body as interactions
 from .errors import INTERACTIONS
 from .routes import InteractionsRoutes
 
 WIRE = Wire(
     name=interactions.WIRE,
-    claims=(Claim("/v1/interactions"), Claim("/v1beta/interactions")),
+    claims=(AddressClaim("/v1/interactions"), AddressClaim("/v1beta/interactions")),
     errors=INTERACTIONS,
     routes=InteractionsRoutes,
     bases=("/v1/", "/v1beta/"),

@@ -270,12 +270,12 @@ def _whole(block: Block) -> Block:
     return {**block, **{name: value for name, value in _REQUIRED.get(block["type"], {}).items() if name not in block}}
 
 
-def writer(call: MessagesCall, turn_id: str) -> EventWriter:
+def writer(call: MessagesCall, turn_id: str) -> MessagesWriter:
     """The stream of the answer to this call."""
-    return EventWriter(turn_id, call.request.model, call.request.request_id or "")
+    return MessagesWriter(turn_id, call.request.model, call.request.request_id or "")
 
 
-class EventWriter(EventStream):
+class MessagesWriter(EventStream):
     """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
 
     Indices are counted here: those of a turn may have gaps.

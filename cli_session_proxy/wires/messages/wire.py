@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base import Claim, Models, Wire
+from ..base import AddressClaim, Models, Wire
 from . import body as messages
 from .errors import ANTHROPIC
 from .routes import MessagesRoutes
@@ -10,8 +10,8 @@ from .routes import MessagesRoutes
 WIRE = Wire(
     name=messages.WIRE,
     claims=(
-        Claim("/v1/messages"),
-        Claim("/v1/models", by=lambda asked: "anthropic-version" in asked.headers),
+        AddressClaim("/v1/messages"),
+        AddressClaim("/v1/models", by=lambda asked: "anthropic-version" in asked.headers),
     ),
     errors=ANTHROPIC,
     routes=MessagesRoutes,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ..base import Claim, Wire
+from ..base import AddressClaim, Wire
 from . import body as ollama
 from .errors import OLLAMA
 from .routes import OllamaRoutes
@@ -16,7 +16,7 @@ _ASKED = (
 
 WIRE = Wire(
     name=ollama.WIRE,
-    claims=(Claim("/api"),),
+    claims=(AddressClaim("/api"),),
     errors=OLLAMA,
     routes=OllamaRoutes,
     bases=tuple(f"/api/{name}" for name in _ASKED),

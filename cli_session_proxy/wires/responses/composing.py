@@ -10,24 +10,24 @@ from ...domain.reminders import reminder
 from ...errors import InvalidRequest
 from . import body as responses
 from .body import ResponsesCall
-from .items import NONE_WRITTEN, Entry, entry_of, input_entries, output_entries
+from .items import NONE_WRITTEN, ConversationItem, entry_of, input_entries, output_entries
 from .tools import with_brought
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class OpenDialogue:
     """What a conversation holds: the turns of the path with the items of each, and `free`, which no turn on the path
     has taken in. `removed` are the ids of items that were taken out."""
 
     metadata: JSON
     removed: frozenset[str]
     path: Sequence[Turn]
-    said: Sequence[Sequence[Entry]]
+    said: Sequence[Sequence[ConversationItem]]
     free: Sequence[Item]
     written: Mapping[str, Item] = field(default_factory=lambda: NONE_WRITTEN)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[ConversationItem]:
         there = [entry for entries in self.said for entry in entries if entry.id not in self.removed]
         return there + [entry_of(item) for item in self.free]
 
@@ -36,7 +36,7 @@ class Held:
         out = [entry.system for entries in self.said for entry in entries if entry.id in self.removed]
         return [text for text in out if text is not None]
 
-    def rest(self) -> tuple[Turn | None, list[Entry]]:
+    def rest(self) -> tuple[Turn | None, list[ConversationItem]]:
         """The last turn before anything was taken out, and what was said after it but for that."""
         touched = (at for at, said in enumerate(self.said) if any(entry.id in self.removed for entry in said))
         start = next(touched, len(self.path))
@@ -50,7 +50,7 @@ class Held:
         return self.path[start - 1] if start else None, [entry for said in left[start:] for entry in said]
 
 
-def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
+def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
     return [*input_entries(turn, written), *output_entries(turn, written)]
 
 
@@ -70,8 +70,8 @@ def compose(
     *,
     continues: str | None = None,
     delta: bool = True,
-    held: Held | None = None,
-    rest: Sequence[Entry] = (),
+    held: OpenDialogue | None = None,
+    rest: Sequence[ConversationItem] = (),
 ) -> Composed:
     """What the client says behind the turn `ran`, whose system texts and tools hold on in a `delta`.
 
@@ -123,7 +123,7 @@ class _Said:
         self._sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their ids
         self._beside: list[str] = []  # hand-written items that are no message
 
-    def again(self, entries: Sequence[Entry], written: Mapping[str, Item]) -> None:
+    def again(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
         """What stood on the path. Thinking was sealed for the answer that is left: nobody can vouch for it here."""
         for entry in entries:
             if entry.id in written:

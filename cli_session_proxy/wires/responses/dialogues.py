@@ -34,7 +34,7 @@ from . import body as responses
 from . import conversations
 from . import items as responses_items
 from .body import ResponsesCall, response_id, turn_id_of
-from .composing import Held, compose, entries_of
+from .composing import OpenDialogue, compose, entries_of
 from .conversations import NewConversation, unknown
 
 
@@ -178,11 +178,11 @@ class Dialogues:
             raise unknown(given)
         return agent
 
-    async def _held(self, agent: Agent) -> Held:
+    async def _held(self, agent: Agent) -> OpenDialogue:
         """All that the conversation holds now."""
         return await self._behind(agent.key, await self._engine.tip(agent), whole=True)
 
-    async def _behind(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> Held:
+    async def _behind(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> OpenDialogue:
         """What the conversation holds where its next turn continues this one.
 
         Its turns are read only for the `whole` of it, or where something was taken out or off the path.
@@ -192,13 +192,15 @@ class Dialogues:
         free = await store.items_off(agent_key, None if tip is None else tip.id)
         removed = frozenset(notes.removed)
         if tip is None or not (whole or removed or any(item.turn_id is not None for item in free)):
-            return Held(notes.metadata, removed, (), (), [item for item in free if item.id not in removed])
+            return OpenDialogue(notes.metadata, removed, (), (), [item for item in free if item.id not in removed])
         path = await store.path(tip.id)
         written = {item.id: item for item in await store.items(agent_key)}
         said = [entries_of(turn, written) for turn in path]
         # A turn that is on the path again was not the last one to begin with its items.
         there = removed | {entry.id for entries in said for entry in entries}
-        return Held(notes.metadata, removed, path, said, [item for item in free if item.id not in there], written)
+        return OpenDialogue(
+            notes.metadata, removed, path, said, [item for item in free if item.id not in there], written
+        )
 
     # --- a turn in a conversation
 

@@ -211,7 +211,7 @@ _TEXTS = {"input_text": _text, "output_text": _text, "text": _text, "refusal": _
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class ConversationItem:
     """An item as a client sees it, with what it says to the model (`message` is None for system texts)."""
 
     item: JSON
@@ -221,7 +221,7 @@ class Entry:
     def id(self) -> str:
         return str(self.item["id"])
 
-    def under(self, item_id: str | None) -> Entry:
+    def under(self, item_id: str | None) -> ConversationItem:
         """With this id; with its own for None."""
         return self if item_id is None else replace(self, item={**self.item, "id": item_id})
 
@@ -263,23 +263,23 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
     ]
 
 
-def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
+def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
     """An item for each block of the answer that is shown, in order; for a hand-written one of several blocks, one."""
     brought = turn.evidence.brought is not None and turn.evidence.brought.by == "client"
     blocks = shown(turn.output, calls=brought or turn.status == "requires_action")
     ids = dict(zip(map(id, turn.output), _ids(turn, "output"), strict=False))
-    entries: list[Entry] = []
+    entries: list[ConversationItem] = []
     for item_id, group in groupby(enumerate(blocks), lambda numbered: ids.get(id(numbered[1]))):
         numbered = list(group)
         if item_id is not None and item_id in written:
             said = Message("assistant", tuple(block for _, block in numbered))
-            entries.append(Entry(written[item_id].data, said))
+            entries.append(ConversationItem(written[item_id].data, said))
         else:
             entries += [_told(turn, block, n).under(item_id) for n, block in numbered]
     return entries
 
 
-def _told(turn: Turn, block: Block, n: int) -> Entry:
+def _told(turn: Turn, block: Block, n: int) -> ConversationItem:
     key = hex_of(turn.id)
     if block["type"] == "text":
         item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
@@ -288,7 +288,7 @@ def _told(turn: Turn, block: Block, n: int) -> Entry:
         item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
     else:
         item = Shapes((turn.call or {}).get("shapes", {})).item(block, key, n)
-    return Entry(item, Message("assistant", (block,)))
+    return ConversationItem(item, Message("assistant", (block,)))
 
 
 def _ids(turn: Turn, part: str) -> Sequence[str | None]:
@@ -297,7 +297,7 @@ def _ids(turn: Turn, part: str) -> Sequence[str | None]:
     return ids
 
 
-def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[Entry]:
+def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
     """What the client said in this turn. `written` are the hand-written items of its conversation."""
     call = turn.call or {}
     ids, beside = _ids(turn, "input"), call.get("beside", ())
@@ -305,28 +305,28 @@ def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> lis
         known = [item_id for item_id in call["shown"] if item_id in written]
         ids = [item_id for item_id in known if read([written[item_id].data]).messages]
         beside = [item_id for item_id in known if item_id not in ids]
-    entries = [Entry(written[item_id].data, None) for item_id in beside if item_id in written]
+    entries = [ConversationItem(written[item_id].data, None) for item_id in beside if item_id in written]
     key = hex_of(turn.id)
     system_ids = chain(call.get("system_ids", ()), repeat(None))
     for n, (system, item_id) in enumerate(zip(call.get("system_sent", ()), system_ids, strict=False)):
         part = {"type": "input_text", "text": system}
         item = {"id": f"msg_{key}_sys{n}", "type": "message", "status": "completed", "role": "system"}
-        entries.append(Entry({**item, "content": [part]}, None).under(item_id))
+        entries.append(ConversationItem({**item, "content": [part]}, None).under(item_id))
     for message, item_id in zip(turn.input, chain(ids, repeat(None)), strict=False):
         if item_id is not None and item_id in written:
-            entries.append(Entry(written[item_id].data, message))
+            entries.append(ConversationItem(written[item_id].data, message))
         else:
             entries += [entry.under(item_id) for entry in _said(message, key, len(entries))]
     return entries
 
 
-def _said(message: Message, key: str, n: int) -> list[Entry]:
-    entries: list[Entry] = []
+def _said(message: Message, key: str, n: int) -> list[ConversationItem]:
+    entries: list[ConversationItem] = []
     texts = [reminded(block) for block in message.content]
     if message.content and None not in texts:
         part = {"type": "input_text", "text": "\n\n".join(text or "" for text in texts)}
         item = {"id": f"msg_{key}_in{n}", "type": "message", "status": "completed", "role": "system", "content": [part]}
-        return [Entry(item, message)]
+        return [ConversationItem(item, message)]
     results = [block for block in message.content if block.get("type") == "tool_result"]
     for block in results:
         said = block.get("content")
@@ -336,14 +336,14 @@ def _said(message: Message, key: str, n: int) -> list[Entry]:
             "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
             "call_id": block["tool_use_id"], "output": said,
         }  # fmt: skip
-        entries.append(Entry(item, Message("user", (block,))))
+        entries.append(ConversationItem(item, Message("user", (block,))))
     rest = tuple(block for block in message.content if block.get("type") in ("text", "image", "document"))
     if rest:
         item = {
             "id": f"msg_{key}_in{n + len(entries)}", "type": "message", "status": "completed", "role": "user",
             "content": [_input_part(block) for block in rest],
         }  # fmt: skip
-        entries.append(Entry(item, Message("user", rest)))
+        entries.append(ConversationItem(item, Message("user", rest)))
     return entries
 
 
@@ -362,10 +362,10 @@ def _input_part(block: Block) -> JSON:
 # --- hand-written items and pages -------------------------------------------------------------------------
 
 
-def entry_of(item: Item) -> Entry:
+def entry_of(item: Item) -> ConversationItem:
     """A hand-written item with what it says by itself."""
     said = read([item.data], "items").messages
-    return Entry(item.data, said[0] if said else None)
+    return ConversationItem(item.data, said[0] if said else None)
 
 
 def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:

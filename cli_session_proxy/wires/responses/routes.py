@@ -26,7 +26,7 @@ from . import items as responses_items
 from .conversation_routes import ConversationsRoutes
 from .dialogues import Dialogues
 from .socket import ResponsesSocket
-from .stream import EventWriter
+from .stream import ResponsesWriter
 
 SOCKET = "/v1/responses"
 ID = "/v1/responses/{response_id}"
@@ -60,7 +60,7 @@ class ResponsesRoutes:
     async def create(self, request: Request) -> Response:
         call = await read_call(request, self._settings.max_body, responses.read)
         answer = await self._dialogues.submit(call, has_left=partial(has_left, request.scope, request.receive))
-        return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, EventWriter)
+        return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, ResponsesWriter)
 
     async def input_tokens(self, request: Request) -> JSONResponse:
         """An estimate: the CLI counts nothing ahead. What came before is known from its own turn's usage."""
@@ -88,7 +88,7 @@ class ResponsesRoutes:
             given = request.query_params.get("starting_after") or "-1"
             if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
                 raise InvalidRequest("starting_after must be a sequence_number: 0, 1, 2, …", param="starting_after")
-            writer = partial(EventWriter, starting_after=int(given))
+            writer = partial(ResponsesWriter, starting_after=int(given))
             return await kept.stream(owner, response_id, writer, self._settings.keepalive)
         turn = await kept.turn(owner, response_id)
         return JSONResponse(responses.response(turn), headers=await kept.about(turn))

@@ -31,7 +31,7 @@ from ..openai import openai_error
 from . import body as responses
 from .body import ResponsesCall, response_id
 from .dialogues import Dialogues
-from .stream import EventWriter
+from .stream import ResponsesWriter
 
 log = logs.get(__name__)
 
@@ -44,7 +44,7 @@ POLICY_VIOLATION, RESTARTS = 1008, 1012
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class SocketRequest:
     """What a message asks. `ahead` is its body, where it is only there for the next message to go on from."""
 
     call: ResponsesCall
@@ -52,7 +52,7 @@ class Asked:
     ahead: JSON | None
 
 
-def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -> Asked:
+def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -> SocketRequest:
     """The call that a message means; `ahead` is the response that was made of one before, and its body.
 
     Raises `InvalidRequest`, which names the field.
@@ -68,7 +68,7 @@ def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -
         before = ahead[1]
         said = [*_items(before.get("input")), *_items(body.get("input"))]
         body = {**before, **body, "input": said, "previous_response_id": before.get("previous_response_id")}
-    return Asked(responses.read(body, naming), stream_id, body if generate is False else None)
+    return SocketRequest(responses.read(body, naming), stream_id, body if generate is False else None)
 
 
 def _items(given: object) -> list[Any]:
@@ -184,8 +184,8 @@ class _Connection:
             fresh=self._about.fresh and self._count == 1,  # the agent begins anew once
             request_id=f"{self._about.request_id}.{self._count}",
         )
-        asked: Asked | None = None
-        writer: EventWriter | None = None
+        asked: SocketRequest | None = None
+        writer: ResponsesWriter | None = None
         try:
             if isinstance(message, ProxyError):
                 raise message
@@ -195,7 +195,7 @@ class _Connection:
                 return
             answer = await self._dialogues.submit(asked.call, own=self._own)
             try:
-                writer = EventWriter(answer.accepted, frame=_frame, end=())
+                writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
                         await asyncio.sleep(0)  # a disconnect that is known already is noticed first
@@ -220,9 +220,9 @@ class _Connection:
             input=(), created_at=now, finished_at=now, call=call.call,
         )  # fmt: skip
         self._ahead = response_id(turn.id), body
-        return EventWriter(turn, frame=_frame, end=()).whole(turn)
+        return ResponsesWriter(turn, frame=_frame, end=()).whole(turn)
 
-    async def _say(self, asked: Asked | None, pieces: Iterable[bytes]) -> None:
+    async def _say(self, asked: SocketRequest | None, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             text = piece.decode()
             if asked is not None and asked.stream_id is not None:

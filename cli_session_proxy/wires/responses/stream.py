@@ -107,7 +107,7 @@ class _Part:
         ]
 
 
-class EventWriter(EventStream):
+class ResponsesWriter(EventStream):
     """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
 
     Events up to `starting_after` are counted, not sent. `frame` and `end` are how an event, and the end of all, look.

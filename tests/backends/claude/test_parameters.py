@@ -19,7 +19,7 @@ from cli_session_proxy.domain.client_tools import Offers, ToolOptions
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Fail, Gate, Reply, ToolUse
+from cli_session_proxy.testing.script import Fail, HeldReply, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...clis import old_cli_in_full
@@ -224,7 +224,7 @@ async def test_a_forced_choice_is_gone_when_the_results_go_back_to_the_process_t
 async def test_a_process_that_died_with_parameters_leaves_none_behind(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate(after=1, reply=Reply("too late"))
+    gate = HeldReply(after=1, reply=Reply("too late"))
     upstream.when("hold", gate)
     async with running(make_settings(claude_bin=claude_2)) as engine:
         first = await ask(engine, "begin")

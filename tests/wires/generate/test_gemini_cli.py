@@ -59,7 +59,7 @@ def test_a_response_that_is_sent_again_counts_once() -> None:
 
 
 def test_a_stream_ends_with_its_last_words() -> None:
-    writer = generate.Writer("turn_1", "sonnet", "req_1", thoughts=False)
+    writer = generate.GenerateWriter("turn_1", "sonnet", "req_1", thoughts=False)
     done = turn(1, output=(block("Hello there."),))
     said = [BlockDelta(0, {"type": "text_delta", "text": piece}) for piece in ("Hello ", "there.")]
     events: list[TurnEvent] = [BlockStart(0, {"type": "text", "text": ""}), *said, BlockStop(0), Finished(done)]

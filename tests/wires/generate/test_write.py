@@ -24,7 +24,7 @@ DONE = replace(
 
 
 def told(turn: Turn, events: list[TurnEvent], *, thoughts: bool = False) -> list[GenerateContentResponse]:
-    writer = generate.Writer("turn_1", "sonnet", "req_1", thoughts=thoughts)
+    writer = generate.GenerateWriter("turn_1", "sonnet", "req_1", thoughts=thoughts)
     raw = b"".join(piece for event in [started(), *events, Finished(turn)] for piece in writer.feed(event)).decode()
     frames = raw.strip().split("\n\n")
     assert all(frame.startswith("data: ") for frame in frames)
@@ -74,7 +74,7 @@ def test_why_it_stopped_is_told_in_the_wires_words() -> None:
 
 
 def test_an_error_ends_a_stream_as_the_client_knows_it() -> None:
-    [raw] = generate.Writer("turn_1", "sonnet", "req_1", thoughts=False).error(QueueFull("full: wait"))
+    [raw] = generate.GenerateWriter("turn_1", "sonnet", "req_1", thoughts=False).error(QueueFull("full: wait"))
     assert raw.startswith(b'data: {"error":')  # google-genai 3.4 looks for just this start
     error = json.loads(raw[6:])["error"]
     assert (error["code"], error["status"], error["message"]) == (429, "RESOURCE_EXHAUSTED", "full: wait")

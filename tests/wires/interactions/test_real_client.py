@@ -14,7 +14,7 @@ from google.genai._interactions import BadRequestError, NotFoundError
 from pydantic import TypeAdapter
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Gate, Reply
+from cli_session_proxy.testing.script import HeldReply, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
@@ -117,7 +117,7 @@ async def test_a_stream_is_read_on_from_any_event(proxy: Proxy, upstream: Upstre
 
 async def test_a_background_interaction_goes_on_without_its_client(proxy: Proxy, upstream: Upstream) -> None:
     engine, client = proxy
-    gate = Gate(reply=Reply("Done."))
+    gate = HeldReply(reply=Reply("Done."))
     upstream.when("hello", gate)
     made = await client.interactions.create(model="sonnet", input="hello", background=True)
     assert made.status == "queued"
@@ -140,7 +140,7 @@ async def test_a_background_interaction_goes_on_without_its_client(proxy: Proxy,
 
 async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: Proxy, upstream: Upstream) -> None:
     _, client = proxy
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("hello", gate)
     made = await client.interactions.create(model="sonnet", input="hello", background=True)
     assert made.id is not None
@@ -154,7 +154,7 @@ async def test_a_background_interaction_is_cancelled_and_never_continued(proxy: 
 async def test_a_background_interaction_of_a_dead_proxy_is_failed_with_a_reason(
     make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("hello", gate)
     quick = make_settings(drain_timeout=0.0)
     async with proxied_without_cli(quick, upstream) as (_, root), google_client(root) as client:

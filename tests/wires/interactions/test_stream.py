@@ -22,7 +22,7 @@ from cli_session_proxy.domain.models import (
 from cli_session_proxy.engine.live import cancelled, said
 from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.wires.interactions import body as interactions
-from cli_session_proxy.wires.interactions.stream import EventWriter
+from cli_session_proxy.wires.interactions.stream import InteractionsWriter
 
 from ...fakes import TURN, started
 
@@ -62,7 +62,7 @@ def events_of(raw: list[bytes]) -> list[dict[str, Any]]:
 
 
 def live(after: int = 0) -> list[dict[str, Any]]:
-    writer = EventWriter(replace(DONE, output=()), after=after)
+    writer = InteractionsWriter(replace(DONE, output=()), after=after)
     return events_of([piece for event in LIVE for piece in writer.feed(event)])
 
 
@@ -89,14 +89,14 @@ def test_a_place_is_the_same_live_and_later() -> None:
     for event in events:
         place = int(event["event_id"])
         before = told([one for one in events if int(one["event_id"]) <= place])
-        for rest in (live(place), events_of(EventWriter(DONE, after=place).whole(DONE))):
+        for rest in (live(place), events_of(InteractionsWriter(DONE, after=place).whole(DONE))):
             assert [one + two for one, two in zip(before, told(rest), strict=True)] == ["Hmm, 猫.", "Hello there."]
             assert all(int(one["event_id"]) > place for one in rest)
 
 
 def test_thoughts_are_only_signed_for_those_who_did_not_ask() -> None:
     quiet = replace(DONE, call={**ASKED, "summaries": False})
-    events = events_of(EventWriter(quiet).whole(quiet))
+    events = events_of(InteractionsWriter(quiet).whole(quiet))
     assert told(events) == ["", "Hello there."]
     shown = interactions.interaction(quiet)
     assert [step["type"] for step in shown["steps"]] == ["thought", "model_output"]
@@ -105,7 +105,7 @@ def test_thoughts_are_only_signed_for_those_who_did_not_ask() -> None:
 
 def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
     waiting = replace(DONE, status="requires_action", output=(*DONE.output, CALL))
-    events = events_of(EventWriter(waiting).whole(waiting))
+    events = events_of(InteractionsWriter(waiting).whole(waiting))
     [call] = [event["step"] for event in events if event.get("step", {}).get("type") == "function_call"]
     assert (call["id"], call["name"], call["arguments"]) == ("toolu_1", "look", {"at": 1})
     assert events[-1]["interaction"]["status"] == "requires_action"
@@ -120,9 +120,9 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
 )
 def test_a_failure_is_told_live_and_later(error: Any, status: str, last: str) -> None:
     failed: Turn = replace(DONE, status=status, output=(), error=error.as_dict())  # type: ignore[arg-type]
-    writer = EventWriter(replace(DONE, output=()))
+    writer = InteractionsWriter(replace(DONE, output=()))
     begun = [piece for event in LIVE[:4] for piece in writer.feed(event)]
-    for events in (events_of([*begun, *writer.error(error)]), events_of(EventWriter(failed).whole(failed))):
+    for events in (events_of([*begun, *writer.error(error)]), events_of(InteractionsWriter(failed).whole(failed))):
         assert events[-1]["event_type"] == last
         assert any(event.get("status") == status for event in events)
     shown = interactions.interaction(failed)
@@ -143,6 +143,6 @@ def test_every_status_has_the_wires_word(fields: dict[str, Any], status: str) ->
 
 
 def test_a_whole_answer_is_told_by_a_replay_too() -> None:
-    writer = EventWriter(replace(DONE, output=()))
+    writer = InteractionsWriter(replace(DONE, output=()))
     events = events_of([p for e in [started(), *said(DONE.output), Finished(DONE)] for p in writer.feed(e)])
     assert told(events) == ["Hmm, 猫.", "Hello there."]

@@ -27,7 +27,7 @@ USAGE = Usage(input_tokens=3, output_tokens=2, cache_read_tokens=30, cache_write
 
 def told(events: list[TurnEvent]) -> list[dict[str, Any]]:
     """The events of a stream, each checked against the client's type and named by its line."""
-    writer = messages.EventWriter("turn_1", "sonnet", "req_1")
+    writer = messages.MessagesWriter("turn_1", "sonnet", "req_1")
     raw = b"".join(piece for event in events for piece in writer.feed(event)).decode()
     found = []
     for frame in raw.strip().split("\n\n"):
@@ -132,7 +132,7 @@ def test_an_answer_that_never_came_in_pieces_is_told_whole() -> None:
 
 
 def test_an_error_ends_a_stream_in_the_wires_shape() -> None:
-    [raw] = messages.EventWriter("turn_1", "sonnet", "req_1").error(Overloaded("busy: wait"))
+    [raw] = messages.MessagesWriter("turn_1", "sonnet", "req_1").error(Overloaded("busy: wait"))
     name, data = raw.decode().strip().split("\n")
     assert name == "event: error"
     assert json.loads(data.removeprefix("data: ")) == {

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate, scripted_answer
+from cli_session_proxy.testing.script import HeldReply, scripted_answer
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...talking import running
@@ -85,9 +85,9 @@ async def shown(door: Door, conversation: str, upstream: Upstream) -> list[str]:
     return seen[:-1]
 
 
-async def begun(door: Door, conversation: str, upstream: Upstream, text: str) -> tuple[asyncio.Task[Any], Gate]:
+async def begun(door: Door, conversation: str, upstream: Upstream, text: str) -> tuple[asyncio.Task[Any], HeldReply]:
     """A turn that runs until the gate is opened."""
-    gate = Gate()
+    gate = HeldReply()
     upstream.when(text, gate)
     task = asyncio.create_task(said(door, conversation, text))
     async with asyncio.timeout(30):
@@ -109,7 +109,7 @@ async def accepted(door: Door, conversation: str, number: int) -> None:
 async def left(door: Door, conversation: str, upstream: Upstream, *words: str) -> None:
     """A turn whose client leaves before its answer is there; it is completed all the same. Every second of the words is
     an answer."""
-    gate = Gate(after=1)
+    gate = HeldReply(after=1)
     upstream.when(words[-1], gate)
     given = [message(text, "assistant" if at % 2 else "user") for at, text in enumerate(words)]
     body = {"model": "sonnet", "input": given, "conversation": conversation, "stream": True}

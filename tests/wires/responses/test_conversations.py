@@ -8,7 +8,7 @@ from typing import Any
 import openai
 import pytest
 
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.asgi import MIDDLING
 
@@ -70,7 +70,7 @@ async def test_a_turn_that_fails_does_not_swallow_the_items(door: Door, upstream
     made = await door.openai.conversations.create(
         items=[{"type": "message", "role": "user", "content": "remember a = 1"}]
     )
-    gate = Gate()
+    gate = HeldReply()
     upstream.next(gate)
     running = await door.openai.responses.create(model="sonnet", input="go", conversation=made.id, background=True)
     await asyncio.wait_for(gate.reached.wait(), 20)

@@ -18,7 +18,7 @@ import openai
 import pytest
 
 from cli_session_proxy.backends.claude.transcript.writing import OPENED_BY_ASSISTANT
-from cli_session_proxy.testing.script import Fail, Gate, Refusal
+from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
@@ -278,7 +278,7 @@ class Run:
             await self.tell([Words(text, "user")], extra_headers={"Idempotency-Key": key})
 
     async def cancelled(self) -> None:
-        text, gate = self.new(), Gate()
+        text, gate = self.new(), HeldReply()
         self.upstream.when(text, gate)
         response = await said(self.at(), self.conversation, text, background=True)
         async with asyncio.timeout(30):

@@ -14,7 +14,7 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from cli_session_proxy.testing.script import Fail, Gate, Reply
+from cli_session_proxy.testing.script import Fail, HeldReply, Reply
 from cli_session_proxy.testing.seen import parts as parts_of
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -196,7 +196,7 @@ async def test_a_cut_stream_read_on_from_any_event_gives_the_same_text(door: Doo
 
 
 async def test_a_running_response_can_be_read_while_it_runs(door: Door, upstream: Upstream) -> None:
-    gate = Gate(after=2, reply=Reply("one two three four five six seven eight nine ten"))
+    gate = HeldReply(after=2, reply=Reply("one two three four five six seven eight nine ten"))
     upstream.next(gate)
     started = await door.openai.responses.create(model="sonnet", input="go", background=True)
     assert started.status == "queued"
@@ -214,7 +214,7 @@ async def test_a_running_response_can_be_read_while_it_runs(door: Door, upstream
 async def test_a_background_response_is_cancelled_and_its_words_are_on_no_path(
     cli_door: Door, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.next(gate)
     running = await cli_door.openai.responses.create(
         model="sonnet", input="forget me", background=True, extra_body={"agent_id": "ada"}

@@ -10,7 +10,7 @@ from pathlib import Path
 import openai
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
@@ -31,7 +31,7 @@ async def test_a_background_response_survives_kill_9_of_the_proxy(
     settings = make_settings(claude_bin=claude_2, drain_timeout=5.0)
     async with served(settings, tmp_path) as (client, process):
         first = await client.responses.create(model="sonnet", input="remember a = 1")
-        gate = Gate()
+        gate = HeldReply()
         upstream.next(gate)
         running = await client.responses.create(
             model="sonnet", input="recall", previous_response_id=first.id, background=True
@@ -54,7 +54,7 @@ async def test_a_background_response_survives_kill_9_of_the_proxy(
             assert after.status in ("completed", "failed")
             assert after.output_text or (after.error and after.error.message)
         # a proxy that is told to stop ends what it cannot finish, and says so
-        upstream.next(stuck := Gate())
+        upstream.next(stuck := HeldReply())
         running = await client.responses.create(model="sonnet", input="go", background=True)
         await asyncio.wait_for(stuck.reached.wait(), START)
     async with served(settings, tmp_path) as (client, _):

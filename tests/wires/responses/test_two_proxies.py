@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.script import Fail, Gate, Refusal
+from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
@@ -154,7 +154,7 @@ async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
             await said(pair.a, conversation, "say one")
         upstream.heal()
     elif how == "cancelled":
-        gate = Gate()
+        gate = HeldReply()
         upstream.when("say one", gate)
         response = await said(pair.a, conversation, "say one", background=True)
         async with asyncio.timeout(30):

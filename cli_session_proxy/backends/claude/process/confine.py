@@ -132,7 +132,7 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ConfinedPlace:
     """What one agent's CLI works with. It finds `private` in the place of the CLI's own directory, `config_dir`."""
 
     cwd: Path
@@ -143,7 +143,7 @@ class Place:
 
 
 async def wrapper(
-    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+    settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> tuple[str, ...]:
     """The beginning of the command line of a CLI of this confined profile.
 
@@ -165,7 +165,7 @@ async def wrapper(
 
 
 async def refused(
-    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+    settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> str | None:
     """Why the CLI of this confined profile does not start; None where it says its version from inside."""
     try:
@@ -180,7 +180,7 @@ async def refused(
 
 
 def _wrapper(
-    settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+    settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
     """The command line, and the places that must not be readable behind it, with what they are."""
     try:
@@ -218,7 +218,7 @@ class _Boundary:
     see."""
 
     def __init__(
-        self, settings: Settings, profile: Profile, program: Path, place: Place, env: Mapping[str, str]
+        self, settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
     ) -> None:
         self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
         self._home = Path(env.get("HOME") or Path.home())

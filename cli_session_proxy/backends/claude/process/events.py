@@ -15,7 +15,7 @@ from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivit
 
 
 @dataclass(frozen=True, slots=True)
-class SessionSeen:
+class SessionFrame:
     """A frame carried this session id. `cause` is `init`, `conversation_reset` or `result`."""
 
     session_id: str
@@ -45,7 +45,7 @@ class Truncated:
 
 
 @dataclass(frozen=True, slots=True)
-class Refused:
+class CallRefused:
     """A call of a client's tool that does not come out; `why` goes to the model as its result."""
 
     call: str
@@ -93,13 +93,13 @@ class Result:
 
 
 CliEvent = (
-    SessionSeen
+    SessionFrame
     | AssistantMessage
     | Abandoned
     | ToolActivity
     | Called
     | Truncated
-    | Refused
+    | CallRefused
     | Declined
     | Retried
     | Compacted

@@ -75,15 +75,15 @@ INBOX = 256  # frames read ahead of the listener; then the socket, and so the CL
 DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its output open for ever
 
 
-class Unreadable(ValueError):
+class UnreadableOutput(ValueError):
     """Nothing after it can be trusted. The text says what was printed."""
 
 
-class LineTooLong(Unreadable):
+class LineTooLong(UnreadableOutput):
     """A line of more than the cap."""
 
 
-class FrameTooDeep(Unreadable):
+class FrameTooDeep(UnreadableOutput):
     """A frame that nests deeper than any that a CLI prints by itself: a model's arguments can."""
 
 
@@ -251,7 +251,7 @@ class Output(asyncio.Protocol):
         if self.failure is None:  # else it is drained only
             try:
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
-            except Unreadable as exc:
+            except UnreadableOutput as exc:
                 self._unreadable(exc)
             self._take()
 
@@ -261,7 +261,7 @@ class Output(asyncio.Protocol):
             self._lines.clear()
         self._take()
 
-    def _unreadable(self, why: Unreadable) -> None:
+    def _unreadable(self, why: UnreadableOutput) -> None:
         self.failure = f"it printed {why}"
         self._lines.clear()
         if self._begun:
@@ -273,7 +273,7 @@ class Output(asyncio.Protocol):
             printed = self._lines.popleft()
             try:
                 frame = parse(printed)
-            except Unreadable as exc:
+            except UnreadableOutput as exc:
                 self._unreadable(exc)
                 break
             if frame is None:

@@ -49,7 +49,7 @@ REMEMBERED = 1024
 FIRST_TURN = 1.0
 
 
-class Ending(NamedTuple):
+class ProcessEnd(NamedTuple):
     """`exit_code`: of a process that ended by itself while it was idle. `lost`: it said that it could not write all of
     its session."""
 
@@ -115,7 +115,7 @@ class Pool:
                 self.table.serve("ahead", self._prepare)
             return process, False
 
-    def take_end(self, session_id: str) -> Ending | None:
+    def take_end(self, session_id: str) -> ProcessEnd | None:
         """How the session's last process ended, where it did so by itself or could not write. Told once."""
         return self.table.ended.pop(session_id, None)
 
@@ -238,7 +238,7 @@ class ProcessTable:
         self.processes: dict[str, ClaudeProcess] = {}
         # Idle ones that no session has claimed yet, with their start-up.
         self.spares: dict[ClaudeProcess, asyncio.Task[bool | None]] = {}
-        self.ended: dict[str, Ending] = {}  # by session, the newest
+        self.ended: dict[str, ProcessEnd] = {}  # by session, the newest
         self.closed = False
         self._settings = settings
         self._guardian = Guardian()
@@ -513,7 +513,7 @@ class ProcessTable:
                 self._hooks.on_exit(process.pid)
                 if died or why is not None:
                     code = process.returncode if died else None
-                    self.ended[process.launch.session_id] = Ending(code, why is not None)
+                    self.ended[process.launch.session_id] = ProcessEnd(code, why is not None)
                     while len(self.ended) > REMEMBERED:
                         del self.ended[next(iter(self.ended))]
 

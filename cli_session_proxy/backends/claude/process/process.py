@@ -26,11 +26,11 @@ from ....settings import Settings
 from ...base import Called
 from . import capability, frames
 from .child import Child, Launch, check_tools
-from .events import CliEvent, ProcessDied, Refused, Result
+from .events import CallRefused, CliEvent, ProcessDied, Result
 from .frames import FRAMES, READ_SIZE, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
-from .tool_server import ToolServer, offer
+from .tool_server import ToolServer, not_taken, offer
 from .turn_reader import TurnReader, calls_in
 
 # Seconds. A CLI answers a control request in milliseconds, and says a first word some milliseconds after its prompt;
@@ -217,13 +217,15 @@ class ClaudeProcess:
                     self._unconfirmed = None
                 if judge is not None and (calls := calls_in(frame)):
                     await judge.examine(calls)
+                if results and (call := not_taken(frame, results)) is not None:
+                    raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
                 told = reader.feed(frame)
                 if reader.untold_call:
                     why = "it made a call of a client's tool, and no frame had told of that call"
                     capability.failed(self.launch.capability, "mcp_set_servers", why)
                     raise self.died_of(why, again=False)
                 for event in told:
-                    if isinstance(event, Refused):
+                    if isinstance(event, CallRefused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
                             self._write(frames.line(reply))

@@ -10,6 +10,8 @@ process: the CLI keeps what it had.
 from __future__ import annotations
 
 import asyncio
+import json
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 from ....domain.client_tools import SERVER, Offers
@@ -20,6 +22,8 @@ TOOL_USE_ID = "claudecode/toolUseId"
 PROTOCOL = "2025-06-18"
 # How much longer than we the CLI waits for a result (seconds): it would tell the model itself that none came.
 TOOL_SLACK = 600.0
+# A result of so many characters of JSON is not too large for any CLI.
+SMALL_RESULT = 20_000
 
 
 class Ask(Protocol):
@@ -88,6 +92,25 @@ class ToolServer:
         if method == "ping":
             return {"result": {}}
         return {"error": {"code": -32601, "message": f"no method {method}"}}
+
+
+def not_taken(frame: JSON | None, results: Mapping[str, JSON]) -> str | None:
+    """A call to which the model is shown an error of the CLI's own, though the client's result was none.
+
+    2.1.330 makes one up where it cannot read the result: "The tool call was interrupted before a result was received."
+    A result that is too large becomes an error too: that one is the CLI's limit, and stays.
+    """
+    if frame is None or frame.get("type") != "user":
+        return None
+    content = _dict(frame.get("message")).get("content")
+    for block in content if isinstance(content, list) else ():
+        call = str(_dict(block).get("tool_use_id"))
+        brought = results.get(call)
+        if brought is None or brought.get("isError") or _dict(block).get("is_error") is not True:
+            continue
+        if len(json.dumps(brought)) <= SMALL_RESULT:
+            return call
+    return None
 
 
 def called_in(frame: JSON) -> str:

@@ -11,7 +11,7 @@ from ....domain.evidence import CacheMiss
 from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
-from .events import AssistantMessage, CliEvent, Declined, Refused, Result, SessionSeen, Truncated
+from .events import AssistantMessage, CallRefused, CliEvent, Declined, Result, SessionFrame, Truncated
 from .tool_server import called_in
 
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
@@ -38,7 +38,7 @@ class CallReader:
 
     judge: ToolPolicy | None  # the rules from here on
     _message: str | None = None
-    _decided: dict[str, Block | Refused | None] = field(default_factory=dict)
+    _decided: dict[str, Block | CallRefused | None] = field(default_factory=dict)
     accepted: list[Block] = field(default_factory=list)  # of the present message
     ours: set[str] = field(default_factory=set)  # every call that came out
 
@@ -48,7 +48,7 @@ class CallReader:
             self._message = message_id
             self.accepted = []
 
-    def decide(self, block: Block) -> Block | Refused | None:
+    def decide(self, block: Block) -> Block | CallRefused | None:
         """The call under the client's name, or why it is refused; None for a tool that is not the client's."""
         call = str(block.get("id"))
         if call not in self._decided:
@@ -61,13 +61,13 @@ class CallReader:
     def knows(self, call: str | None) -> bool:
         return call in self._decided
 
-    def _verdict(self, block: Block, call: str) -> Block | Refused | None:
+    def _verdict(self, block: Block, call: str) -> Block | CallRefused | None:
         tool = self.judge.tool(str(block.get("name"))) if self.judge else None
         if self.judge is None or tool is None:
             return None
         why = self.judge.refusal(tool, len(self.accepted)) or self.judge.fault(tool, call)
         if why is not None:
-            return Refused(call, why)
+            return CallRefused(call, why)
         return {**block, "name": tool.name}
 
 
@@ -274,7 +274,7 @@ class TurnReader:
         self._calls.message(message_id)
         answer: list[Block] = []
         words: list[Block] = []
-        refused: list[Refused] = []
+        refused: list[CallRefused] = []
         for block in _blocks(message):
             if block.get("type") in ANSWER_BLOCKS:
                 answer.append(block)
@@ -283,7 +283,7 @@ class TurnReader:
                     self._texts.append(str(block.get("text", "")))
             elif block.get("type") == "tool_use":
                 verdict = self._calls.decide(block)
-                if isinstance(verdict, Refused):
+                if isinstance(verdict, CallRefused):
                     refused.append(verdict)
                 elif verdict is not None:
                     answer.append(verdict)
@@ -335,7 +335,7 @@ class TurnReader:
         if self._rate_limit is not None:
             detail["rate_limit"] = self._rate_limit
         result = Result(
-            session_id=seen.session_id if isinstance(seen, SessionSeen) else "",
+            session_id=seen.session_id if isinstance(seen, SessionFrame) else "",
             # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
             is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=str(frame.get("subtype", "")),
@@ -356,7 +356,7 @@ class TurnReader:
             said = self._unheard(text)
             silent = not self._spoke and not said and self._stopped_at is None
             result = replace(result, silent=silent)
-        return [*cut, *said, *([seen] if isinstance(seen, SessionSeen) else []), result]
+        return [*cut, *said, *([seen] if isinstance(seen, SessionFrame) else []), result]
 
     def _unheard(self, text: str) -> list[CliEvent]:
         """What of the answer no assistant frame brought: what was streamed of it, and the text of the result."""
@@ -373,10 +373,10 @@ class TurnReader:
         return events
 
 
-def _seen(frame: JSON, cause: str) -> SessionSeen | Activity:
+def _seen(frame: JSON, cause: str) -> SessionFrame | Activity:
     """The session that a frame names. What is no session id is as good as none: it would become a path."""
     named = frame.get("session_id")
-    return SessionSeen(named, cause) if is_session_id(named) else Activity(cause)
+    return SessionFrame(named, cause) if is_session_id(named) else Activity(cause)
 
 
 def _tags(frame: JSON) -> list[object]:

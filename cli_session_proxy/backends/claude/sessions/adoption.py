@@ -29,7 +29,7 @@ from .. import transcript
 from ..process import environment
 from . import paths
 from .exchanges import TranscriptExchange, exchanges
-from .fitting import Fitting, Look
+from .fitting import ImportFitting, Look
 from .foreign import ForeignFile, Progress, survey
 from .manager import Foreign
 
@@ -159,7 +159,7 @@ async def adopt_session(
     session_id = str(uuid.uuid4())
     place = projects.path(sandboxes.path(directory), session_id)
     files = await asyncio.to_thread(transcript.copy_beside, source, place)
-    bringing = _Bringing(history, session_id, files, Fitting(look), progress)
+    bringing = _Bringing(history, session_id, files, ImportFitting(look), progress)
     created = history.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: bringing.head)
     try:
@@ -214,7 +214,7 @@ class _Bringing:
     history: ForeignFile
     session_id: str
     files: int
-    fitting: Fitting
+    fitting: ImportFitting
     progress: Progress
     head: str | None = None
     turns: int = 0

@@ -170,7 +170,7 @@ class Captures:
         else:
             try:
                 reader = await asyncio.to_thread(Reader.behind, path, mark)
-            except transcript.Changed:
+            except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
             taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
@@ -186,7 +186,7 @@ class Captures:
         if got is None:
             return None
         parsed, now = got
-        own = up_to_own(parsed.entries, said.frame_uuid)
+        own = up_to_own(parsed.entries, said.frame_uuid, said.calls)
         records = sound(own, ready, said)
         if not records or parsed.broken:
             self.follow(ready.session.id, reader)  # to be read again, when more of it is there
@@ -206,7 +206,7 @@ class Captures:
         if got is None:
             # At calls there is no result yet that the CLI flushes its transcript before.
             return CapturedRecords([], None, "frames", more=bool(said.calls))
-        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), said.frame_uuid)
+        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), said.frame_uuid, said.calls)
         # A file that has only come to be since the last look is still being written.
         more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
         return CapturedRecords(sound(own, ready, said), None, "replaced", more)
@@ -222,7 +222,7 @@ class Captures:
             return CapturedRecords([], None, "frames", more=True)
         parsed, reader = got
         added = behind_copy(known, parsed, ready.leaf)
-        own = up_to_own(added, said.frame_uuid)
+        own = up_to_own(added, said.frame_uuid, said.calls)
         records = sound(own, ready, said)
         if not records or parsed.broken:
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
@@ -387,9 +387,13 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     return bool(said) and all(spoken in rest for spoken in said)
 
 
-def up_to_own(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
+def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:
     """These lines up to the end of the exchange with this prompt; of the first one, where it is in none (CLI 1.x gives
-    it another name). What follows was said by somebody else meanwhile."""
+    it another name). What follows was said by somebody else meanwhile, or by a CLI that ended at its calls: it makes up
+    results for them, where the client's are still to come."""
+    if calls:
+        given = (at for at, entry in enumerate(entries) if not _results_of([entry]).isdisjoint(calls))
+        entries = entries[: next(given, len(entries))]
     if sum(entry.on_path and entry.kind == "user" for entry in entries) > 1:
         entries = _without_others(entries, frame_uuid)
     spoken = [entry.kind for entry in entries if entry.on_path]

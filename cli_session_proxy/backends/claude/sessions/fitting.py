@@ -17,7 +17,7 @@ from .. import transcript
 Look = Callable[[Block], tuple[Code, Block] | None]
 
 
-class Fitting:
+class ImportFitting:
     """One for each chain that comes in."""
 
     def __init__(self, look: Look) -> None:

@@ -32,14 +32,14 @@ from ....errors import InvalidRequest, SandboxError, SessionBusy
 from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
 from ....stores.base import Facts, Store
-from ...base import Job, Kept
+from ...base import Job, KeptTurn
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
 from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.login import Logins
-from ..process.pool import Ending, Pool
+from ..process.pool import Pool, ProcessEnd
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import partials, paths, reopening, summaries
@@ -127,7 +127,7 @@ class Sessions:
         wrapper: Wrapper | None = None
         if job.profile.confined:
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
-            place = confine.Place(cwd, tmpdir, self._config_dir, project, private)
+            place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
             await self._exchange_login(private)
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
         now = TurnContext(job, cwd, env, capability, plain, wrapper)
@@ -280,7 +280,7 @@ class Sessions:
         try:
             path = Path(session.transcript)
             reader, mark = await asyncio.to_thread(transcript.reread, path, session.mark, lenient=lenient)
-        except transcript.Changed as changed:
+        except transcript.TranscriptChanged as changed:
             raise WrongTranscript(changed.how) from changed
         self.captures.follow(session.id, reader)
         return replace(session, mark=mark)
@@ -408,7 +408,7 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Kept:
+    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> KeptTurn:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
@@ -476,7 +476,7 @@ class Sessions:
                     self._totals.pop(gone, None)
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
-        return Kept(tuple(records), session, links, taken.source, notes)
+        return KeptTurn(tuple(records), session, links, taken.source, notes)
 
     async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
@@ -546,7 +546,7 @@ class Sessions:
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
 
 
-def _told_of(ended: Ending) -> Evidence:
+def _told_of(ended: ProcessEnd) -> Evidence:
     notes = (Note("session_not_written"),) if ended.lost else ()
     return Evidence(exit_code=ended.exit_code, notes=notes)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
-from ....domain.client_tools import NOT_ANSWERED, Answers, calls_of
+from ....domain.client_tools import NOT_ANSWERED, BroughtResults, calls_of
 from ....domain.models import Block, Message, Record, Turn
 from ..transcript import Entry, Scribe, parse_records
 
@@ -24,7 +24,7 @@ SYNTHETIC_MODEL = "<synthetic>"
 
 
 def lead(
-    known: Sequence[Record], parent: Turn, answers: Answers, scribe: Scribe, *, closed: bool, uuid: str | None
+    known: Sequence[Record], parent: Turn, answers: BroughtResults, scribe: Scribe, *, closed: bool, uuid: str | None
 ) -> list[Record]:
     """The records that follow the path's: a result for each open call, and, with `closed`, the closing one.
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from ....domain.models import ANSWERED, Block, Record, Turn
 from ....stores.base import Store
-from ...base import Seen
+from ...base import RequestSeen
 from .. import transcript
 from ..transcript import Entry
 from . import paths
@@ -18,7 +18,7 @@ from . import paths
 Said = tuple[str, Block]
 
 
-async def seen(store: Store, turn: Turn) -> Seen | None:
+async def seen(store: Store, turn: Turn) -> RequestSeen | None:
     """None where there are no records of a request: the turn was never answered. As long as its path takes."""
     if turn.status not in ANSWERED or not await store.own_records(turn.id):
         return None
@@ -28,7 +28,7 @@ async def seen(store: Store, turn: Turn) -> Seen | None:
     return await asyncio.to_thread(_seen, path, records, before)
 
 
-def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Record]) -> Seen:
+def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Record]) -> RequestSeen:
     sent, summarised = _request(records)
     former, _ = _request(before)
     whole = {role: _text(sent, role) for role in ("user", "assistant")}
@@ -47,7 +47,7 @@ def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Reco
             at = {role: found[role] + len(words[role]) for role in whole}
             first = n if first is None and any(words.values()) else first
     before_first = {turn.id for turn in path[:first]} if summarised else set()  # the summary tells of them
-    return Seen(
+    return RequestSeen(
         turns=len(path),
         missing=tuple(turn_id for turn_id in missing if turn_id not in before_first),
         summarised=sum(turn_id in before_first for turn_id in missing),

@@ -33,7 +33,7 @@ ASK = (
 
 
 @dataclass(frozen=True, slots=True)
-class Summary:
+class PathSummary:
     """`kept_from` is the uuid of the first record that stays as it is, None where none does. `exchanges` are not shown
     any more; of `left_out` of these the summary says nothing."""
 
@@ -43,7 +43,7 @@ class Summary:
     left_out: int
 
 
-async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> Summary | None:
+async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> PathSummary | None:
     """The path as a summary and what is kept of its end; None where there is nothing to summarise.
 
     `open_calls`: the last exchange waits for results, which must follow its calls. Raises `ProxyError`.
@@ -71,7 +71,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> S
             size //= 2
             continue
         first = next((entry.uuid for entry in said[len(said) - kept].path), None) if kept else None
-        return Summary(text, first, len(said) - kept, left_out)
+        return PathSummary(text, first, len(said) - kept, left_out)
 
 
 def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:

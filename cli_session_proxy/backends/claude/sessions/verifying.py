@@ -75,7 +75,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class SessionLook:
     """One session. `verdict` is the comparator's; None where the file is not compared."""
 
     records: int = 0
@@ -147,7 +147,7 @@ class Verifier:
         if not (await paths.parsed(known)).path:
             yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
 
-    async def session(self, agent: Agent, session: Session) -> Looked:
+    async def session(self, agent: Agent, session: Session) -> SessionLook:
         """One session, which has a turn at its tip."""
         for _ in range(LOOKS):
             looked = await self._look(agent, session)
@@ -159,7 +159,7 @@ class Verifier:
             session = again
         return looked
 
-    async def _look(self, agent: Agent, session: Session) -> Looked:
+    async def _look(self, agent: Agent, session: Session) -> SessionLook:
         assert session.tip_turn_id is not None
         path = self._projects.path(self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
@@ -167,14 +167,14 @@ class Verifier:
             # A session that is not next: its hash says enough, and the path need not be read for each of hundreds.
             verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
-                return Looked(verdict=verdict)
+                return SessionLook(verdict=verdict)
         known = await paths.shown(self._store, session.tip_turn_id)
         verdict = await asyncio.to_thread(_compare, path, known)
         if verdict.found == "missing" and not session.transcript:
-            return Looked(unwritten=True)
+            return SessionLook(unwritten=True)
         tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
         if tip is not None and await self._tails.lacks_other_models(agent, tip, session, verdict):
-            return Looked(unwritten=True)
+            return SessionLook(unwritten=True)
         name = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
         found = [name(*fault) for fault in _faults(verdict)]
         if verdict.found == "missing":
@@ -182,15 +182,15 @@ class Verifier:
         unfinished = [turn async for turn in self._store.unfinished()] if found else []
         if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
-            return Looked(len(known), busy=True, differences=tuple(found), verdict=verdict)
+            return SessionLook(len(known), busy=True, differences=tuple(found), verdict=verdict)
         stops = not transcript.loading(session.cli_version).over_unknown
         if stops and verdict.unloaded and verdict.found in ("equal", "tail"):
             found.append(name("unloaded", _unloaded(verdict.unloaded, session.cli_version)))
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
         if leftover is not None:
             text = f"{_count(len(verdict.tail), 'record')} {leftover} behind the path: the next turn takes them away"
-            return Looked(len(known), notes=(name("leftover", text),), verdict=verdict)
-        return Looked(len(known), differences=tuple(found), verdict=verdict)
+            return SessionLook(len(known), notes=(name("leftover", text),), verdict=verdict)
+        return SessionLook(len(known), differences=tuple(found), verdict=verdict)
 
     def _elsewhere(
         self, session_id: str, path: Path, known: Sequence[Record], name: Callable[[str, str], Difference]

@@ -7,10 +7,10 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 
 from .comparing import Found, Pair, Verdict, check
 from .entries import (
-    Changed,
     Entry,
     Parsed,
     Reader,
+    TranscriptChanged,
     copied_up_to,
     has_ended,
     is_complete,
@@ -76,7 +76,6 @@ __all__ = [
     "OPENED_BY_ASSISTANT",
     "SUFFIX",
     "SUMMARY",
-    "Changed",
     "Entry",
     "Found",
     "Head",
@@ -87,6 +86,7 @@ __all__ = [
     "Projects",
     "Reader",
     "Scribe",
+    "TranscriptChanged",
     "Verdict",
     "check",
     "copied_up_to",

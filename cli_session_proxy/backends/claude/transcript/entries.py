@@ -336,7 +336,7 @@ CHUNK = 1024 * 1024
 How = Literal["gone", "another_file", "content", "records", "touched"]
 
 
-class Changed(Exception):
+class TranscriptChanged(Exception):
     """The file does not hold what its mark describes.
 
     `how`: it is gone (or cannot be read), another file lies there, its content is another, records follow, or it was
@@ -367,20 +367,20 @@ class Reader:
 
     @staticmethod
     def behind(path: Path | str, mark: FileMark) -> Reader:
-        """One that has read what the mark describes. Raises `Changed` where the file does not begin with that."""
+        """One that has read what the mark describes. Raises `TranscriptChanged` where the file begins otherwise."""
         try:
             with opened(path) as file:
                 there = os.fstat(file.fileno())
                 if (there.st_dev, there.st_ino) != (mark.device, mark.inode):
-                    raise Changed("another_file")
+                    raise TranscriptChanged("another_file")
                 read, left = hashlib.sha256(), mark.size
                 while chunk := file.read(min(CHUNK, left)):
                     read.update(chunk)
                     left -= len(chunk)
         except OSError as exc:
-            raise Changed("gone") from exc
+            raise TranscriptChanged("gone") from exc
         if left or read.hexdigest() != mark.sha256:
-            raise Changed("content")
+            raise TranscriptChanged("content")
         return Reader(path, mark, read)
 
     def holds(self, mark: FileMark) -> bool:
@@ -428,18 +428,18 @@ class Reader:
 def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader, FileMark]:
     """The whole file once more, after a process has loaded it: a reader behind its end, and its mark now.
 
-    Raises `Changed` where the process may have loaded anything else than what the mark describes: also where the
-    content is the same, but somebody had the file in hands meanwhile; unless `lenient`. The CLI's own notes may have
+    Raises `TranscriptChanged` where the process may have loaded something else than the mark describes. Unless
+    `lenient`, also where the content is the same, but somebody touched the file meanwhile. The CLI's own notes may have
     followed, and it may have set the file's times.
     """
     got = Reader.behind(path, mark).appended()
     if got is None or (now := got[1].mark) is None:
-        raise Changed("another_file")
+        raise TranscriptChanged("another_file")
     added, reader = got
     if added.path or added.broken:
-        raise Changed("records")
+        raise TranscriptChanged("records")
     if not added.entries and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):
-        raise Changed("touched")
+        raise TranscriptChanged("touched")
     return reader, now
 
 

@@ -82,7 +82,7 @@ class _Message(_About):
     content: Words | list[Block]
 
 
-class _Line(TypedDict):
+class _RecordLine(TypedDict):
     uuid: Id
     parentUuid: Id | None
     logicalParentUuid: NotRequired[Id | None]
@@ -91,11 +91,11 @@ class _Line(TypedDict):
     compactMetadata: NotRequired[Object | None]
 
 
-class _Record(_Line):
+class _Record(_RecordLine):
     message: NotRequired[_Note]
 
 
-class _Spoken(_Line):
+class _Spoken(_RecordLine):
     message: _Message
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from cli_session_proxy.backends.claude.process.capability import Capability
-from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionSeen
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionFrame
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
@@ -193,7 +193,7 @@ def test_a_streamed_turn_of_2_1() -> None:
     assert end.usage == Usage(5, 3, 7, 2)
     assert (end.is_error, end.stop_reason, end.terminal_reason) == (False, "end_turn", "completed")
     assert end.cost_total_usd == pytest.approx(0.0000457)
-    seen = {event.session_id for event in events if isinstance(event, SessionSeen)}
+    seen = {event.session_id for event in events if isinstance(event, SessionFrame)}
     assert seen == {end.session_id}
 
 
@@ -381,7 +381,7 @@ def test_a_call_comes_when_its_message_is_complete() -> None:
 def test_resets_compaction_and_garbage_are_told() -> None:
     reader = TurnReader(FRAME)
     old = "5e551011-0000-4000-8000-000000000001"
-    assert reader.feed({"type": "conversation_reset", "session_id": old}) == [SessionSeen(old, "conversation_reset")]
+    assert reader.feed({"type": "conversation_reset", "session_id": old}) == [SessionFrame(old, "conversation_reset")]
     compacted = {"type": "system", "subtype": "compact_boundary", "compact_metadata": {"trigger": "auto"}}
     assert reader.feed(compacted) == [Compacted({"compact_metadata": {"trigger": "auto"}})]
     assert reader.feed(None) == [Activity("garbage")]

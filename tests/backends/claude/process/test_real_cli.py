@@ -16,7 +16,7 @@ from cli_session_proxy.backends.claude.process.frames import unsafe_prompt
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.domain.models import BlockStart, BlockStop
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Cut, Fail, Gate, Reply, ToolUse
+from cli_session_proxy.testing.script import Cut, Fail, HeldReply, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....clis import old_cli_in_full
@@ -167,7 +167,7 @@ async def test_a_stream_that_is_cut_is_answered_whole(
 async def test_an_interrupt_ends_the_turn_and_says_so(
     claude_2: Path, upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
-    gate = Gate(after=1, reply=Reply("a long answer that is cut"))
+    gate = HeldReply(after=1, reply=Reply("a long answer that is cut"))
     upstream.next(gate)
     process = await start(await real(claude_2))
     turn = asyncio.create_task(ask(process))

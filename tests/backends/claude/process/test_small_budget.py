@@ -9,7 +9,7 @@ import pytest
 
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import QueueFull
-from cli_session_proxy.testing.script import Gate
+from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
@@ -47,7 +47,7 @@ class Alive:
 async def test_beyond_the_queue_limit_a_request_is_refused_and_not_kept(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    gate = Gate()
+    gate = HeldReply()
     upstream.when("one", gate)
     async with running(make_settings(claude_bin=claude_2, max_turns=1, queue_limit=1)) as engine:
         first = asyncio.create_task(ask(engine, "one", agent="a"))

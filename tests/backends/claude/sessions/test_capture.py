@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.base import Kept
+from cli_session_proxy.backends.base import KeptTurn
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions.capture import (
     SMALL,
@@ -22,7 +22,7 @@ from cli_session_proxy.backends.claude.sessions.capture import (
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
-from cli_session_proxy.domain.models import Message, Role, Turn
+from cli_session_proxy.domain.models import Block, Message, Role, Turn
 from cli_session_proxy.testing.script import Reply
 from cli_session_proxy.testing.upstream import Upstream
 
@@ -74,7 +74,7 @@ async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_it
 ) -> None:
     settings, capture = make_settings(claude_bin=claude_2), Sessions.capture
 
-    async def later(self: Sessions, ready: LiveSession, turn: Turn, said: TurnOutcome) -> Kept:
+    async def later(self: Sessions, ready: LiveSession, turn: Turn, said: TurnOutcome) -> KeptTurn:
         monkeypatch.setattr(Sessions, "capture", capture)
         await by_hand(settings, ready.session.id, "by hand")
         return await capture(self, ready, turn, said)
@@ -199,6 +199,21 @@ def test_an_empty_copy_and_a_summary_show_nothing() -> None:
     summary = Entry("", {**talk("All about one.")[0].data, "isCompactSummary": True})
     for copy in ([], [summary, *talk("three", "third")]):
         assert is_copied(OURS, copy, wholly=True)
+
+
+def test_a_result_that_an_ending_cli_made_up_for_a_call_is_not_the_turns_own() -> None:
+    scribe = Scribe("s", Path("/"), "2.1.330", 1_700_000_000.0)
+
+    def said(role: Role, block: Block) -> Entry:
+        return transcript.parse_records([scribe.record(Message(role, (block,)), "sonnet")]).entries[0]
+
+    call: Block = {"type": "tool_use", "id": "call_1", "name": "mcp__client__f", "input": {}}
+    asked, called = said("user", {"type": "text", "text": "ours"}), said("assistant", call)
+    made_up = said("user", {"type": "tool_result", "tool_use_id": "call_1", "content": "interrupted", "is_error": True})
+    after = said("assistant", {"type": "text", "text": "it was interrupted"})
+    file = [asked, called, made_up, after]
+    assert up_to_own(file, str(asked.uuid), {"call_1"}) == [asked, called]
+    assert up_to_own(file, str(asked.uuid), {"call_2"}) == file
 
 
 def test_what_somebody_else_wrote_among_the_lines_of_a_turn_is_not_the_turns_own() -> None:

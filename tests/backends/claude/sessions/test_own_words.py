@@ -12,7 +12,7 @@ from cli_session_proxy.backends.claude.sessions.exchanges import is_prompt
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Gate, Reply, ToolUse
+from cli_session_proxy.testing.script import HeldReply, Reply, ToolUse
 from cli_session_proxy.testing.upstream import Upstream
 
 from ....conftest import MakeSettings
@@ -31,7 +31,7 @@ async def again(settings: Settings, upstream: Upstream) -> str:
 async def test_a_prompt_that_is_damaged_while_it_is_answered_stays_what_was_asked(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings, gate = make_settings(claude_bin=claude_2), Gate()
+    settings, gate = make_settings(claude_bin=claude_2), HeldReply()
     upstream.when("fact-2", gate)
     async with running(settings) as engine:
         await ask(engine, "fact-1 of a")
@@ -47,7 +47,7 @@ async def test_a_prompt_that_is_damaged_while_it_is_answered_stays_what_was_aske
 async def test_a_result_that_is_damaged_while_it_is_answered_stays_what_the_client_sent(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings, gate = make_settings(claude_bin=claude_2), Gate(reply=Reply("It is sunny."))
+    settings, gate = make_settings(claude_bin=claude_2), HeldReply(reply=Reply("It is sunny."))
     upstream.when("where", ToolUse([called("get_weather")]))
     async with running(settings) as engine:
         turn: Turn = await ask(engine, "where", tools=(WEATHER,))
@@ -67,7 +67,7 @@ async def test_a_result_that_is_damaged_while_it_is_answered_stays_what_the_clie
 async def test_a_result_whose_records_are_lost_is_sent_again_in_the_form_in_which_it_was_sent_first(
     more: dict[str, bool], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
-    settings, gate = make_settings(claude_bin=claude_2), Gate(reply=Reply("It is sunny."))
+    settings, gate = make_settings(claude_bin=claude_2), HeldReply(reply=Reply("It is sunny."))
     assert settings.claude_config_dir is not None
     upstream.when("where", ToolUse([called("get_weather"), called("get_time")]))
     async with running(settings) as engine:

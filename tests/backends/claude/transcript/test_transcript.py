@@ -125,13 +125,13 @@ def test_what_changed_while_a_process_loaded_it_is_named(
     assert same == mark
     assert reader.holds(mark)
     change(path)
-    with pytest.raises(transcript.Changed) as changed:
+    with pytest.raises(transcript.TranscriptChanged) as changed:
         transcript.reread(path, mark)
     assert changed.value.how == how
     if how == "touched":
         transcript.reread(path, mark, lenient=True)
     else:
-        with pytest.raises(transcript.Changed):
+        with pytest.raises(transcript.TranscriptChanged):
             transcript.reread(path, mark, lenient=True)
 
 
@@ -144,7 +144,7 @@ def test_times_that_the_cli_sets_when_it_resumes_are_allowed(tmp_path: Path) -> 
     assert touched != mark
     assert transcript.is_unchanged(path, touched)
     os.utime(path, ns=(now + 500_000, now + 500_000))
-    with pytest.raises(transcript.Changed):
+    with pytest.raises(transcript.TranscriptChanged):
         transcript.reread(path, mark)
 
 
@@ -249,7 +249,7 @@ def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) ->
     assert (now := got[1].mark) is not None
     assert transcript.is_unchanged(path, now)
     assert transcript.check(path, now, None) is None  # the hash does not agree
-    with pytest.raises(transcript.Changed):
+    with pytest.raises(transcript.TranscriptChanged):
         Reader.behind(path, mark)
 
 
@@ -461,7 +461,7 @@ def test_a_file_of_more_than_can_be_read_beside_the_event_loop_is_unreadable(mor
         assert verdict.found == "unreadable"
         assert "it holds more" in verdict.note
     assert reader.appended() is None
-    with pytest.raises(transcript.Changed):
+    with pytest.raises(transcript.TranscriptChanged):
         transcript.reread(path, mark)
 
 
