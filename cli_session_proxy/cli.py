@@ -120,7 +120,7 @@ def serve(
     ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")] = None,
 ) -> None:
-    """Serve every wire on this machine: OpenAI, Anthropic, Google, and the page at /ui."""
+    """Start the proxy. It serves OpenAI's, Anthropic's, Google's and Ollama's APIs, and the page at /ui."""
     flags = dict(locals())
     settings = load(**flags)
     import uvloop
@@ -149,7 +149,7 @@ def status(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Does it work, what does it cost, must you do something; exit 1 when it does not work."""
+    """Tell whether it works, and what it costs. Exit 1 when it does not work."""
     from .commands import status as commands
     from .export.status import lines
 
@@ -181,7 +181,7 @@ def chains(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """List the agents: turns, repairs, cost, size, and the totals."""
+    """List the agents. With turns, repairs, cost, size, and the totals."""
     from .commands import listing
 
     wanted = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
@@ -207,7 +207,7 @@ def show(
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one agent, session or turn: last words, repairs, failures, cost, and the command to go on by hand."""
+    """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to go on by hand."""
     from .commands import inspecting
 
     settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
@@ -236,7 +236,7 @@ def find(
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Look for words in all that was asked, answered and done; for agents, sessions and turns by a part of their id."""
+    """Search all that was said and done. Also agents, sessions and turns by a part of their id."""
     from .commands import finding
 
     settings = load(config=config, var=var, store=store)
@@ -271,7 +271,7 @@ def dump(
     store: StoreUrl = None,
     owner: Owner = "local",
 ) -> None:
-    """Print an agent's chain: every turn, session and link."""
+    """Print an agent's conversation. Every turn, session and link."""
     from .commands import dumping
 
     in_terminal = sys.stdout.isatty()
@@ -297,7 +297,7 @@ def delete(
     claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
 ) -> None:
-    """Remove an agent for good: chain, transcripts, sandbox and keys."""
+    """Remove an agent for good. Its chain, transcripts, sandbox and keys."""
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
@@ -318,7 +318,7 @@ def rewind(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Take the last turns off an agent's path: they stay in the chain, the next turn branches before them."""
+    """Take an agent's last turns back. They stay in the chain; the next turn branches before them."""
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     from .commands import changing
 
@@ -337,7 +337,7 @@ def verify(
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare chains with the CLI's transcripts; exit 1 when one differs."""
+    """Compare chains with the CLI's files. Exit 1 when one differs."""
     from .commands import upkeep
 
     found = asyncio.run(
@@ -362,7 +362,7 @@ def adopt(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Bring an existing Claude session with its whole history into a new agent's chain."""
+    """Take an existing Claude session in. Its whole history becomes a new agent's chain."""
     from .commands import upkeep
 
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
@@ -382,7 +382,7 @@ def export(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Write an agent's chain with all its records into one file. It holds the conversation in clear text."""
+    """Write an agent into one file. It holds the conversation with all its records, in clear text."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.export(load(config=config, var=var, store=store), owner, agent_id, output))
@@ -400,7 +400,7 @@ def import_(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Take a chain in that `export` wrote, here or on another machine."""
+    """Take in a file that `export` wrote. From here or from another machine."""
     from .commands import upkeep
 
     settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
@@ -422,7 +422,7 @@ def migrate(
     store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
-    """Move the whole store into another database, beside running proxies too; an interrupted move is run again."""
+    """Move the store into another database. Beside running proxies too; an interrupted move is run again."""
     from .commands import moving
 
     settings = load(config=config, var=var, store=store)
@@ -449,7 +449,7 @@ def doctor(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what could keep the proxy from working, and say how to fix it; exit 1 on an error."""
+    """Look for what is wrong, and say how to fix it. Exit 1 on an error."""
     flags = {name: value for name, value in locals().items() if name not in ("check_cli", "as_json")}
     from .commands import upkeep
 
@@ -466,8 +466,13 @@ def login(
     claude_bin: ClaudeBin = None,
     claude_config_dir: ConfigDir = None,
 ) -> None:
-    """Log the Claude CLI in, by its own login, where `serve` looks for it. This program sees no credential."""
+    """Log the Claude CLI in, by its own login. Where `serve` looks for it; this program sees no credential."""
     settings = load(claude_bin=claude_bin, claude_config_dir=claude_config_dir)
+    if not sys.stdin.isatty():
+        raise ConfigError(
+            "the CLI's login asks questions, and this is no terminal: run it in one, or set ANTHROPIC_API_KEY or "
+            "CLAUDE_CODE_OAUTH_TOKEN (what `claude setup-token` prints) where `serve` is started"
+        )
     from .commands.login import login as run
 
     if not asyncio.run(run(settings, options or (), _say)):
@@ -500,7 +505,7 @@ def commit(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Commit what is staged, with what the agent tried: the next attempt is told (see docs/git-memory.md)."""
+    """Commit, with what the agent tried. The next attempt is told of it (see docs/git-memory.md)."""
     settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     from .commands import attempts
 
@@ -522,7 +527,7 @@ def memory(
     config: Config = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what an agent would be told of earlier attempts at a fix."""
+    """Print what is known of earlier attempts. As an agent would be told of them."""
     settings = load(config=config, profile=profile)
     from .commands import attempts
 
@@ -560,7 +565,7 @@ def bench_continuity(
     name: Annotated[str | None, typer.Option(help="What the target is called.", show_default="the URL")] = None,
     claude_bin: ClaudeBin = None,
 ) -> None:
-    """Break one thing at a time behind any server, and read what its model is shown (see docs/peers.md)."""
+    """Measure what any server forgets. Breaks one thing at a time (see docs/peers.md)."""
     from .commands import benching
 
     wanted = benching.BenchOptions(
@@ -581,7 +586,7 @@ def chat(
     profile: Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")] = None,
     owner: Owner = "local",
 ) -> None:
-    """Talk to an agent in the terminal; run it again and it goes on. Ctrl-C cancels a turn, Ctrl-D leaves."""
+    """Talk to an agent in the terminal. Run it again and it goes on; Ctrl-C cancels a turn, Ctrl-D leaves."""
     settings = load(
         config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile
     )
@@ -592,7 +597,7 @@ def chat(
 
 @app.command(epilog=_examples("demo"))
 def demo(config: Config = None, claude_bin: ClaudeBin = None) -> None:
-    """Show a repair, offline: a scripted model, the real CLI, and a session file that is deleted half-way."""
+    """Show a repair, offline. A scripted model, the real CLI, and a session file that is deleted half-way."""
     from .commands.demo import demo as run
 
     if not asyncio.run(run(load(config=config, claude_bin=claude_bin).claude_bin, _say)):

@@ -174,6 +174,31 @@ def test_what_the_parser_refuses_is_exit_code_2_too(capsys: pytest.CaptureFixtur
     assert "--help" in capsys.readouterr().err
 
 
+def test_a_port_that_the_proxy_of_this_var_has_is_told_with_its_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        url = f"http://127.0.0.1:{port}"
+        (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": os.getpid()}))
+        said = error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
+        assert f"the proxy of this --var runs at {url} (page: {url}/ui, pid {os.getpid()})" in said
+        (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": 0}))
+        assert "by another program" in error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
+
+
+def test_a_login_without_a_terminal_says_what_to_do_instead(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    assert "CLAUDE_CODE_OAUTH_TOKEN" in error_of(capsys, 2, "login", "--claude-bin", "/nowhere/claude")
+
+
+def test_no_summary_of_a_command_is_cut(capsys: pytest.CaptureFixture[str]) -> None:
+    done("--help")
+    assert "..." not in capsys.readouterr().out.partition("Commands:")[2]
+
+
 def test_a_taken_port_and_an_open_host_are_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])

@@ -14,6 +14,7 @@ from pathlib import Path
 from ..errors import ConfigError
 from ..settings import CONFIG_FILE, Settings
 from .keys import Keys
+from .served import served_at, server_pid
 
 BACKLOG = 2048
 # Seconds: a program that listens on a unix socket accepts at once, or is stuck.
@@ -52,7 +53,10 @@ def _tcp(settings: Settings) -> socket.socket:
     try:
         listener = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        if exc.errno == errno.EADDRINUSE:
+        here, pid = served_at(settings.var), server_pid(settings.var)
+        if exc.errno == errno.EADDRINUSE and here is not None and pid is not None and here.url.endswith(f":{port}"):
+            why = f"is served already: the proxy of this --var runs at {here.url} (page: {here.url}/ui, pid {pid})"
+        elif exc.errno == errno.EADDRINUSE:
             why = "is taken by another program: stop that one or choose another port with --port"
         else:
             why = f"cannot be used ({exc.strerror}): choose another with --port"

@@ -48,6 +48,19 @@ def served_at(var: Path) -> Served | None:
     return Served(url, uds if isinstance(uds, str) else None) if isinstance(url, str) else None
 
 
+def server_pid(var: Path) -> int | None:
+    """The process of the server of this `var`, while it lives."""
+    pid = _read(var / SERVED).get("pid")
+    if not isinstance(pid, int) or pid <= 0:
+        return None
+    with contextlib.suppress(PermissionError):  # it is there, and another user's
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return None
+    return pid
+
+
 def _read(path: Path) -> dict[str, object]:
     try:
         said = json.loads(path.read_text())
