@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
@@ -12,8 +12,16 @@ from .words import count
 
 DAY = 86400.0
 WEEK = 7
-# Errors that the next turn of any agent meets, too.
-GENERAL = ("claude_not_logged_in", "claude_unavailable", "store_unavailable")
+# Errors that the next turn of any agent meets, too, with what to do.
+GENERAL: Mapping[str, str] = {
+    "claude_not_logged_in": "the CLI is not logged in: run `cli-session-proxy login`",
+    "claude_unavailable": "the CLI cannot be run: `cli-session-proxy doctor` says why",
+}
+# Why no turn is accepted now (`engine.readiness.State`).
+UNREADY: Mapping[str, str] = {
+    "store_unavailable": "the store cannot be written: is its disk full, or its database away?",
+    "draining": "it is being stopped, and takes no new turns",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +57,9 @@ class ProxyStatus:
 
 
 def failing(facts: Sequence[TurnFacts]) -> str | None:
-    """The error of the newest turn that has ended (newest first), where others would end so as well."""
+    """In words the error of the newest turn that has ended (newest first), where others would end so as well."""
     newest = next((one for one in facts if one.status in FINISHED and one.status != "cancelled"), None)
-    return None if newest is None or newest.code not in GENERAL else newest.code
+    return None if newest is None else GENERAL.get(newest.code or "")
 
 
 def answers(facts: Sequence[TurnFacts], since: float) -> bool:

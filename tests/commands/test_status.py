@@ -33,7 +33,9 @@ def test_today_and_the_week_are_days_of_utc() -> None:
 
 
 def test_only_an_error_that_others_meet_too_is_a_problem() -> None:
-    assert failing([fact(2.0, status="failed", code="claude_not_logged_in"), fact(1.0)]) == "claude_not_logged_in"
+    assert failing([fact(2.0, status="failed", code="claude_not_logged_in"), fact(1.0)]) == (
+        "the CLI is not logged in: run `cli-session-proxy login`"
+    )
     assert failing([fact(2.0, status="failed", code="context_too_long")]) is None
     assert (
         failing([fact(3.0, status="running"), fact(2.0), fact(1.0, status="failed", code="claude_unavailable")]) is None

@@ -11,6 +11,7 @@ import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Message, Status, Turn, Usage
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.ui.overview import DAY, DAYS, needing, summed
 from cli_session_proxy.settings import Settings
@@ -124,6 +125,22 @@ async def test_each_key_is_told_of_its_own_turns(tmp_path: Path) -> None:
             assert found == ([shown] if name == "alice" else [])
         many = "&".join(f"agent={n}" for n in range(21))
         assert (await http.get(f"/previews?{many}", headers={"X-Api-Key": keys["alice"]})).status_code == 400
+
+
+async def test_a_store_that_takes_nothing_is_why_it_does_not_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(var=tmp_path / "var", port=0, claude_config_dir=tmp_path / "config")
+    async with running(settings) as engine, serving(engine, settings) as url:
+
+        async def full() -> None:
+            raise StoreUnavailable("database or disk is full")
+
+        monkeypatch.setattr(engine.store, "probe", full)
+        async with httpx.AsyncClient(base_url=url, trust_env=False) as http:
+            told = (await http.get("/overview")).json()["status"]
+        assert not told["working"]
+        assert told["problem"].startswith("the store cannot be written")
 
 
 async def spent(http: httpx.AsyncClient, key: str | None) -> dict[str, float] | None:

@@ -77,6 +77,17 @@ async def test_what_one_view_says_of_a_fault_stays_while_others_work(world: Worl
         await page.unroute("**/v1/chains/alpha/turns/*")
 
 
+async def test_an_agent_that_is_not_there_yet_is_shown_when_it_is(world: World) -> None:
+    async with page_of(world.browser, world.url, at="#/soon", failing="404") as page:
+        await expect(page.locator("#chain .empty")).to_contain_text("There is no agent of this name.")
+        # other tests count the agents of this world: the first turn of another one is taken for its
+        await page.route(
+            "**/v1/chains/soon/*", lambda route: route.continue_(url=route.request.url.replace("soon", "alpha"))
+        )
+        await expect(page.locator("#chain .empty")).to_be_hidden()
+        await expect(page.locator("#chain .asked")).to_have_text("alpha asks")
+
+
 async def test_looking_at_the_search_box_leads_nowhere(world: World) -> None:
     async with page_of(world.browser, world.url, at=f"#/alpha/{await turn_of(world, 'alpha')}") as page:
         await expect(page.locator("#turn")).to_contain_text("alpha hears")

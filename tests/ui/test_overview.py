@@ -70,6 +70,15 @@ async def test_one_line_says_first_whether_it_works_and_what_it_costs(world: Wor
         rgb = f"rgb({', '.join(str(int(red.strip()[at : at + 2], 16)) for at in (1, 3, 5))})"
         for part in (line.locator("strong"), line.locator(".kept")):
             assert await part.evaluate("one => getComputedStyle(one).color") == rgb
+    async with page_of(world.browser, world.url, failing="503") as page:
+        # what it said while the proxy still answered says nothing of now
+        await expect(page.locator("#overview .status")).to_contain_text("Working")
+        away = {"error": {"message": "the disk is gone"}}
+        await page.route("**/v1/overview", lambda route: route.fulfill(status=503, json=away))
+        await expect(page.locator("#overview .status")).to_have_text("Not working: the disk is gone")
+        await expect(page.locator("#live")).to_have_text("reconnecting")
+        await page.unroute("**/v1/overview")
+        await expect(page.locator("#overview .status")).to_contain_text("Working")
 
 
 async def test_agents_that_need_a_person_are_counted_by_reason_and_lead_to_the_turn(world: World) -> None:

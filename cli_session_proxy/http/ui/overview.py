@@ -118,7 +118,7 @@ class Overview:
         program = self._engine.program()
         today, week = status.costs(facts, now)
         return ProxyStatus(
-            problem=self._missing or status.failing(facts),
+            problem=status.UNREADY.get(await self._engine.state()) or self._missing or status.failing(facts),
             cli=None if program is None else explain.program(program),
             running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
             remembered=await self._remembered([one for one in facts if one.owner == owner]),

@@ -68,7 +68,7 @@ export class ChainView {
     this.listed = new Promise((done) => (this.onListed = done)); // there is an order, if not the last word on it
     const there = await this.newest(signal, turnId);
     this.onListed();
-    if (there && !signal.aborted) this.tail(signal);
+    if (!signal.aborted) this.tail(signal, there);
   }
 
   close() {
@@ -110,6 +110,7 @@ export class ChainView {
       this.learn(page);
       this.fresh = before ? new Set(page.data.filter((turn) => before.get(turn.number) !== JSON.stringify(turn)).map((turn) => turn.number)) : new Set();
       this.drawn = true;
+      this.empty.hidden = true;
       this.renderSummary();
       this.rows.update(this.order.length);
       this.onFault(null);
@@ -192,11 +193,15 @@ export class ChainView {
 
   // what happens
 
-  async tail(signal) {
+  async tail(signal, known) {
     const take = (name, data) => {
       if (name === "turn") this.changed(signal);
       if (name === "progress") this.progress(data.turns);
     };
+    while (!known && !signal.aborted) { // its first turn may be on its way
+      await new Promise((done) => setTimeout(done, AGAIN));
+      known = await this.newest(signal);
+    }
     while (!signal.aborted) {
       try {
         this.onLive("live");

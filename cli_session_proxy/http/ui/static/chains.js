@@ -41,7 +41,7 @@ export class Chains {
     this.words = new Map(); // agent id -> {of, asked, answered}
     this.open = null;
     this.asked = 0;
-    this.wholeAt = 0;
+    this.wholeAt = -Infinity; // never
     this.rows = new Rows(section, section.querySelector(".list"), {
       keyAt: (place) => this.shown[place].agent_id,
       stateAt: (place) => this.stateOf(this.shown[place]),

@@ -93,7 +93,7 @@ async function go() {
 function drawCrumbs() {
   const of = (href, words, last) => h("a", { href, "aria-current": last && "page" }, words);
   fill(at("crumbs"), of("#/", "Agents", !here.agent),
-    here.agent && [" › ", of(`#/${encodeURIComponent(here.agent)}`, chain.about?.title || here.agent, !here.turn)], here.turn && " › turn");
+    here.agent && ["›", of(`#/${encodeURIComponent(here.agent)}`, chain.about?.title || here.agent, !here.turn)], here.turn && "› turn");
 }
 
 function back() {

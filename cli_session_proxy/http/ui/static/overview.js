@@ -34,6 +34,7 @@ export class Overview {
     } catch (fault) {
       this.onFault(fault);
       if (home()) this.onLive("reconnecting");
+      this.show("status", fault.message, () => works(fault.message)); // what it said before may hold no longer
     }
   }
 
@@ -54,12 +55,16 @@ export class Overview {
 const to = (agentId, turnId) => `#/${encodeURIComponent(agentId)}${turnId ? `/${encodeURIComponent(turnId)}` : ""}`;
 const usd = (dollars) => `$${dollars.toFixed(2)}`;
 
+function works(problem) {
+  return h("strong", { "data-good": String(problem === null) }, problem === null ? "Working" : `Not working: ${problem}`);
+}
+
 function status({ status: now }) {
-  const { problem, cli, running: turns, waiting, remembered: seen } = now;
+  const { cli, running: turns, waiting, remembered: seen } = now;
   const going = [count(turns, "turn"), " running", waiting > 0 && `, ${waiting} waiting`];
   const forgotten = seen && seen.sent < seen.turns;
   return [
-    h("strong", { "data-good": String(problem === null) }, problem === null ? "Working" : `Not working: ${problem}`),
+    works(now.problem),
     cli && h("span", null, cli),
     h("span", null, ...going),
     h("span", null, `${usd(now.cost_today)} today, ${usd(now.cost_week)} in seven days`),

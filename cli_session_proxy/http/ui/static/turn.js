@@ -24,6 +24,7 @@ const ORIGIN = {
 };
 const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
+const MORE = 200000; // and when somebody asks for more of it
 const LONGEST_FORMATTED = 50000; // characters of an answer that are shown as Markdown
 
 export class TurnView {
@@ -178,11 +179,13 @@ export class TurnView {
     const left = seen.total - seen.messages.length;
     const verdict = this.section.querySelector(".verdict");
     verdict.dataset.forgotten = seen.forgotten;
-    fill(verdict, seen.verdict);
+    const [kept, ...more] = seen.verdict.split("; ");
+    fill(verdict, kept);
     const place = this.section.querySelector(".seen");
     place.hidden = false;
     place.open = seen.forgotten;
     fill(place, h("summary", null, `What the model saw: ${count(seen.total, "block")}`),
+      more.length > 0 && h("p.quiet", null, more.join("; ")),
       seen.missing.length > 0 && h("p", null, "not sent: ", ...seen.missing.slice(0, 20).flatMap((id) => [to(id), " "])),
       left > 0 && h("p.quiet", null, `${count(left, "earlier block")} not shown here`),
       ...seen.messages.map((one) => h("div.said", { "data-role": one.role }, h("span.role", null, one.role), text(one.text))));
@@ -270,11 +273,13 @@ function block(one, image) {
   return h("pre", null, JSON.stringify(one, null, 1));
 }
 
-function text(words) {
-  if (words.length <= LONG) return h("div.text", null, words);
-  const rest = h("details", null, h("summary", null, `${whole(words.length - LONG)} more characters`),
-    h("div.text", null, words.slice(LONG)));
-  return h("div", null, h("div.text", null, words.slice(0, LONG)), rest);
+function text(words, most = LONG) {
+  if (words.length <= most) return h("div.text", null, words);
+  const space = words.lastIndexOf(" ", most);
+  const end = space > most / 2 ? space + 1 : most; // not in the middle of a word, where there are any
+  const rest = h("details", null, h("summary", null, `${whole(words.length - end)} more characters`));
+  rest.addEventListener("toggle", () => rest.append(text(words.slice(end), MORE)), { once: true }); // megabytes at once take seconds
+  return h("div", null, h("div.text", null, words.slice(0, end)), rest);
 }
 
 /** A call or its result, the client's or the CLI's own; what is neither, as JSON. */
