@@ -104,15 +104,23 @@ async def test_agents_that_need_a_person_are_counted_by_reason_and_lead_to_the_t
 
 async def test_an_agent_without_a_name_is_titled_by_its_first_question(world: World, tmp_path: Path) -> None:
     now = time.time()
-    asked = ("How do I centre a div?", "thanks")
+    asked: tuple[tuple[str, Status], ...] = (("How do I centre a div?", "completed"), ("thanks", "failed"))
     rows = [
-        turn(n, id=f"div-{n}", parent_id="div-1" if n > 1 else None, created_at=now, input=(Message.user(words),))
-        for n, words in enumerate(asked, 1)
+        turn(
+            n,
+            id=f"div-{n}",
+            parent_id="div-1" if n > 1 else None,
+            created_at=now,
+            status=state,
+            input=(Message.user(words),),
+        )
+        for n, (words, state) in enumerate(asked, 1)
     ]
     new = NewChain("local", "auto_0123456789abcdef", "auto", False, 1.0, now, lambda: "div-2")
     settings = store_only(tmp_path)
     async with running(settings) as engine, serving(engine, settings) as url, page_of(world.browser, url) as page:
         await engine.store.import_chain(new, [WholeTurn(row, ()) for row in rows])
+        await expect(page.locator("#overview .needs a")).to_have_text("How do I centre a div?")
         await expect(page.locator("#chains .name")).to_have_text("How do I centre a div?")
         await page.locator("#chains .row").click()
         await expect(page.locator("#chain h1")).to_have_text("How do I centre a div?")

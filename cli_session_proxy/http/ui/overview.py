@@ -17,6 +17,7 @@ from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
 from ...settings import MODELS
 from ...stores.base import TurnFacts
+from .titles import title_of
 
 DAY = 86400.0
 DAYS = 14
@@ -81,11 +82,11 @@ class Overview:
                 sums = self._sums[whose] = _Sums(done, done - began, facts, days, models, keys)
             told = await self._status(owner, sums.facts, now)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
-        names: dict[int, str] = {}
+        names: dict[int, JSON] = {}
         for key, *_ in attention[:NAMED]:
             agent = await self._engine.store.agent_by_key(key)
             if agent is not None:  # else it was deleted since the sums were made
-                names[key] = agent.agent_id
+                names[key] = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
         counts = self._engine.processes()
         return {
             "object": "overview",
@@ -98,7 +99,7 @@ class Overview:
             "models": sums.models,
             "keys": sums.keys if of_all else None,
             "attention": [
-                {"agent_id": names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
+                {**names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
                 for key, turn_id, at, code, says in attention[:NAMED]
                 if key in names
             ],
@@ -151,7 +152,8 @@ class Overview:
         for one, shown in zip(going, telling.progress(going), strict=True):
             agent = await self._engine.store.agent_by_key(one.turn.agent_key)
             if agent is not None and agent.owner == owner:
-                about = {"agent_id": agent.agent_id, "model": one.turn.model, "at": one.turn.created_at}
+                about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
+                about |= {"model": one.turn.model}
                 told.append({**about, **shown, "text": telling.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
             return told
@@ -160,7 +162,8 @@ class Overview:
             agent = None if turn.id in here else await self._engine.store.agent_by_key(turn.agent_key)
             there = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
             if agent is not None and agent.owner == owner:
-                about = {"agent_id": agent.agent_id, "model": turn.model, "at": turn.created_at, "turn_id": turn.id}
+                about = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
+                about |= {"model": turn.model, "at": turn.created_at, "turn_id": turn.id}
                 says = explain.elsewhere(turn.status, None if there is None else there.host)
                 since = turn.started_at or turn.created_at
                 told.append({**about, "doing": "elsewhere", "says": says, "since": since, "text": "", "skipped": 0})

@@ -22,6 +22,7 @@ from ..large_turns import Teller
 from . import views
 from .overview import Missing, Overview
 from .script import joined
+from .titles import title_of
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {
@@ -109,7 +110,7 @@ class Ui:
             agent = await self._engine.store.agent(owner_of(request), name)
             found = await self._engine.store.page(agent.key, before_seq=None, limit=1) if agent is not None else None
             if agent is not None and found is not None:
-                data += [views.newest(agent, turn, await self._first(agent)) for turn in found.turns]
+                data += [views.newest(agent, turn, await title_of(self._engine.store, agent)) for turn in found.turns]
         return JSONResponse({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
@@ -126,7 +127,7 @@ class Ui:
                 raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
             newest = -(-place // limit) * limit
         page = await self._engine.store.page(agent.key, before_seq=before, limit=limit, newest=newest)
-        return JSONResponse(views.page(agent, page, await self._first(agent)))
+        return JSONResponse(views.page(agent, page, await title_of(self._engine.store, agent)))
 
     async def tree(self, request: Request) -> Response:
         """The shape of the whole chain: of each turn in the order of acceptance its parent's place, from 1 (0: none),
@@ -189,13 +190,6 @@ class Ui:
         numbers = await self._engine.store.places(agent.key, [link.turn_id for link in links if link.turn_id])
         data = [{**shown.link(link), **brief.link(link)._asdict()} for link in links]
         return JSONResponse({"object": "list", "data": data, "numbers": numbers})
-
-    async def _first(self, agent: Agent) -> Turn | None:
-        """The turn that gives an agent its title; None where it has a name."""
-        if agent.named:
-            return None
-        page = await self._engine.store.page(agent.key, before_seq=None, limit=1, newest=1)
-        return page.turns[0] if page.turns else None
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))

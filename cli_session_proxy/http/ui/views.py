@@ -28,9 +28,8 @@ NEWEST_SENT = 200
 SHOWN = 2000
 
 
-def page(agent: Agent, found: TurnPage, first: Turn | None = None) -> JSON:
-    """`next` goes into `?before=` for the older turns; None at the agent's first one. `first`: gives an agent without
-    a name of its own one."""
+def page(agent: Agent, found: TurnPage, title: str = "") -> JSON:
+    """`next` goes into `?before=` for the older turns; None at the agent's first one."""
     links: dict[str | None, list[Link]] = defaultdict(list)
     for link in found.links:
         links[link.turn_id].append(link)
@@ -38,7 +37,7 @@ def page(agent: Agent, found: TurnPage, first: Turn | None = None) -> JSON:
     return {
         "object": "list",
         "agent_id": agent.agent_id,
-        "title": title(agent, first),
+        "title": title,
         "head": agent.head,
         "created_at": agent.created_at,
         "total": found.total,
@@ -74,22 +73,16 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
     }
 
 
-def newest(agent: Agent, turn: Turn, first: Turn | None) -> JSON:
+def newest(agent: Agent, turn: Turn, title: str) -> JSON:
     """An agent's last words, for its row."""
     return {
         "agent_id": agent.agent_id,
-        "title": title(agent, first),
+        "title": title,
         "turn_id": turn.id,
         "asked": preview(block for message in turn.input for block in message.content),
         "answered": preview(turn.output, is_markdown=True)
         or (str(turn.error.get("code")).replace("_", " ") if turn.error else ""),
     }
-
-
-def title(agent: Agent, first: Turn | None) -> str:
-    """Its name, or its first question where nobody gave it one."""
-    asked = "" if first is None or agent.named else preview(block for one in first.input for block in one.content)
-    return asked or agent.agent_id
 
 
 def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:

@@ -273,7 +273,7 @@ export class ChainView {
       return number > 0 && h("span", null, count(number, one));
     };
     fill(this.summary.querySelector("h1"), title);
-    fill(this.summary.querySelector("p"), h("span", null, count(total, "turn")), h("span", null, money(cost)),
+    fill(this.summary.querySelector("p"), h("span", null, count(total, "turn")), cost > 0 && h("span", null, money(cost)),
       of("repair", "rebuilt", "moved"), of("branch", "branched"), this.jumps);
     this.jumps.hidden = total < 10;
     this.timeline.hidden = Object.keys(links).every((reason) => reason === "started");

@@ -84,7 +84,7 @@ function needs({ attention, more }) {
   return [
     h("h2", null, "Need a look: ", counts.filter(([n]) => n).map(([n, says]) => says(n)).join(", ")),
     h("ul", null, ...attention.map((one) => h("li", { "data-code": one.code },
-      h("a", { href: to(one.agent_id, one.turn_id) }, one.agent_id), " ", h("span", null, one.says), " ", ago(one.at)))),
+      h("a", { href: to(one.agent_id, one.turn_id) }, one.title), " ", h("span", null, one.says), " ", ago(one.at)))),
     more > 0 && h("p.quiet", null, `and ${count(more, "other")}`),
   ];
 }
@@ -93,7 +93,7 @@ function running({ running: turns, at }) {
   if (!turns.length) return [];
   return [
     h("h2", null, "Just now"),
-    h("ul", null, ...turns.map((one) => h("li", null, h("a", { href: to(one.agent_id, one.turn_id) }, one.agent_id), " ",
+    h("ul", null, ...turns.map((one) => h("li", null, h("a", { href: to(one.agent_id, one.turn_id) }, one.title), " ",
       h("span", null, one.says), " ", h("span.quiet", null, coarse(at - one.at)), one.text && h("p.said-so-far", null, one.text)))),
   ];
 }
