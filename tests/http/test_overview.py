@@ -50,9 +50,7 @@ def test_days_models_and_keys_are_summed_up() -> None:
     assert [(row["model"], row["turns"], row["cost_usd"]) for row in models] == [("opus", 1, 2.0), ("sonnet", 4, 1.5)]
     assert [(row["key"], row["turns"], row["cost_usd"]) for row in keys] == [("local", 4, 3.0), ("alice", 1, 0.5)]
     # what is older than the first of these days is in no day's sum
-    assert [row["daily"]["cost_usd"][-3:] for row in keys] == [[0.5, 0, 2.0], [0, 0, 0.5]]
-    assert [row["daily"]["tokens"][-3:] for row in keys] == [[105, 0, 210], [0, 0, 105]]
-    assert {len(row["daily"][name]) for row in keys for name in ("cost_usd", "tokens")} == {DAYS}
+    assert sum(day["turns"] for day in days) == 4
 
 
 def test_trouble_is_not_hidden_by_the_last_status() -> None:

@@ -182,21 +182,13 @@ class Overview:
 
 
 def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON], list[JSON]]:
-    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure.
-
-    An owner's row has its cost and its tokens, read and written, day by day (`daily`).
-    """
+    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure."""
     days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
-    place = {day: at for at, day in enumerate(days)}
-    daily: dict[str, dict[str, list[float]]] = defaultdict(lambda: {"cost_usd": [0.0] * DAYS, "tokens": [0] * DAYS})
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
     names = _full_names({one.model for one in facts})
     for one in facts:
         of_day = _day(one.created_at)
-        if of_day in place:
-            daily[one.owner]["cost_usd"][place[of_day]] += one.cost_usd or 0.0
-            daily[one.owner]["tokens"][place[of_day]] += sum(getattr(one.usage, name) for name in _TOKENS)
         for row in (days.get(of_day), models[names.get(one.model, one.model)], keys[one.owner]):
             if row is None:  # the rest of the day before the first one
                 continue
@@ -207,8 +199,7 @@ def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSO
             row["cost_usd"] += one.cost_usd or 0.0
             for name in _TOKENS:
                 row[name] += getattr(one.usage, name)
-    by_key = [{**row, "daily": daily[row["key"]]} for row in _dearest("key", keys)]
-    return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), by_key
+    return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), _dearest("key", keys)
 
 
 def _full_names(models: Collection[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ const read = (row) => row.input_tokens + row.cache_read_tokens + row.cache_write
 export function table(title, name, rows) {
   const cells = (row) => (row.turns ? [whole(row.turns), money(row.cost_usd), brief(read(row)), brief(row.output_tokens),
     read(row) ? `${Math.floor((100 * row.cache_read_tokens) / read(row))} %` : "", failed(row) || ""] : ["", "", "", "", "", ""]);
-  const heads = [name, "turns", "cost", "tokens read", "written", "from the cache", "failed"];
+  const heads = [name, "turns", "cost", "tokens read", "written", "from the cache", "failed or refused"];
   return h("details.sums", null, h("summary", null, title), h("div.table", { tabindex: "0", role: "group", "aria-label": title }, h("table", null,
     h("thead", null, h("tr", null, ...heads.map((one) => h("th", { scope: "col" }, one)))),
     h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), ...cells(row).map((cell) => h("td", null, cell))))))));
