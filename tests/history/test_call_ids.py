@@ -27,6 +27,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import CLI_ENV, MakeSettings
 from ..every_wire import proxied
+from ..matrix import rest_in_full
 from ..talking import ask, text
 from ..without_cli import engine_without_cli
 
@@ -445,13 +446,17 @@ def check(plan: Sequence[Round], binary: Path | None = None) -> None:
     asyncio.run(scenario())
 
 
-@settings(max_examples=60)
-@given(st.lists(rounds, min_size=1, max_size=4))
-def test_random_histories_reach_the_model_whole(plan: list[Round]) -> None:
-    check(plan)
+@pytest.mark.parametrize("examples", rest_in_full(25, 150))
+def test_random_histories_reach_the_model_whole(examples: int) -> None:
+    @settings(max_examples=examples)
+    @given(st.lists(rounds, min_size=1, max_size=4))
+    def without_the_cli(plan: list[Round]) -> None:
+        check(plan)
+
+    without_the_cli()
 
 
-@pytest.mark.parametrize("examples", [4, pytest.param(60, marks=(pytest.mark.full, pytest.mark.timeout(900)))])
+@pytest.mark.parametrize("examples", [2, pytest.param(60, marks=(pytest.mark.full, pytest.mark.timeout(900)))])
 def test_random_histories_reach_the_model_whole_over_the_real_cli(examples: int, claude_2: Path) -> None:
     @settings(max_examples=examples, phases=[Phase.generate])
     @given(st.lists(rounds, min_size=2, max_size=3))

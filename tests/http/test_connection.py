@@ -223,7 +223,7 @@ class Slow(Wire):
 
 
 async def test_a_client_that_reads_slowly_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "STALLED", 0.001)
+    monkeypatch.setattr(connections, "STALLED_STRANGER", 0.001)  # it asked for nothing yet
     config = uvicorn.Config(cast(Any, hello), lifespan="off", log_config=None, access_log=False)
     connection = Connection(config, ServerState(), {})
     wire = Slow(100, 100, 90, 90, 80, 80, 80)

@@ -382,7 +382,9 @@ async def test_a_confined_agent_remembers_warm_resumed_and_rebuilt(shells: Shell
 async def test_what_a_confined_shell_left_running_ends_with_its_cli(shells: Shells) -> None:
     mark = "86399.125"
     async with running(shells.settings) as engine:
-        await shells.run(engine, "confined", f"nohup setsid sleep {mark} >/dev/null 2>&1 & echo left")
+        # The shell waits until it runs: a process that is just being started has no command line to be found by.
+        left = f"nohup setsid sh -c 'echo runs; exec >&-; sleep {mark}; :' 2>/dev/null"
+        assert "runs" in await shells.run(engine, "confined", f"read -r word < <({left}); echo $word")
         assert mark in await asyncio.to_thread(command_lines)
     assert mark not in await asyncio.to_thread(command_lines)
 

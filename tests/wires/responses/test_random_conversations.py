@@ -22,6 +22,7 @@ from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
+from ...matrix import half
 from .conftest import Door
 from .pairs import Pair, added, id_of, left, message, pair_of, removed, said, texts
 
@@ -334,8 +335,7 @@ async def test_a_random_history_is_told_whole_with_the_cli(
         await Run(pair, upstream, seed).history(STEPS_WITH)
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
-@pytest.mark.parametrize("seed", seeds(2))
+@pytest.mark.parametrize(("store", "seed"), half(["sqlite", "postgresql"], seeds(2)))
 async def test_a_random_history_is_told_whole(
     request: pytest.FixtureRequest, make_settings: MakeSettings, upstream: Upstream, store: str, seed: int
 ) -> None:

@@ -14,6 +14,7 @@ from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
+from ...matrix import half
 from ...serving import serve
 from .conftest import client_of
 from .pairs import (
@@ -48,7 +49,9 @@ async def pair(
 # --- two proxies at once
 
 
-@pytest.mark.parametrize("first", ["an item was taken out", "an answer in the input"])
+@pytest.mark.parametrize(
+    ("pair", "first"), half(STORES, ["an item was taken out", "an answer in the input"]), indirect=["pair"]
+)
 async def test_a_turn_that_runs_at_one_proxy_is_remembered_by_the_other(
     pair: Pair, upstream: Upstream, first: str
 ) -> None:
@@ -134,8 +137,11 @@ async def test_a_free_item_that_is_taken_out_while_a_turn_waits_is_not_shown(pai
 # --- items whose turn is not on the path
 
 
-@pytest.mark.parametrize("how", ["refused", "failed", "cancelled", "undelivered", "rewound"])
-@pytest.mark.parametrize("hand", ["a question", "an exchange"])
+@pytest.mark.parametrize(
+    ("pair", "how", "hand"),
+    half(STORES, ["refused", "failed", "cancelled", "undelivered", "rewound"], ["a question", "an exchange"]),
+    indirect=["pair"],
+)
 async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
     pair: Pair, upstream: Upstream, how: str, hand: str
 ) -> None:
@@ -185,7 +191,7 @@ async def test_who_goes_on_from_an_answer_before_a_rewind_sees_its_items_once(pa
     assert await shown(pair.a, conversation, upstream) == expected
 
 
-@pytest.mark.parametrize("hand", ["a question", "an exchange"])
+@pytest.mark.parametrize(("pair", "hand"), half(STORES, ["a question", "an exchange"]), indirect=["pair"])
 async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_took_once(
     pair: Pair, upstream: Upstream, hand: str
 ) -> None:
@@ -207,7 +213,7 @@ async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_
 # --- an answer that never arrived
 
 
-@pytest.mark.parametrize("at", ["the same proxy", "the other proxy"])
+@pytest.mark.parametrize(("pair", "at"), half(STORES, ["the same proxy", "the other proxy"]), indirect=["pair"])
 async def test_an_undelivered_turn_is_left_off_after_an_item_was_taken_out(
     pair: Pair, upstream: Upstream, at: str
 ) -> None:
@@ -231,8 +237,11 @@ async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(p
     assert await shown(pair.b, conversation, upstream) == expected
 
 
-@pytest.mark.parametrize("how", ["told anew", "with answers in its input"])
-@pytest.mark.parametrize("then", ["a turn", "a rewind"])
+@pytest.mark.parametrize(
+    ("pair", "how", "then"),
+    half(STORES, ["told anew", "with answers in its input"], ["a turn", "a rewind"]),
+    indirect=["pair"],
+)
 async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
     pair: Pair, upstream: Upstream, how: str, then: str
 ) -> None:
@@ -261,7 +270,9 @@ async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
 # --- what holds on
 
 
-@pytest.mark.parametrize("then", ["an answer in the input", "an item was taken out"])
+@pytest.mark.parametrize(
+    ("pair", "then"), half(STORES, ["an answer in the input", "an item was taken out"]), indirect=["pair"]
+)
 async def test_a_system_item_holds_on(pair: Pair, upstream: Upstream, then: str) -> None:
     """It is listed as long as the model is shown it, once."""
     conversation = (await pair.a.openai.conversations.create(items=[message("Be terse.", "system")])).id
