@@ -61,7 +61,7 @@ from .lanes import LanePlace, Lanes, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
-from .passing import HOP, Elsewhere, Passing
+from .passing import ORIGIN, Elsewhere, Passing
 from .placement import HOUR, Placement
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
@@ -541,11 +541,11 @@ class Engine:
 
     def keep(self, answer: Answer) -> None:
         """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
-        token = HOP.set("stays")  # it is kept here, whoever passed the request on
+        token = ORIGIN.set("local_only")  # it is kept here, whoever passed the request on
         try:
             self._tasks.own(kept(answer))
         finally:
-            HOP.reset(token)
+            ORIGIN.reset(token)
 
     async def ended(self, turn_id: str) -> None:
         """Wait until a turn of this proxy is over and stored; at once when it does not run here."""

@@ -48,6 +48,7 @@ from ..domain.models import (
     BlockStop,
     Compose,
     Composed,
+    Delivery,
     Fallback,
     Link,
     Started,
@@ -79,8 +80,9 @@ log = logs.get(__name__)
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2
 
-# What shows that no tool runs any more, and that the provider answers. A tuple: a union would be made for each event.
-SIGNS = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
+# Events that show that no tool runs any more and that the provider answers. A tuple, because a union would be made
+# anew for each event.
+SIGNS_OF_LIFE = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
 
 T = TypeVar("T")
 
@@ -514,7 +516,7 @@ class Executor:
         async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit:
             async for event in heard:
                 limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
-                if isinstance(event, SIGNS):
+                if isinstance(event, SIGNS_OF_LIFE):
                     attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
@@ -607,9 +609,10 @@ class Executor:
         # From here on the turn stands: what fails is logged, and its clients get their answer.
         attempt.committed = True
         delivery = committed.delivery
-        while live.abandoned == (delivery == "pending"):
-            # Its clients left, or came back, meanwhile: what was noted of that may have been written over.
-            delivery = "undelivered" if live.abandoned else "pending"
+        wanted: Delivery
+        while delivery != (wanted := "undelivered" if live.abandoned else "pending"):
+            # Its clients left, or came back, meanwhile: the commit may have overwritten what was noted of that.
+            delivery = wanted
             try:
                 await self.store.set_delivery(turn.id, delivery)
                 committed = replace(committed, delivery=delivery)  # else it is as the store has it

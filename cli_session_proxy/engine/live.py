@@ -30,7 +30,7 @@ from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnC
 from ..stores.base import Lease, Store, TurnWords
 from ..tasks import Tasks
 from .ownership import Instances
-from .passing import HOP
+from .passing import ORIGIN
 
 log = logs.get(__name__)
 
@@ -296,7 +296,7 @@ class LiveTurn:
         self._clients -= 1
         if acknowledged and not self._arrived:
             # Of the first client only: where others were given it as well, it arrived, whatever becomes of that one.
-            passed_on = HOP.get() == "came" and not self._acknowledged
+            passed_on = ORIGIN.get() == "forwarded" and not self._acknowledged
             self._acknowledged, self._arrived = True, not passed_on
             self._on_delivery("passed on" if passed_on else "arrived")
         if self._clients or self._acknowledged:

@@ -20,11 +20,11 @@ from ..stores.registry import Registry
 
 log = logs.get(__name__)
 
-# How a request came: `may`: from a client, and it may be passed on; `came`: another proxy has passed it on, so it runs
-# here; `message`: over a WebSocket, which is not passed on: it runs here, but never without its agent's files; `stays`:
-# it has no door that could pass it on, or what it would go to was not reached.
-Hop = Literal["may", "came", "message", "stays"]
-HOP: ContextVar[Hop] = ContextVar("hop", default="stays")
+# How a request came. `from_client`: it may be passed on. `forwarded`: another proxy has passed it on, so it runs here.
+# `websocket`: a message over a WebSocket, which is not passed on: it runs here, but never without its agent's files.
+# `local_only`: nothing could pass it on, or the proxy that it would go to was not reached.
+Origin = Literal["from_client", "forwarded", "websocket", "local_only"]
+ORIGIN: ContextVar[Origin] = ContextVar("origin", default="local_only")
 
 
 class Elsewhere(Exception):
@@ -54,29 +54,33 @@ class Passing:
 
     async def to_agent(self, agent: Agent, profile: str | None, *, held: bool) -> None:
         """`held`: this proxy has the agent's lease. Raises `Elsewhere`, `SessionBusy` and `StoreUnavailable`."""
-        hop = HOP.get()
-        if hop in ("came", "stays"):
+        origin = ORIGIN.get()
+        if origin in ("forwarded", "local_only"):
             return
         files = self.keeps_files(profile)
-        if not files and (held or hop == "message"):
+        if not files and (held or origin == "websocket"):
             return
         found = await (self._store.whereabouts(agent.key) if files else self._registry.find(agent))
         if files and found.home is not None:
             if self.is_here(found.home):
                 return
-            if hop == "message":
+            if origin == "websocket":
                 raise SessionBusy(
                     "this agent's files are on another host, and a WebSocket is not passed on: send the same as a "
                     "POST, which is answered there",
                     retry=False,
                 )
             raise Elsewhere(found.home.address, agent.key, home=True)
-        if hop == "may" and found.address not in (None, self._here.address) and found.holder != self._here.id:
+        if (
+            origin == "from_client"
+            and found.address not in (None, self._here.address)
+            and found.holder != self._here.id
+        ):
             raise Elsewhere(found.address, agent.key)
 
     async def to_turn(self, turn: Turn) -> None:
         """To the proxy at which it waits or runs. Raises `Elsewhere`, and `StoreUnavailable`."""
-        if HOP.get() == "may" and (address := await self.address_of(turn)) is not None:
+        if ORIGIN.get() == "from_client" and (address := await self.address_of(turn)) is not None:
             raise Elsewhere(address, turn.agent_key)
 
     async def address_of(self, turn: Turn) -> str | None:

@@ -90,7 +90,9 @@ class Repository:
         except Failed as exc:
             said = exc.said
             if "not a git repository" in said:
-                said = "it is none: make one there with `git init`, or name another with repo in git_memory (--repo)"
+                said = (
+                    "not a git repository: make one there with `git init`, or name another (repo in git_memory, --repo)"
+                )
             raise ConfigError(f"the git repository {path} cannot be read: {said}") from exc
         if top is not None:
             found._places = {"GIT_DIR": str(git_dir), "GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from .. import logs, redact
 from ..domain.identifiers import host_and_port, origin
 from ..engine.live import RESTART
-from ..engine.passing import HOP
+from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
@@ -177,11 +177,11 @@ class Gate:
                 if self._relay is None:
                     await self._app(inner, receive, out)
                 elif is_socket:
-                    token = HOP.set("message")
+                    token = ORIGIN.set("websocket")
                     try:
                         await self._app(inner, receive, out)
                     finally:
-                        HOP.reset(token)
+                        ORIGIN.reset(token)
                 else:
                     asked = Incoming(scope, inner, receive, out)
                     await self._relay.serve(self._app, asked, came=came_from is not None)

@@ -34,7 +34,7 @@ from starlette.types import ASGIApp, Scope
 from .. import logs
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
-from ..engine.passing import HOP, Elsewhere
+from ..engine.passing import ORIGIN, Elsewhere
 from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted
 from ..wires.asgi import at_once, raw_path
@@ -134,7 +134,7 @@ class Relay:
 
     async def serve(self, app: ASGIApp, asked: Incoming, *, came: bool) -> None:
         """Answer here, or have another proxy answer. `came`: it is one that another proxy has passed on."""
-        token = HOP.set("came" if came else "may")
+        token = ORIGIN.set("forwarded" if came else "from_client")
         try:
             if came:
                 await app(asked.inner, asked.receive, asked.send)
@@ -147,18 +147,19 @@ class Relay:
             except Elsewhere as there:
                 if await self._passed_on(asked, there, state):
                     return
-            HOP.set("stays")
+            ORIGIN.set("local_only")
             state["held"].read_again()
             await app(asked.inner, asked.again(), asked.send)
         finally:
-            HOP.reset(token)
+            ORIGIN.reset(token)
 
     # --- there
 
     async def _passed_on(self, asked: Incoming, there: Elsewhere, state: Mapping[str, Any]) -> bool:
         """False where nothing was sent. Raises `Interrupted` where nobody knows what became of it."""
         for hop in [hop for hop in self._hops if hop.agent_key == there.agent_key and hop.client_has_left()]:
-            # This may be the same client, who says the same again: what it was not given is noted first.
+            # This may be the same client, which left and sends its request again: first it is noted that the answer
+            # did not arrive.
             hop.leaving.cancel()  # the server may not have been told yet, and may not listen
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):

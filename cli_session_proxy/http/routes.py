@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response, Stream
 from ..domain.models import JSON, Agent
 from ..engine.committing import CommitOrder
 from ..engine.engine import Engine
-from ..engine.passing import HOP
+from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
 from ..export import live as telling
@@ -209,7 +209,7 @@ class Routes:
         told: list[JSON] = []
         follower = Follower(self._engine.store, agent, after)
         elsewhere = None
-        if live and self._relay is not None and HOP.get() != "came":
+        if live and self._relay is not None and ORIGIN.get() != "forwarded":
             elsewhere = self._relay.watched(agent)
         try:
             async for happened in follower.follow(WATCHED if live else POLL):

@@ -32,9 +32,9 @@ from ..domain.models import JSON
 from ..domain.structured import checked_schema
 from ..errors import InvalidRequest, TurnTimeout, UpstreamError
 from ..wires.common import checked_agent_id
-from . import runtime, ways
+from . import runtime, transports
 from .tools import Function, Toolbox, faults
-from .ways import Saying
+from .transports import Saying
 
 T = TypeVar("T")
 
@@ -158,8 +158,8 @@ async def ask(
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout
     for round_ in range(max_rounds + 1):
-        way = ways.embedded if saying.base_url is None else ways.served
-        async with aclosing(runtime.current().aitems(partial(way, saying=saying))) as answers:
+        transport = transports.embedded if saying.base_url is None else transports.served
+        async with aclosing(runtime.current().aitems(partial(transport, saying=saying))) as answers:
             async for answer in answers:  # one; then to the end, where the turn is acknowledged
                 heard = answer
         stands = Episode(heard.turn, heard.agent_id, saying.model, saying.base_url)

@@ -446,8 +446,8 @@ class Leases(Protocol):
         asks: bool = True,
     ) -> Granted | LeaseHeld:
         """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. A holder whose
-        heartbeat has expired is replaced if the caller was `awake` meanwhile, which is asked behind the look at that
-        heartbeat, perhaps on another thread. Without `asks` a holder is not asked to hand it over."""
+        heartbeat has expired is replaced, unless the caller itself was asleep: `awake` is called after that heartbeat
+        was read, perhaps on another thread. Without `asks` a holder is not asked to hand it over."""
 
     async def release(self, lease: Lease) -> None:
         """Give it back, if it is still held."""

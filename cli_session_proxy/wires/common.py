@@ -368,7 +368,7 @@ def read_text(part: Part, where: str) -> Block | None:
     return {"type": "text", "text": text} if text else None
 
 
-def telling(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
+def without_blank_texts(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
     """Without white text blocks, which the Messages API refuses, where another block says something."""
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
 

@@ -56,7 +56,7 @@ from ..common import (
     required,
     sse,
     stop_texts,
-    telling,
+    without_blank_texts,
     wrong_type,
 )
 from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools
@@ -245,7 +245,10 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 def _user(message: Part, where: str) -> Message:
     parts = read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts")
-    return Message("user", _by_name(message, where, telling(parts)) if "name" in message else telling(parts))
+    return Message(
+        "user",
+        _by_name(message, where, without_blank_texts(parts)) if "name" in message else without_blank_texts(parts),
+    )
 
 
 def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:

@@ -14,7 +14,7 @@ from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_file, is_web_address
-from ..common import checked_conversation, telling, wrong_type
+from ..common import checked_conversation, without_blank_texts, wrong_type
 from ..google import either, standard_base64
 
 Part = Mapping[str, Any]
@@ -47,7 +47,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
         if answer is not None:
             conversation.append((f"contents[{index - 1}]", Message("assistant", _joined(answer))))
             answer = None
-        conversation.append((where, Message("user", telling(tuple(_blocks(content, where, calls))))))
+        conversation.append((where, Message("user", without_blank_texts(tuple(_blocks(content, where, calls))))))
     if answer is not None:
         conversation.append((f"contents[{len(contents) - 1}]", Message("assistant", _joined(answer))))
     system = _system(body)

@@ -11,7 +11,7 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, is_web_address
-from ..common import checked_conversation, optional, required, telling, wrong_type
+from ..common import checked_conversation, optional, required, without_blank_texts, wrong_type
 from ..google import standard_base64
 
 Part = Mapping[str, Any]
@@ -32,7 +32,7 @@ def read(given: object) -> tuple[Message, ...]:
         raise InvalidRequest("input must be a text, a content, or a list of contents or steps", param="input")
     limits.at_most(given, limits.MESSAGES, "input")
     if all(isinstance(part, dict) and part.get("type") in _CONTENTS for part in given):
-        return checked_conversation([("input", Message("user", telling(_contents(given, "input"))))])
+        return checked_conversation([("input", Message("user", without_blank_texts(_contents(given, "input"))))])
     conversation: list[tuple[str, Message]] = []
     for index, step in enumerate(given):
         where = f"input[{index}]"
@@ -100,7 +100,7 @@ def _file(part: Part, kind: str, where: str) -> Block:
 
 
 def _user(step: Part, where: str) -> Message:
-    return Message("user", telling(_said(step, where)))
+    return Message("user", without_blank_texts(_said(step, where)))
 
 
 def _model(step: Part, where: str) -> Message:

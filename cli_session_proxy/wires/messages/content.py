@@ -21,8 +21,8 @@ from ..common import (
     read_content,
     read_text,
     required,
-    telling,
     typed_blocks,
+    without_blank_texts,
     wrong_type,
 )
 
@@ -54,7 +54,9 @@ def read(
             text = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "blocks"))
             instructions.place(text, where, conversation)
         elif role == "user":
-            conversation.append((where, Message("user", telling(read_content(message, where, told, "blocks")))))
+            conversation.append(
+                (where, Message("user", without_blank_texts(read_content(message, where, told, "blocks"))))
+            )
         elif role == "assistant":
             conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
         else:

@@ -108,10 +108,10 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
         raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
     blocks = _content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file})
     # The Messages API refuses white text blocks; beside another block such a part says nothing.
-    telling = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
-    if not telling:
+    said = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
+    if not said:
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    return Message("user", telling)
+    return Message("user", said)
 
 
 def _function_call(item: Mapping[str, Any], where: str) -> Message:

@@ -459,8 +459,8 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
 
 
 def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
-    """Is a text of these blocks not there, and one of its length that is not theirs? What is written over in place has
-    the length of what was there; what a CLI changes itself (it cuts, trims, adds notes) has another one."""
+    """An expected text is missing and another of equal length present: it was overwritten in place. What a CLI changes
+    itself (it cuts, trims, adds notes) changes the length."""
     expected, found = _texts(said), _texts([block for entry in path for block in entry.content])
     if expected <= found:
         return False

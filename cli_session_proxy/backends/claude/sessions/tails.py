@@ -26,8 +26,8 @@ class Tails:
     async def theirs(self, agent: Agent, parent: Turn, verdict: Verdict) -> tuple[Entry, ...]:
         """The complete exchanges of somebody else's that the tail begins with: those that may be adopted.
 
-        Up to the first that is ours, open, does not hang on the path, or goes on from results that nobody gave. Behind
-        calls of ours that are still open nothing is somebody else's: their results are to come.
+        It stops at the first exchange that is our own, is not complete, does not continue the path, or answers tool
+        results that nobody gave. Behind our own open calls nothing is somebody else's: their results are to come.
         """
         if calls_of(parent.output):
             return ()
