@@ -6,7 +6,7 @@ import os
 import sys
 from pathlib import Path
 
-import psutil
+from ..backends.claude.mounts import file_system
 
 # Folders of programs that copy what is in them to other machines, in the middle of a write and without their locks.
 SYNCED = {
@@ -34,7 +34,5 @@ def unsafe(path: Path) -> str | None:
         first = real.relative_to(home).parts[:1]
         if first and first[0] in IN_ICLOUD and (home / ICLOUD / first[0]).exists():
             return "in iCloud Drive, which copies files while they are written"
-    mounts = [one for one in psutil.disk_partitions(all=True) if real.is_relative_to(one.mountpoint)]
-    nearest = max(mounts, key=lambda one: len(one.mountpoint), default=None)
-    kind = None if nearest is None else NETWORK.get(nearest.fstype)
+    kind = NETWORK.get(file_system(real))
     return None if kind is None else f"on {kind}, where locks and what was synced may not hold"

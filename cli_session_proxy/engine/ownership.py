@@ -52,6 +52,8 @@ GAP = 40
 EXACT = 1.0
 # A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
 LOOK = 0.1
+# A proxy that has no peers looks so often, in seconds, whether one has come: to look costs a wake-up.
+ALONE = 0.5
 
 
 def steady_clock() -> Callable[[], float]:
@@ -256,14 +258,19 @@ class Ownership:
     async def hand_over(self) -> None:
         """Hand over the leases that other proxies ask for, where no turn uses them, and end the turns that they want
         to end. Until it is cancelled."""
-        looks = True
+        looks, peers = True, True
         while True:
-            await self._store.until_asked(self.proxy.id, LOOK * self.proxy.lease)
+            longest = LOOK * self.proxy.lease
+            if peers:
+                await self._store.until_asked(self.proxy.id, longest)
+            else:
+                await asyncio.sleep(min(ALONE, longest))
             self._pauses.was_awake()
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
             try:
-                if not (self._held or self._busy()) or not (self._instances.spans_hosts or self._instances.others()):
+                peers = self._instances.spans_hosts or bool(self._instances.others())
+                if not peers or not (self._held or self._busy()):
                     continue
                 asked = await self._store.asked(self.proxy.id)
             except (ProxyError, OSError) as exc:  # OSError: no descriptor is free

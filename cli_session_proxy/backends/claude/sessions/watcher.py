@@ -13,6 +13,7 @@ from pathlib import Path
 from watchfiles import Change, awatch
 
 from .... import logs
+from ..mounts import file_system
 from ..transcript import Projects
 from .manager import Sessions
 
@@ -21,6 +22,10 @@ log = logs.get(__name__)
 # The CLI writes in batches about 100 ms apart. Changes are looked at so often, and collected for so long, in ms.
 STEP = 400
 DEBOUNCE = 1600
+# A Windows drive in WSL does not tell of changes: there all files are looked at, with such pauses, in ms. watchfiles by
+# itself does so everywhere in WSL.
+SILENT = ("9p", "drvfs")
+POLL = 5000
 # When watching is not possible (too many watches, no directory), it is tried again after so many seconds.
 AGAIN = 60.0
 
@@ -37,9 +42,11 @@ class Watcher:
         while True:
             try:
                 await asyncio.to_thread(self._projects.root.mkdir, mode=0o700, parents=True, exist_ok=True)
+                silent = await asyncio.to_thread(file_system, self._projects.root) in SILENT
                 async for changes in awatch(
-                    self._projects.root, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE
-                ):
+                    self._projects.root, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE,
+                    force_polling=silent, poll_delay_ms=POLL,
+                ):  # fmt: skip
                     for session_id in sorted({Path(path).stem for _, path in changes}):
                         if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours wrote
                             yield session_id

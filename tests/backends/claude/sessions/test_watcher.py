@@ -9,6 +9,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import psutil
 import pytest
 from watchfiles import awatch
 
@@ -92,3 +93,32 @@ async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, mon
     monkeypatch.setattr(watcher, "awatch", refused_once)
     assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
     assert len(tried) == 2
+
+
+@pytest.mark.parametrize(("kind", "polls"), [("ext4", False), ("9p", True), ("drvfs", True)])
+async def test_only_a_windows_drive_is_polled_in_wsl(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: str, polls: bool
+) -> None:
+    """watchfiles polls everywhere in WSL, which it knows by the kernel's name."""
+    asked: list[bool | None] = []
+
+    def watching(folder: Path, *, force_polling: bool | None = None, **options: Any) -> AsyncGenerator[Any, None]:
+        asked.append(force_polling)
+        return awatch(folder, force_polling=force_polling, **options)
+
+    mount = SimpleNamespace(mountpoint=str(watched.projects), fstype=kind)
+    monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006 - psutil's name
+    monkeypatch.setattr(watcher, "POLL", 10)
+    monkeypatch.setattr(watcher, "awatch", watching)
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    assert asked == [polls]
+
+
+async def test_where_nothing_says_what_file_system_it_is_changes_are_told(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def nothing(**_: bool) -> None:
+        raise FileNotFoundError("/proc/filesystems")
+
+    monkeypatch.setattr(psutil, "disk_partitions", nothing)
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
