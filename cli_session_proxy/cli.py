@@ -10,7 +10,7 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -161,7 +161,9 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command(epilog=_examples("chains", "chains --since 24h --status failed", "chains --watch --limit 20"))
+@app.command(
+    epilog=_examples("chains", "chains --since 24h --status failed", "chains --by day", "chains --watch --limit 20")
+)
 def chains(
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
@@ -172,6 +174,9 @@ def chains(
     one_shots: Annotated[
         bool, typer.Option("--one-shots", help="Also unnamed agents of one turn that nobody went on from.")
     ] = False,
+    by: Annotated[
+        str | None, typer.Option(metavar="day|model|key", help="What the last 14 days cost, by one of these, instead.")
+    ] = None,
     limit: Annotated[int, typer.Option(min=1, help="Only so many, those last active.")] = 1000,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it anew every other second, until Ctrl-C.")
@@ -186,6 +191,12 @@ def chains(
 
     wanted = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
     settings = load(config=config, var=var, store=store)
+    if by is not None:
+        if by not in get_args(listing.By):
+            raise ConfigError(f"--by must be one of {', '.join(get_args(listing.By))}")
+        sums = asyncio.run(listing.spent(settings, cast(listing.By, by)))
+        _say(json.dumps(sums, indent=1)) if as_json else listing.print_spent(sums, cast(listing.By, by))
+        return
     if watch:
         asyncio.run(listing.watch_chains(settings, wanted, limit))
         return

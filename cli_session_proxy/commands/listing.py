@@ -6,7 +6,7 @@ import asyncio
 import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import cast, get_args
+from typing import Literal, cast, get_args
 
 import click
 from rich.console import Console
@@ -17,10 +17,13 @@ from ..domain.models import JSON, ChainSummary, Status
 from ..domain.searching import moment
 from ..errors import ConfigError, did_you_mean, printable
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
+from ..export.sums import DAYS, TURNS, summed
 from ..export.words import count
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from .stored import opened
+
+By = Literal["day", "model", "key"]
 
 # Columns of a table that goes into a file or a pipe: nothing is cut there.
 WIDE = 1000
@@ -129,6 +132,30 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     console.print(Text(f"{total}, ${cost:.4f}, {_size(size)}", style="dim"))
     if listed.one_shots:
         console.print(Text(folded, style="dim"))
+
+
+async def spent(settings: Settings, by: By) -> list[JSON]:
+    """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most."""
+    now = time.time()
+    async with opened(settings) as store:
+        facts = [] if store is None else await store.facts(None, since=now - DAYS * DAY, limit=TURNS)
+    days, models, keys = summed(facts, now)
+    return {"day": days[::-1], "model": models, "key": keys}[by]
+
+
+def print_spent(rows: list[JSON], by: By) -> None:
+    """A table, days newest first, else the dearest first. What did not happen is blank."""
+    table = Table(box=None, pad_edge=False)
+    for name in (f"{by} (UTC)" if by == "day" else by, "turns", "failed", "repairs", "tokens", "cost"):
+        table.add_column(name, justify="left" if name.startswith(by) else "right", no_wrap=True)
+    for row in rows:
+        tokens = sum(value for name, value in row.items() if name.endswith("_tokens"))
+        numbers = (row["turns"], row["failed"], row["repairs"], tokens)
+        cost = f"${row['cost_usd']:.2f}" if row["cost_usd"] else ""
+        table.add_row(Text(printable(row[by])), *(f"{number:,}" if number else "" for number in numbers), cost)
+    console = Console(highlight=False)
+    console.print(table)
+    console.print(Text(f"${sum(row['cost_usd'] for row in rows):.2f} in the last {DAYS} days", style="dim"))
 
 
 def _size(number: float) -> str:

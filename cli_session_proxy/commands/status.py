@@ -11,6 +11,7 @@ from ..backends.claude.process import capability
 from ..errors import ClaudeUnavailable, UpstreamError
 from ..export import status
 from ..export.status import DAY, WEEK, ProxyStatus
+from ..export.sums import TURNS
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
@@ -18,8 +19,6 @@ from .asking import ANSWER_TIMEOUT, alive, client_of, key_of
 from .login import missing_of
 from .stored import opened
 
-# The newest turns that are summed up where no server runs.
-TURNS = 20_000
 STOPPED = "no server runs on {var}: start it with `cli-session-proxy serve`"
 
 

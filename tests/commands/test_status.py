@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from cli_session_proxy.commands import status as command
 from cli_session_proxy.commands.login import missing_of
 from cli_session_proxy.domain.models import Status, Usage
@@ -16,6 +18,7 @@ from cli_session_proxy.testing.upstream import Upstream
 from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
+from ..test_cli import done, error_of, fill
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
 DAY = 86_400.0
@@ -30,6 +33,21 @@ def fact(
 def test_today_and_the_week_are_days_of_utc() -> None:
     facts = [fact(NOON, 1.0), fact(NOON - DAY / 2, 2.0), fact(NOON - DAY / 2 - 1, 4.0), fact(NOON - 6.4 * DAY, 8.0)]
     assert costs([*facts, fact(NOON - 6.6 * DAY, 16.0), fact(NOON)], NOON) == (3.0, 15.0)
+
+
+def test_what_the_last_days_cost_is_listed_by_day_and_by_model(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, "ada", "bob")
+    done("chains", "--by", "day", "--var", tmp_path)
+    first, today, yesterday, *_, total = capsys.readouterr().out.splitlines()
+    assert first.split() == ["day", "(UTC)", "turns", "failed", "repairs", "tokens", "cost"]
+    assert len(yesterday.split()) == 1, "what did not happen is blank"
+    done("chains", "--by", "model", "--json", "--var", tmp_path)
+    rows = json.loads(capsys.readouterr().out)
+    assert sum(row["turns"] for row in rows) == int(today.split()[1]) == 2
+    assert total == f"${sum(row['cost_usd'] for row in rows):.2f} in the last 14 days"
+    assert "day, model, key" in error_of(capsys, 2, "chains", "--by", "week", "--var", tmp_path)
 
 
 def test_only_an_error_that_others_meet_too_is_a_problem() -> None:

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
 from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
@@ -15,14 +14,11 @@ from ...export import explain, status
 from ...export import live as telling
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
-from ...settings import MODELS
+from ...export.summaries import DAY
+from ...export.sums import DAYS, TURNS, summed
 from ...stores.base import TurnFacts
 from .titles import title_of
 
-DAY = 86400.0
-DAYS = 14
-# The newest turns that are summed up: a long look at a very large store would slow the turns that run.
-TURNS = 20_000
 # Seconds for which sums are kept, at least; and how many times as long as they took, so that an open page costs 2 %.
 KEPT = 2.0
 SHARE = 50
@@ -179,49 +175,6 @@ class Overview:
                 continue
             told.append({**one._asdict(), "agent_id": None if agent is None else agent.agent_id})
         return told
-
-
-def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON], list[JSON]]:
-    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure."""
-    days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
-    models: dict[str, JSON] = defaultdict(_row)
-    keys: dict[str, JSON] = defaultdict(_row)
-    names = _full_names({one.model for one in facts})
-    for one in facts:
-        of_day = _day(one.created_at)
-        for row in (days.get(of_day), models[names.get(one.model, one.model)], keys[one.owner]):
-            if row is None:  # the rest of the day before the first one
-                continue
-            row["turns"] += 1
-            row["failed"] += one.status == "failed"
-            row["refused"] += one.status == "refused"
-            row["repairs"] += one.repairs
-            row["cost_usd"] += one.cost_usd or 0.0
-            for name in _TOKENS:
-                row[name] += getattr(one.usage, name)
-    return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), _dearest("key", keys)
-
-
-def _full_names(models: Collection[str]) -> dict[str, str]:
-    """Of names such as `sonnet` those that one model alone can mean which answered: `claude-sonnet-5-5`."""
-    means = {short: [model for model in models if f"-{short}-" in model] for short in MODELS if short in models}
-    return {short: fits[0] for short, fits in means.items() if len(fits) == 1}
-
-
-def _dearest(name: str, found: dict[str, JSON]) -> list[JSON]:
-    every = sorted(found.items(), key=lambda item: (-item[1]["cost_usd"], -item[1]["turns"], item[0]))
-    return [{name: one, **row} for one, row in every]
-
-
-_TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_tokens")
-
-
-def _row() -> JSON:
-    return {"turns": 0, "failed": 0, "refused": 0, "repairs": 0, "cost_usd": 0.0, **dict.fromkeys(_TOKENS, 0)}
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")
 
 
 def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
