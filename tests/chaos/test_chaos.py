@@ -40,13 +40,12 @@ HISTORIES = [
 ]
 
 
-@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("seed", "length", "tools"),
     [
         (1471, 10, False),
-        *((seed, 2 * SHORT, tools) for seed in (22, 23) for tools in (False, True)),
+        *(pytest.param(seed, 2 * SHORT, tools, marks=pytest.mark.full) for seed in (22, 23) for tools in (False, True)),
     ],
 )
 def test_a_history_on_three_hosts_keeps_every_promise(seed: int, length: int, tools: bool, claude_2: Path) -> None:

@@ -108,8 +108,10 @@ def test_nothing_from_outside_becomes_a_label() -> None:
 
 
 async def test_what_the_engine_did_is_what_is_told(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # A start that takes longer is not counted: a spare waits for its first prompt for as long as there is none.
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.pool.START_TIME", 30.0)
     settings = make_settings(claude_bin=claude_2)
     async with (
         running(settings) as engine,

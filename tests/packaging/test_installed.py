@@ -1,5 +1,4 @@
-"""What an index would get: the wheel and the sdist are made and checked, and in `make full`
-installed into an empty environment and run.
+"""What an index would get: the wheel and the sdist are made, checked, installed into an empty environment and run.
 
 Offline: the build backend and the dependencies are those of the environment that runs the tests, lent to the empty one
 by a .pth file, so `pip install` takes the package alone. That the dependencies can be had is tried by `make` itself.
@@ -87,7 +86,6 @@ def test_the_wheel_holds_the_package_alone_and_the_sdist_its_tests_too(dist: Pat
     assert not [name for name in inside if name.startswith((".venv", ".tools", "var/sandbox"))]
 
 
-@pytest.mark.full
 def test_the_installed_program_is_the_wheels(venv: Path, elsewhere: Path) -> None:
     where = run(venv / "bin" / "python", "-c", "import cli_session_proxy as c; print(c.__file__)", cwd=elsewhere)
     assert Path(where).is_relative_to(venv)
@@ -95,7 +93,6 @@ def test_the_installed_program_is_the_wheels(venv: Path, elsewhere: Path) -> Non
     assert told == f"cli-session-proxy {PROJECT['version']}\n"
 
 
-@pytest.mark.full
 def test_the_installed_program_holds_its_promise_in_the_demo(venv: Path, elsewhere: Path, claude_2: Path) -> None:
     """`claude` is on no PATH: the CLI is the one that the [claude] extra brings along."""
     assert claude_2.exists()
@@ -114,7 +111,6 @@ follow_imports = silent
 """
 
 
-@pytest.mark.full
 def test_the_types_of_ask_reach_whoever_installs_it(venv: Path, elsewhere: Path) -> None:
     (elsewhere / "theirs.py").write_text("""
 from pydantic import BaseModel
@@ -135,7 +131,6 @@ async def main() -> None:
     assert 'Revealed type is "str"' in told or 'Revealed type is "builtins.str"' in told
 
 
-@pytest.mark.full
 def test_the_sdist_installs_too_and_uninstalling_leaves_only_the_chains(
     venv: Path, dist: Path, elsewhere: Path
 ) -> None:

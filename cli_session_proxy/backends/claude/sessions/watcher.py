@@ -7,6 +7,7 @@ the exchange as soon as it is whole.
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator
 from pathlib import Path
 
@@ -43,9 +44,11 @@ class Watcher:
             try:
                 await asyncio.to_thread(self._projects.root.mkdir, mode=0o700, parents=True, exist_ok=True)
                 silent = await asyncio.to_thread(file_system, self._projects.root) in SILENT
+                # By itself watchfiles polls all of WSL. Its variable stays the user's, for a file system unknown here.
+                polls = None if "WATCHFILES_FORCE_POLLING" in os.environ else silent
                 async for changes in awatch(
                     self._projects.root, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE,
-                    force_polling=silent, poll_delay_ms=POLL,
+                    force_polling=polls, poll_delay_ms=POLL,
                 ):  # fmt: skip
                     for session_id in sorted({Path(path).stem for _, path in changes}):
                         if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours wrote
