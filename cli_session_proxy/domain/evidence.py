@@ -18,7 +18,7 @@ from .parameters import Name
 # - `client_history`  a client brought a history that was new here
 # - `left_path`       the path leaves the session's: it was written as a new one
 # - `open_calls`      no process waits for the results that came: written with them
-# - `rewritten`       the session was not the path (`found`): written again under its id
+# - `rewritten`       the session was not the path (`found`): written again, under its id or a new one
 # - `moved`           its transcript lay elsewhere
 # - `other_model`     another model answered since the session was last used: its turns were written into it
 # - `window`          what is older than the turn's window was left out, or a wider one brought it back

@@ -1,4 +1,4 @@
-"""What a request to the model holds, beside what it should hold. Pure."""
+"""Compares what a request to the model holds with what it should hold. Pure."""
 
 from __future__ import annotations
 

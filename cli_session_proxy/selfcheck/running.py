@@ -56,13 +56,13 @@ class Report:
         return self.why is None and fit(self.observed)
 
     def surprises(self) -> list[Observation]:
-        """What failed, and was expected to work."""
+        """What failed although it was expected to work."""
         failed = [one for one in self.observed.values() if one.outcome == "failed"]
         return [one for one in failed if expected(one.name, self.version_tuple)]
 
 
 async def check(claude: Path, settings: Settings) -> Report:
-    """Run it, and once more where something failed that should work. Never raises for what the CLI does."""
+    """Run the check, and run it again where something failed that should work. Never raises for what the CLI does."""
     first = await _run(claude, settings)
     if first.why is not None or not first.surprises():
         return first
@@ -127,7 +127,7 @@ def _report(claude: Path, told: JSON) -> Report:
 
 
 async def _end(child: Process) -> None:
-    """It ends with its input, with all that it started; killed where it does not."""
+    """Close its input, which ends it and all that it started; kill it where it does not end."""
     if child.returncode is None:
         assert child.stdin is not None
         child.stdin.close()
@@ -140,7 +140,7 @@ async def _end(child: Process) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """Of the program that is run. Blocks; 230 MB take half a second of a core. Raises OSError."""
+    """The SHA-256 of the program that is run. Blocks: 230 MB take half a second of a core. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

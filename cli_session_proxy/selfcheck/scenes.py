@@ -50,7 +50,7 @@ AGO = 60.0
 
 @dataclass(slots=True)
 class SceneTalk:
-    """One session's conversation, as the model is to be shown it at its next turn."""
+    """One session's conversation, as the model should be shown it at its next turn."""
 
     session_id: str
     said: Said = field(default_factory=list)
@@ -74,7 +74,7 @@ class SceneTalk:
 
 
 async def play(stage: Stage) -> None:
-    """All scenes, one after another: no two CLIs run at once. Without a turn and its file there is nothing to see."""
+    """Play all scenes, one after another; no two CLIs run at once. Without a first turn, the rest is left out."""
     first = await _first(stage)
     if first is None and "frames" in stage.found and stage.found["frames"].outcome == "failed":
         was = stage.found.pop("frames")
@@ -126,7 +126,7 @@ async def _first(stage: Stage) -> SceneTalk | None:
 
 
 def _compare_answer(turn: StageTurn) -> None:
-    """Raises `Differs` where the words are not the model's: in pieces, in blocks, in the result."""
+    """Raises `Differs` where the stream, the blocks or the result do not give the model's words."""
     told = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
     for how, words in told.items():
         if words != ANSWER:
@@ -162,7 +162,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _said_in_file(path: Path) -> Said:
-    """Nothing where it is not there (yet)."""
+    """Empty where the file is not there (yet)."""
     try:
         return said_by(transcript.parse(path.read_bytes()).path)
     except OSError:
@@ -170,7 +170,7 @@ def _said_in_file(path: Path) -> Said:
 
 
 def _checked_records(path: Path) -> list[Record]:
-    """The records. Raises `Differs` where a reader of ours could not go by them."""
+    """The records. Raises `Differs` where our reader could not use them."""
     parsed = transcript.parse(path.read_bytes())
     if parsed.broken:
         raise Differs(f"{parsed.broken} lines are no records")
@@ -259,7 +259,7 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
 
 
 async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
-    """A path that ends with a call of the client's tool, and its result, in a process that did not make the call."""
+    """A process that did not make a call of the client's tool goes on from its result."""
     launch = stage.launch(stage.hopeful, resume=True)
     async with stage.observing("mcp_set_servers", part=True):
         turn_uuid = str(uuid.uuid4())
@@ -282,7 +282,7 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
                 raise Differs(f"a process that was started again does not go on from the results: {wrong}")
 
 
-# --- what a running process can be told, as if this CLI could do everything
+# --- what a running process can be told; each is tried, whatever the version lets expect
 
 Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[None]]
 
@@ -402,7 +402,7 @@ async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> Non
 
 
 async def _resumed(stage: Stage, talk: SceneTalk) -> None:
-    """It answers `initialize` when it has read its session: what becomes of the file then does not matter to it."""
+    """It answers `initialize` once it has read its session: what happens to the file after that changes nothing."""
     launch = stage.launch(stage.hopeful, session_id=talk.session_id, resume=True)
     rewound = any(text.endswith(INSTEAD) for _, text in talk.said)
     file = stage.transcript_of(launch)

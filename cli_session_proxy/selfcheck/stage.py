@@ -1,4 +1,4 @@
-"""The stage of a self-check: one CLI in a folder of its own, a scripted provider, and what was seen by now."""
+"""The stage of a self-check: one CLI in its own folder, a scripted provider, and what was seen so far."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ SYSTEM = "You are being checked."
 
 
 class Differs(Exception):
-    """What was seen is not what should be seen; the text says how."""
+    """The CLI did something else than expected; the text says what."""
 
 
 class Unable(Exception):
-    """It cannot be told on this machine just now; the text says why."""
+    """This machine cannot tell just now; the text says why."""
 
 
 @dataclass(slots=True)
@@ -62,7 +62,7 @@ class StageTurn:
 
     @property
     def result(self) -> Result:
-        """Raises `Differs` where it did not come to one."""
+        """The turn's result. Raises `Differs` where the turn ended without one."""
         if not self.events or not isinstance(last := self.events[-1], Result):
             raise Differs(f"a turn had no result: {self.events[-1:]}")
         return last
@@ -81,7 +81,7 @@ class StageTurn:
 
     @property
     def request(self) -> Seen:
-        """Its last one. Raises `Differs` where none reached the model."""
+        """The turn's last request. Raises `Differs` where none reached the model."""
         if not self.requests:
             raise Differs(f"nothing reached the model; it said {self.result.text!r}")
         return self.requests[-1]
@@ -89,7 +89,7 @@ class StageTurn:
 
 @dataclass
 class Stage:
-    """`cli` is what is known of it by its version, `hopeful` the same as if it could do everything."""
+    """`cli` has the capabilities that its version lets expect, `hopeful` has all of them."""
 
     cli: Capability
     settings: Settings
@@ -115,7 +115,7 @@ class Stage:
     # --- what was seen
 
     def note(self, name: Name, outcome: Outcome, detail: str = "") -> None:
-        """The first word on it counts, but for one that says that it was not tried."""
+        """Note an observation. The first one of a name stands, unless it was "not tried"."""
         if name not in self.found or self.found[name].outcome == "not tried":
             self.found[name] = Observation.of(name, outcome, "" if outcome == "ok" else detail)
 
@@ -216,7 +216,7 @@ class Stage:
         return self.projects.path(launch.cwd, launch.session_id)
 
     def written(self) -> list[str]:
-        """Every file of its directory that may be a session's, for a person."""
+        """Every file in the directory that may be a session's, for a message."""
         below = (path for path in self.config_dir.rglob("*") if path.is_file())
         return sorted(str(path.relative_to(self.config_dir)) for path in below)
 
@@ -243,7 +243,7 @@ def _at_work(group: int) -> bool:
 
 
 async def until(true: Callable[[], bool], seconds: float) -> float | None:
-    """Seconds until it was true; None where it was not within that time."""
+    """Seconds until the condition held; None where it did not within that time."""
     began = time.monotonic()
     while not true():
         if time.monotonic() - began > seconds:

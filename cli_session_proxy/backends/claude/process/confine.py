@@ -89,7 +89,7 @@ _works = False  # it was tried on this machine, and nothing was in its way
 
 
 async def missing() -> str | None:
-    """Why nothing can be confined on this machine; None where it can. Tried once, by confining a program."""
+    """Why this machine cannot confine anything; None where it can. Tried once, by confining a program."""
     global _works  # noqa: PLW0603 - what a machine can do is one thing for the whole process
     if _works:
         return None
@@ -133,7 +133,7 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
 
 @dataclass(frozen=True, slots=True)
 class ConfinedPlace:
-    """What one agent's CLI works with. It finds `private` in the place of the CLI's own directory, `config_dir`."""
+    """Directories of one agent's CLI. Inside, `private` stands in place of the CLI's own directory, `config_dir`."""
 
     cwd: Path
     tmpdir: Path
@@ -182,7 +182,7 @@ async def refused(
 def _wrapper(
     settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command line, and the places that must not be readable behind it, with what they are."""
+    """The command line, and the places that must not be readable inside, each with what it is."""
     try:
         boundary = _Boundary(settings, profile, program, place, env)
         mounts = boundary.mounts()
@@ -263,7 +263,7 @@ class _Boundary:
             self._mounts.append(_Mount("--ro-bind", etc / name, made))
 
     def _own(self) -> None:
-        """What is the agent's, and the empty folders that hide everything around it."""
+        """Binds what is the agent's own, and empty folders that hide everything around it."""
         place = self._place
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
@@ -280,7 +280,7 @@ class _Boundary:
                 self._mounts.append(_Mount("--bind", folder, folder))
 
     def _check_added(self, folder: Path) -> None:
-        """Nothing that must stay hidden is reached by moving folders of a folder that the agent writes.
+        """Refuse what an agent could reach by moving folders that it may write.
 
         What lies directly in it is a mount of its own inside, and a mount's name cannot be changed there.
         """
@@ -295,7 +295,7 @@ class _Boundary:
                     )
 
     def _check_name(self, path: Path) -> None:
-        """It does not lie in a folder in which another confined profile's agents could put a link in its place."""
+        """Refuse a place that another confined profile's agents could replace by a link."""
         for name, profile in self._settings.profiles.items():
             for folder in _folders(profile) if profile.confined else ():
                 if path != folder and path.is_relative_to(folder) and folder not in self._written:
@@ -330,7 +330,7 @@ class _Boundary:
                 self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
 
     def _secrets(self) -> None:
-        """Cover what the settings name as secret, and note where it must not be readable."""
+        """Cover the files that the settings name as secret, and note that they must not be readable."""
         var = self._settings.var
         self.secrets = {str(var / name): "of --var" for name in ("key", "chains.sqlite3", "logs/proxy.log")}
         shown = {
@@ -341,7 +341,7 @@ class _Boundary:
             real = path.resolve()
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
             self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
-            # One that is itself what is to be shown is left to be found.
+            # A secret that is itself something to be shown cannot be covered: the look from inside finds it.
             covers += [at for at in seen - shown.keys() if real.is_file() and self._is_there(at)]
         self._mounts += [_Mount("--ro-bind", at, Path(os.devnull)) for at in covers]
 

@@ -80,7 +80,7 @@ DETAIL = 400  # characters of what a CLI said, at most
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`detail`: what was seen, where it is not plain: bounded, and in the CLI's own words where it said some."""
+    """`detail` says what was seen, where the outcome does not. Bounded; it quotes the CLI where that said something."""
 
     name: Name
     outcome: Outcome
@@ -114,7 +114,7 @@ def expected(name: Name, version: Version) -> bool:
 
 
 def mismatches(observed: Observed, version: Version) -> list[Observation]:
-    """What was tried and is not as the version lets expect, in either direction."""
+    """Observations that differ from what the version lets expect, for better or worse."""
     tried = [one for one in observed.values() if one.outcome != "not tried"]
     return [one for one in tried if (one.outcome == "ok") != expected(one.name, version)]
 

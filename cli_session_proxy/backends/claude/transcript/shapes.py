@@ -82,7 +82,7 @@ class _Message(_About):
     content: Words | list[Block]
 
 
-class _RecordLine(TypedDict):
+class _TranscriptLine(TypedDict):
     uuid: Id
     parentUuid: Id | None
     logicalParentUuid: NotRequired[Id | None]
@@ -91,11 +91,11 @@ class _RecordLine(TypedDict):
     compactMetadata: NotRequired[Object | None]
 
 
-class _Record(_RecordLine):
+class _Record(_TranscriptLine):
     message: NotRequired[_Note]
 
 
-class _Spoken(_RecordLine):
+class _Spoken(_TranscriptLine):
     message: _Message
 
 
