@@ -3,6 +3,7 @@
 VENV := .venv
 BIN := $(VENV)/bin
 CLAUDE_1 := .tools/claude-1.0.120
+CLAUDE_2 := .tools/claude-2.1.71
 MERMAID := .tools/mermaid
 AI_SDK := .tools/ai-sdk
 VENDORS := .tools/vendors
@@ -113,7 +114,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(VENDORS)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## the old CLI and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(CLAUDE_2)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(VENDORS)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## two old CLIs and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -201,6 +202,13 @@ $(CLAUDE_1)/.installed:
 	npm install --prefix $(CLAUDE_1) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
 		@anthropic-ai/claude-code@1.0.120
 	@test -x $(CLAUDE_1)/node_modules/.bin/claude
+	@touch $@
+
+$(CLAUDE_2)/.installed:
+	@mkdir -p $(CLAUDE_2)
+	npm install --prefix $(CLAUDE_2) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
+		@anthropic-ai/claude-code@2.1.71
+	@test -x $(CLAUDE_2)/node_modules/.bin/claude
 	@touch $@
 
 $(MERMAID)/.installed:

@@ -15,9 +15,9 @@ whose request to the model held every turn that was acknowledged before, once, i
 request kept of the one before it (and in which turn); 1.00: the prompt cache holds. The provider is scripted. Every
 20th version since 1.0.60, and all of the last ten. Made by `make versions`.
 
-Where the prefix is below 1.00 the CLI itself changes its request, run on three of them. 2.1.119 writes a hash of each
+Where the prefix is below 1.00 the CLI itself changes its request, run on two of them. 2.1.119 writes a hash of each
 request into a billing line of its system prompt (`cch=…`); all messages are the same. 2.1.235 adds a count of tokens
-left to the newest message, and leaves it out after a restart. 1.0.120 (and 1.0.109) puts reminders of its own into the
+left to the newest message, and leaves it out after a restart. 1.0.120 puts reminders of its own into the
 newest message. The messages that were acknowledged are all there in each.
 
 | version | answered | whole | prefix | seconds | what its clients were told | faults |

@@ -1,0 +1,30 @@
+"""One agent's life on the newest CLI and on two that people may still have; `make versions` has many more."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ..conftest import ROOT, required
+from .__main__ import lived
+
+OLD = ROOT / ".tools" / "claude-2.1.71" / "node_modules" / ".bin" / "claude"
+
+
+@pytest.fixture
+def claude_2_old() -> Path:
+    return required(OLD, "make tools")
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("cli", ["claude_2", "claude_2_old", "claude_1"])
+async def test_one_agents_life_keeps_every_acknowledged_turn(
+    cli: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    binary: Path = request.getfixturevalue(cli)
+    (folder := tmp_path / "life").mkdir()
+    found = await lived(cli, binary, folder)
+    assert found.faults == []
+    assert found.errors == []
+    assert found.whole == found.answered
