@@ -308,6 +308,9 @@ class Repairs:
         """
         if session.mark is not None or session.tip_turn_id is None or not session.transcript:
             return False
+        turn = await self._store.turn(session.tip_turn_id)
+        if turn is None or turn.backend not in paths.OWN:  # another model's answer: no CLI was to write it
+            return False
         own = [record for record in await self._store.own_records(session.tip_turn_id) if record.uuid is not None]
         return bool(own) and all(record.synthetic for record in own)
 
