@@ -85,7 +85,7 @@ bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the sam
 	$(BIN)/python -m bench --quick --json var/bench-quick.json
 
 million: $(VENV)/.test postgresql  ## what a turn costs PostgreSQL over a million stored turns, beside ten thousand; ten minutes, 6 GB
-	$(BIN)/python -m bench.million --json var/million.json
+	PYTHONPATH=store_conformance $(BIN)/python -m bench.million --json var/million.json
 
 peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md
 	$(BIN)/python -m bench.peers --docs docs

@@ -1,6 +1,7 @@
 """What a turn costs the store in PostgreSQL over 10,000 stored turns and over a million: nothing may grow.
 
-    python -m bench.million [--turns 10000,1000000] [--active 50] [--rounds N] [--only warm_turn,…] [--json FILE]
+    PYTHONPATH=store_conformance python -m bench.million [--turns 10000,1000000] [--active 50] [--rounds N]
+                                                        [--only warm_turn,…] [--json FILE]
 
 On a server of its own, started for this run. The rows are made by SQL, 100 turns an agent, each a copy of one that the
 store has written itself. Medians in ms of 50 active agents, each beside that of the fewest turns:
@@ -35,7 +36,7 @@ from cli_session_proxy.domain.searching import Search
 from cli_session_proxy.stores.base import Lease, Proxy
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql.tables import agents, frames, leases, links, records, sessions, turns
-from cli_session_proxy.testing.store_samples import a_begin, a_commit, a_turn, an_agent, complete
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent, complete
 from tests.postgres import server
 
 PER_AGENT = 100

@@ -75,6 +75,14 @@ def imports(package: Path = PACKAGE) -> Iterator[Import]:
                         break
 
 
+def size(package: Path = PACKAGE) -> tuple[int, int]:
+    """Lines and functions of the package's modules."""
+    sources = [path.read_text() for path in package.rglob("*.py")]
+    nodes = (node for source in sources for node in ast.walk(ast.parse(source)))
+    functions = sum(isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) for node in nodes)
+    return sum(len(source.splitlines()) for source in sources), functions
+
+
 def room(module: str) -> str:
     parts = module.removesuffix("/__init__.py").split("/")
     at = 1
@@ -131,6 +139,7 @@ def main() -> None:
         print(helper)
     for rooms, number in Counter(room(helper.module) for helper in little).most_common():
         print(f"{number:5} shreds in {rooms}")
+    print("{:,} lines, {:,} functions".format(*size(package)))
     print(f"{len(top_floor(package))} modules on the top floor")
     print(f"{len(little)} private helpers of at most {SHRED} lines are used once")
     for circle in circles(every):

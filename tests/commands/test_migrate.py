@@ -25,7 +25,7 @@ from cli_session_proxy.stores.base import ASKED_POLL, Store
 from cli_session_proxy.stores.sql.moving import Move
 from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.store_samples import opened
+from cli_session_proxy_store_conformance.samples import opened
 
 from ..engine.test_ownership import SleepsAsItAsks
 from ..talking import ask, text

@@ -33,7 +33,7 @@ from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Accepted, Granted, HeldLease, Lease, LeaseHeld, NewTurn, PeerRequests, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.store_samples import imported_turns, opened
+from cli_session_proxy_store_conformance.samples import imported_turns, opened
 
 from ..talking import ask, request
 from ..until import until

@@ -10,7 +10,7 @@ import pytest
 from cli_session_proxy.domain.models import Chain, Link
 from cli_session_proxy.engine.subscription import Follower
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import (
+from cli_session_proxy_store_conformance.samples import (
     a_begin,
     a_commit,
     a_session,

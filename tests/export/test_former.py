@@ -25,7 +25,7 @@ from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.store_samples import opened, turn_of
+from cli_session_proxy_store_conformance.samples import opened, turn_of
 
 HERE = Path(__file__).parent / "former"
 ID = "turn_" + "0" * 31

@@ -131,6 +131,37 @@ async def main() -> None:
     assert 'Revealed type is "str"' in told or 'Revealed type is "builtins.str"' in told
 
 
+# What the author of a store does with the suite: install it beside the proxy, and run its contracts.
+ONE_CONTRACT = """
+import asyncio, sys
+from pathlib import Path
+from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy_store_conformance import CONTRACTS
+
+asyncio.run(CONTRACTS[0](lambda: SqliteStore(Path("store.sqlite3"))))
+print(sys.modules["cli_session_proxy_store_conformance"].__file__)
+"""
+
+
+def test_the_suite_for_stores_is_a_distribution_of_its_own(venv: Path, dist: Path, elsewhere: Path) -> None:
+    suite = tomllib.loads((ROOT / "store_conformance" / "pyproject.toml").read_text())["project"]
+    assert (suite["version"], suite["dependencies"]) == (
+        PROJECT["version"],
+        [f"{PROJECT['name']}=={PROJECT['version']}"],
+    )
+    folder = dist / "source" / "store_conformance"
+    run(sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", elsewhere, folder, cwd=elsewhere)
+    (wheel,) = elsewhere.glob("*.whl")
+    with zipfile.ZipFile(wheel) as names:
+        inside = {name.partition("/")[0] for name in names.namelist()}
+    package = "cli_session_proxy_store_conformance"
+    assert inside == {package, f"{package}-{PROJECT['version']}.dist-info"}
+    python = venv / "bin" / "python"
+    run(python, "-m", "pip", "install", "--no-index", "--no-deps", wheel, cwd=elsewhere)
+    assert run(python, "-c", ONE_CONTRACT, cwd=elsewhere).startswith(str(venv))
+    run(python, "-m", "pip", "uninstall", "--yes", suite["name"], cwd=elsewhere)
+
+
 def test_the_sdist_installs_too_and_uninstalling_leaves_only_the_chains(
     venv: Path, dist: Path, elsewhere: Path
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_conformance import CONTRACTS, WRITER_CONTRACTS, Contract, WriterContract
+from cli_session_proxy_store_conformance import CONTRACTS, WRITER_CONTRACTS, Contract, WriterContract
 
 
 class HandClock:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import Item
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn
 
 
 async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path) -> None:

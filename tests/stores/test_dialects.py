@@ -19,7 +19,7 @@ from cli_session_proxy.stores.sql import database
 from cli_session_proxy.stores.sql.database import Prepared, Values
 from cli_session_proxy.stores.sql.tables import metadata
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_conformance import CONTRACTS
+from cli_session_proxy_store_conformance import CONTRACTS
 
 POSTGRESQL = PGDialect_psycopg()  # type: ignore[no-untyped-call]  # it has no annotations
 # How SQLite says what PostgreSQL does not.

@@ -21,7 +21,7 @@ from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.tables import metadata
 from cli_session_proxy.stores.sqlite import database as sqlite
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import (
+from cli_session_proxy_store_conformance.samples import (
     a_begin,
     a_commit,
     a_turn,

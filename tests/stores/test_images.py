@@ -20,7 +20,7 @@ from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.stores.base import NewTurn
 from cli_session_proxy.stores.sql.rows import MediaCutter, dumps, restore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import a_commit, an_agent, opened, turn_of
+from cli_session_proxy_store_conformance.samples import a_commit, an_agent, opened, turn_of
 
 PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()
 

@@ -13,7 +13,7 @@ from sqlalchemy import Connection
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import an_agent, complete, opened, turn_of
+from cli_session_proxy_store_conformance.samples import an_agent, complete, opened, turn_of
 
 applied: list[str] = []
 

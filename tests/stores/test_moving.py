@@ -22,7 +22,7 @@ from cli_session_proxy.stores.base import MirrorKey, Proxy, Store, TurnWords
 from cli_session_proxy.stores.sql import moving
 from cli_session_proxy.stores.sql.moving import COPIED, LAST, LEFT, Move, NotHeld, Side
 from cli_session_proxy.stores.sql.tables import metadata, turns
-from cli_session_proxy.testing.store_samples import (
+from cli_session_proxy_store_conformance.samples import (
     AWKWARD,
     HOLDER,
     IMAGE,

@@ -35,13 +35,13 @@ from cli_session_proxy.stores.sql import way
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
-from cli_session_proxy.testing.store_conformance import (
+from cli_session_proxy_store_conformance import (
     CONTRACTS,
     WRITER_CONTRACTS,
     Contract,
     WriterContract,
 )
-from cli_session_proxy.testing.store_samples import (
+from cli_session_proxy_store_conformance.samples import (
     HOLDER,
     a_begin,
     a_commit,

@@ -8,13 +8,13 @@ from asyncio.subprocess import PIPE, Process
 from pathlib import Path
 
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import an_agent, complete, gathered, opened
+from cli_session_proxy_store_conformance.samples import an_agent, complete, gathered, opened
 
 # Completes turns one after another and prints the id of each when it is acknowledged.
 PROGRAM = """
 import asyncio, sys
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import an_agent, complete, opened
+from cli_session_proxy_store_conformance.samples import an_agent, complete, opened
 
 async def main(path, name, count):
     async with opened(lambda: SqliteStore(path)) as store:

@@ -16,7 +16,7 @@ from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.store import LARGE
 from cli_session_proxy.stores.sqlite.database import driver_of
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import IMAGE, a_turn, an_agent, complete, imported_turns, opened
+from cli_session_proxy_store_conformance.samples import IMAGE, a_turn, an_agent, complete, imported_turns, opened
 
 PICTURE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
 

@@ -25,7 +25,7 @@ from cli_session_proxy.stores.redis import registry as redis_registry
 from cli_session_proxy.stores.redis.registry import RedisRegistry
 from cli_session_proxy.stores.registry import StoreRegistry
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.store_samples import opened
+from cli_session_proxy_store_conformance.samples import opened
 
 from ..redis import Redis
 from ..redis import redis as server

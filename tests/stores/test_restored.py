@@ -15,7 +15,7 @@ from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import Proxy, Store
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import a_begin, a_turn, granted, opened, raised
+from cli_session_proxy_store_conformance.samples import a_begin, a_turn, granted, opened, raised
 
 ONE, TWO = Proxy("one", "here", 3600.0), Proxy("two", "here", 3600.0)
 

@@ -24,7 +24,7 @@ from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import way
 from cli_session_proxy.stores.sql.store import FEW, LARGE, SMALL
 from cli_session_proxy.stores.sql.tables import meta
-from cli_session_proxy.testing.store_samples import a_begin, a_commit, a_turn, an_agent, opened
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent, opened
 
 from ..postgres import server
 from ..until import until

@@ -20,7 +20,7 @@ from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sql.store import SqlStore
 from cli_session_proxy.stores.sqlite import search
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import an_agent, complete, imported_turns, opened
+from cli_session_proxy_store_conformance.samples import an_agent, complete, imported_turns, opened
 
 NAMES = ("type", "id", "data", "text", "input", "input_x", "thinking", "k")
 JSON_TEXTS = st.recursive(

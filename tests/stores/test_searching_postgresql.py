@@ -16,7 +16,7 @@ from cli_session_proxy.stores.postgresql import search
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import searching
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import a_turn, an_agent, complete, imported_turns, opened
+from cli_session_proxy_store_conformance.samples import a_turn, an_agent, complete, imported_turns, opened
 
 
 @pytest.fixture

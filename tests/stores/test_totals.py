@@ -21,7 +21,7 @@ from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.base import ChainPart, NewChain, TellStep, WholeTurn
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy.testing.store_samples import (
+from cli_session_proxy_store_conformance.samples import (
     IMAGE,
     a_begin,
     a_commit,

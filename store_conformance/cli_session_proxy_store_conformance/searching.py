@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...domain.models import Agent, Block, Link, Message, TurnOptions
-from ...domain.searching import Found, Search
-from ...stores.base import ImportedTurn, NewTurn, Store
-from ..store_samples import (
+from cli_session_proxy.domain.models import Agent, Block, Link, Message, TurnOptions
+from cli_session_proxy.domain.searching import Found, Search
+from cli_session_proxy.stores.base import ImportedTurn, NewTurn, Store
+
+from .samples import (
     AWKWARD,
     StoreFactory,
     a_begin,

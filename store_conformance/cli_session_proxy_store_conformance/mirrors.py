@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 
-from ...domain.models import Agent, Link, Message, Record, Session
-from ...stores.base import ChainPart, ImportedTurn, MirrorKey, NewChain, Store, Taken
-from ..store_samples import AWKWARD, StoreFactory, a_lease, a_turn, an_agent, opened
+from cli_session_proxy.domain.models import Agent, Link, Message, Record, Session
+from cli_session_proxy.stores.base import ChainPart, ImportedTurn, MirrorKey, NewChain, Store, Taken
+
+from .samples import AWKWARD, StoreFactory, a_lease, a_turn, an_agent, opened
 
 SESSION_ID = "00000000-0000-4000-8000-000000000001"
 KEY = MirrorKey("project", SESSION_ID)

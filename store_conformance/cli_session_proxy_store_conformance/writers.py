@@ -9,10 +9,11 @@ import asyncio
 from dataclasses import replace
 from typing import Protocol
 
-from ...domain.models import Agent, Turn
-from ...errors import LeaseLost
-from ...stores.base import Granted, Lease, LeaseHeld, Proxy, Store
-from ..store_samples import (
+from cli_session_proxy.domain.models import Agent, Turn
+from cli_session_proxy.errors import LeaseLost
+from cli_session_proxy.stores.base import Granted, Lease, LeaseHeld, Proxy, Store
+
+from .samples import (
     StoreFactory,
     a_begin,
     a_commit,

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...domain.models import Agent, Link, Session
-from ..store_samples import (
+from cli_session_proxy.domain.models import Agent, Link, Session
+
+from .samples import (
     IMAGE,
     StoreFactory,
     a_begin,

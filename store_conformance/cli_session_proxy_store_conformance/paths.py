@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...domain.models import Link
-from ...stores.base import ImportedTurn, Tree, TurnOutline
-from ..store_samples import (
+from cli_session_proxy.domain.models import Link
+from cli_session_proxy.stores.base import ImportedTurn, Tree, TurnOutline
+
+from .samples import (
     StoreFactory,
     a_lease,
     a_session,

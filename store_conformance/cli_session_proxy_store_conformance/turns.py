@@ -6,12 +6,24 @@ import asyncio
 import json
 from dataclasses import replace
 
-from ...domain.evidence import Brought, Evidence, Repair, StreamCut
-from ...domain.models import Block, Fallback, Link, Message, Placed, Record, Tool, ToolChoice, Turn, TurnOptions
-from ...domain.parameters import Parameters
-from ...domain.windows import Window
-from ...stores.base import AgentState, KeyTaken, NewTurn
-from ..store_samples import (
+from cli_session_proxy.domain.evidence import Brought, Evidence, Repair, StreamCut
+from cli_session_proxy.domain.models import (
+    Block,
+    Fallback,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Tool,
+    ToolChoice,
+    Turn,
+    TurnOptions,
+)
+from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.windows import Window
+from cli_session_proxy.stores.base import AgentState, KeyTaken, NewTurn
+
+from .samples import (
     AWKWARD,
     IMAGE,
     StoreFactory,

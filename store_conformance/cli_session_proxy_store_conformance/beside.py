@@ -6,10 +6,22 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ...domain.models import PLAIN, Conversation, Item, Link, Message, Placed, Record, Session, Turn, TurnOptions
-from ...errors import InvalidRequest
-from ...stores.base import ChainPart, NewChain, PathChanged, TurnWords, WholeTurn
-from ..store_samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, gathered, opened, raised, turn_of
+from cli_session_proxy.domain.models import (
+    PLAIN,
+    Conversation,
+    Item,
+    Link,
+    Message,
+    Placed,
+    Record,
+    Session,
+    Turn,
+    TurnOptions,
+)
+from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.stores.base import ChainPart, NewChain, PathChanged, TurnWords, WholeTurn
+
+from .samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, gathered, opened, raised, turn_of
 
 
 async def items_are_off_the_path_unless_the_latest_turn_that_began_with_them_is_on_it(factory: StoreFactory) -> None:

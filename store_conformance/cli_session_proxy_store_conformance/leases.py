@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from ...domain.models import Placed
-from ...errors import LeaseLost, StoreUnavailable
-from ...stores.base import Granted, Home, LeaseHeld, PathChanged, PeerRequests, Proxy, Whereabouts
-from ..store_samples import (
+from cli_session_proxy.domain.models import Placed
+from cli_session_proxy.errors import LeaseLost, StoreUnavailable
+from cli_session_proxy.stores.base import Granted, Home, LeaseHeld, PathChanged, PeerRequests, Proxy, Whereabouts
+
+from .samples import (
     HOLDER,
     StoreFactory,
     a_begin,

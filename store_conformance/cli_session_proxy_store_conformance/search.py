@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from ...stores.base import AgentState, RequestMatch
-from ..store_samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
+from cli_session_proxy.stores.base import AgentState, RequestMatch
+
+from .samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
 
 
 async def history_finds_only_what_it_may(factory: StoreFactory) -> None:

@@ -7,9 +7,19 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
-from ..domain.evidence import Evidence
-from ..domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
-from ..stores.base import Commit, Granted, ImportedTurn, Lease, LeaseHeld, NewTurn, Proxy, Store, TurnStart
+from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
+from cli_session_proxy.stores.base import (
+    Commit,
+    Granted,
+    ImportedTurn,
+    Lease,
+    LeaseHeld,
+    NewTurn,
+    Proxy,
+    Store,
+    TurnStart,
+)
 
 StoreFactory = Callable[[], Store]
 T = TypeVar("T")

@@ -22,8 +22,8 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from ..store_samples import StoreFactory
 from . import agents, beside, findings, leases, mirrors, paths, search, searching, turns, writers
+from .samples import StoreFactory
 from .writers import Clock
 
 __all__ = ["CONTRACTS", "WRITER_CONTRACTS", "Clock", "Contract", "WriterContract"]

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from ...stores.base import Store
-from ..store_samples import AWKWARD, StoreFactory, opened
+from cli_session_proxy.stores.base import Store
+
+from .samples import AWKWARD, StoreFactory, opened
 
 
 async def _named(store: Store, subject: str | None = None) -> dict[tuple[str, str], object]:
