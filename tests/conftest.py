@@ -30,6 +30,8 @@ from .postgres import Postgres, server
 from .until import POLL
 
 ROOT = Path(__file__).parent.parent
+# The folder of a distribution of its own, for the programs that tests start; pytest itself has it on its path.
+CONFORMANCE = ROOT / "store_conformance"
 FAKE_KEY = "sk-ant-fake-for-tests"
 # What every CLI of the tests gets.
 CLI_ENV = {

@@ -39,7 +39,8 @@ from cli_session_proxy_store_conformance.samples import (
     turn_of,
 )
 
-ROOT = Path(__file__).parent.parent.parent
+from ..conftest import CONFORMANCE, ROOT
+
 MOVER = Proxy("mover", "here", 3600.0)
 Contents = dict[str, list[tuple[Any, ...]]]
 
@@ -348,7 +349,7 @@ async def test_a_move_that_is_killed_loses_nothing(name: str, which: str, tmp_pa
         await fill(store)
     before = contents(source)
     run = [sys.executable, "-c", KILLED_AT, str(source.var), postgres_url, name, which]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{CONFORMANCE}"}
     process = await asyncio.create_subprocess_exec(*run, cwd=ROOT, env=env, stderr=asyncio.subprocess.PIPE)
     _, said = await process.communicate()
     assert process.returncode == -signal.SIGKILL, said.decode()

@@ -10,6 +10,8 @@ from pathlib import Path
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import an_agent, complete, gathered, opened
 
+from ..conftest import CONFORMANCE, ROOT
+
 # Completes turns one after another and prints the id of each when it is acknowledged.
 PROGRAM = """
 import asyncio, sys
@@ -27,9 +29,9 @@ asyncio.run(main(sys.argv[1], sys.argv[2], int(sys.argv[3])))
 
 
 async def program(path: Path, name: str, count: int) -> Process:
-    root = str(Path(__file__).parents[2])
+    env = {"PYTHONPATH": str(CONFORMANCE)}
     return await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, str(path), name, str(count), stdout=PIPE, cwd=root, env={}
+        sys.executable, "-c", PROGRAM, str(path), name, str(count), stdout=PIPE, cwd=ROOT, env=env
     )
 
 

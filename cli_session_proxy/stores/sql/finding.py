@@ -16,7 +16,7 @@ _NOW = func.store_clock(type_=Double)
 KEPT = 400 * 86400.0
 
 
-def claim(conn: Connection, subject: str, name: str, seconds: float) -> bool:
+def claim_finding(conn: Connection, subject: str, name: str, seconds: float) -> bool:
     now = _alone(conn)
     of = findings.c.subject == subject, findings.c.name == name
     there = conn.execute(select(findings.c.until).where(*of)).first()
@@ -28,7 +28,7 @@ def claim(conn: Connection, subject: str, name: str, seconds: float) -> bool:
     return True
 
 
-def keep(conn: Connection, subject: str, found: Mapping[str, JSON]) -> None:
+def keep_findings(conn: Connection, subject: str, found: Mapping[str, JSON]) -> None:
     now = _alone(conn)
     conn.execute(findings.delete().where(findings.c.subject == subject, findings.c.name.in_(list(found))))
     conn.execute(findings.delete().where(findings.c.at < now - KEPT))
@@ -37,7 +37,7 @@ def keep(conn: Connection, subject: str, found: Mapping[str, JSON]) -> None:
         conn.execute(findings.insert(), rows)
 
 
-def all_of(conn: Connection, subject: str | None) -> list[Finding]:
+def all_of(conn: Connection, subject: str | None = None) -> list[Finding]:
     wanted = select(findings).where(findings.c.until.is_(None))
     if subject is not None:
         wanted = wanted.where(findings.c.subject == subject)

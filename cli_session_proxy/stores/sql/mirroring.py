@@ -6,6 +6,7 @@ over are gone from here.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -19,7 +20,8 @@ from .tables import agents, mirrored, records, turns
 RECENT = 100
 
 
-def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Record], now: float) -> None:
+def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
+    now = time.time()
     # Two writers of one transcript take turns.
     conn.execute(select(agents.c.key).where(agents.c.key == agent_key).with_for_update())
     of_key = _is(agent_key, key)

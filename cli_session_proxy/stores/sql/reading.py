@@ -154,15 +154,20 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
     return None if row is None else rows.agent(row)
 
 
-def named_by(conn: Connection, key: int) -> list[str]:
-    own = select(turns.c.id.label("named")).where(turns.c.agent_key == key)
-    said = select(turns.c.session_id).where(turns.c.agent_key == key, turns.c.session_id.is_not(None))
-    opened = select(sessions.c.id).where(sessions.c.agent_key == key)
+def named_by(conn: Connection, agent_key: int) -> list[str]:
+    own = select(turns.c.id.label("named")).where(turns.c.agent_key == agent_key)
+    said = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
+    opened = select(sessions.c.id).where(sessions.c.agent_key == agent_key)
     return list(conn.scalars(own.union(said, opened)))
 
 
 def expired_agents(
-    conn: Connection, before: float | None, one_shots: float | None, once: float | None, only: int | None
+    conn: Connection,
+    before: float | None,
+    one_shots: float | None = None,
+    once: float | None = None,
+    *,
+    only: int | None = None,
 ) -> list[Agent]:
     old = [] if before is None else [agents.c.last_at < before]
     if one_shots is not None:
@@ -175,7 +180,7 @@ def expired_agents(
     return [rows.agent(row) for row in conn.execute(found.order_by(agents.c.last_at, agents.c.key))]
 
 
-def one_shots(conn: Connection, owner: str | None, since: float, until: float) -> tuple[int, float]:
+def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
     found = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).select_from(agents)
     found = found.where(_ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until)
     number, cost = conn.execute(
@@ -184,12 +189,12 @@ def one_shots(conn: Connection, owner: str | None, since: float, until: float) -
     return number, cost
 
 
-def chain(conn: Connection, key: int) -> Chain | None:
-    found = agent_by_key(conn, key)
+def chain(conn: Connection, agent_key: int) -> Chain | None:
+    found = agent_by_key(conn, agent_key)
     if found is None:
         return None
-    own = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == key).order_by(sessions.c.n))
-    why = conn.execute(select(links).where(links.c.agent_key == key).order_by(links.c.n))
+    own = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == agent_key).order_by(sessions.c.n))
+    why = conn.execute(select(links).where(links.c.agent_key == agent_key).order_by(links.c.n))
     return Chain(found, tuple(map(rows.session, own)), tuple(map(rows.link, why)))
 
 
@@ -237,32 +242,33 @@ def turn(conn: Connection, turn_id: str) -> Turn | None:
     return found[0] if found else None
 
 
-def turn_by_key(conn: Connection, owner: str, key: str, now: float) -> Turn | None:
+def turn_by_key(conn: Connection, owner: str, idempotency_key: str, now: float) -> Turn | None:
     taken = idempotency_keys.c
-    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(taken.owner == owner, taken.key == key)
+    own = and_(taken.owner == owner, taken.key == idempotency_key)
+    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(own)
     return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
 
 
-def deepest(conn: Connection, owner: str, hashes: Sequence[str], agent_key: int | None) -> Turn | None:
+def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
     head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
     newest_first = _answered(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
     arrived = case((turns.c.status == "refused", -1), (turns.c.delivery == "undelivered", 0), else_=1)
 
     def known(index: int) -> bool:
-        return conn.execute(newest_first.where(turns.c.path_hash == hashes[index]).limit(1)).first() is not None
+        return conn.execute(newest_first.where(turns.c.path_hash == path_hashes[index]).limit(1)).first() is not None
 
     def best(index: int) -> Turn | None:
-        newest = newest_first.where(turns.c.path_hash == hashes[index]).limit(CANDIDATES).subquery()
+        newest = newest_first.where(turns.c.path_hash == path_hashes[index]).limit(CANDIDATES).subquery()
         query = _TURN.join(newest, newest.c.seq == turns.c.seq)
         return _first(conn, query.order_by(newest.c.head.desc(), arrived.desc(), turns.c.seq.desc()))
 
-    found = best(-1) if hashes else None
+    found = best(-1) if path_hashes else None
     if found is not None:  # nearly always the last one is known
         return found
-    if len(hashes) < 2 or not known(0):
+    if len(path_hashes) < 2 or not known(0):
         return None
     # What lies above a known turn is known as well: look near the end first, as edits are made there, then halve.
-    low, high, step = 1, len(hashes) - 1, 1
+    low, high, step = 1, len(path_hashes) - 1, 1
     while low < high:
         middle = max((low + high + 1) // 2, high + 1 - step)
         low, high = (middle, high) if known(middle - 1) else (low, middle - 1)
@@ -302,8 +308,8 @@ def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[T
     return list(map(rows.turn_outline, found.all()))
 
 
-def page_back(
-    conn: Connection, agent_key: int, before_seq: int | None, limit: int, newest: int | None = None
+def page(
+    conn: Connection, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None
 ) -> TurnPage:
     own = turns.c.agent_key == agent_key
     if newest is not None:
@@ -326,7 +332,7 @@ def page_back(
     return TurnPage(tuple(found), tuple(why), first or 0, total, counts, cost)
 
 
-def tree(conn: Connection, agent_key: int, after: int) -> Tree:
+def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
     own = turns.c.agent_key == agent_key
     behind = own
     if after:
@@ -382,7 +388,7 @@ def facts(conn: Connection, *, owner: str | None, since: float, before: int | No
     return [rows.facts(row, repaired.get(row.id, 0)) for row in found]
 
 
-def repairs(conn: Connection, agent_key: int, limit: int) -> list[Link]:
+def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
     query = select(links).where(links.c.agent_key == agent_key, links.c.reason != "started")
     return [rows.link(row) for row in conn.execute(query.order_by(links.c.n.desc()).limit(limit))]
 

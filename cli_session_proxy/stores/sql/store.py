@@ -9,27 +9,19 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from sqlalchemy import Connection
 
 from ... import logs
 from ...domain.models import (
-    JSON,
     Agent,
     CancelledBy,
-    Chain,
     ChainSummary,
-    Conversation,
     Delivery,
-    Item,
-    Link,
-    Record,
-    Session,
-    Status,
     Turn,
 )
 from ...errors import LeaseLost, NotFound, StoreUnavailable
@@ -39,29 +31,18 @@ from ..base import (
     AgentState,
     ChainPart,
     Commit,
-    Facts,
-    Finding,
     Granted,
-    HeldLease,
-    ImportedTurn,
-    Lease,
     LeaseHeld,
-    MirrorKey,
     NewChain,
     NewTurn,
-    PeerRequests,
     Proxy,
     RequestMatch,
     Store,
-    Taken,
     Telling,
     TellStep,
-    Tree,
     TurnFacts,
     TurnOutline,
-    TurnPage,
     TurnStart,
-    Whereabouts,
 )
 from . import conversing, finding, importing, leases, migrations, mirroring, reading, way, writing
 from .database import Database, Urgency, Work
@@ -70,6 +51,7 @@ from .migrations import MIGRATIONS, Migration
 log = logs.get(__name__)
 
 T = TypeVar("T")
+Ordered = TypeVar("Ordered", Turn, TurnOutline)
 
 # Characters of an input, or of an answer with its records, up to which it is written on the event loop; records, too.
 SMALL = 32 * 1024
@@ -96,6 +78,30 @@ def logged() -> Iterator[TellStep]:
     yield tell
 
 
+P = ParamSpec("P")
+Method = Callable[Concatenate["SqlStore", P], Coroutine[Any, Any, T]]
+
+
+def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False) -> Method[P, T]:
+    """The method that hands its arguments to `work`, in a read of its own."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._db.read(lambda conn: work(conn, *args, **kwargs), quick=quick)
+
+    return method
+
+
+def _write(
+    work: Callable[Concatenate[Connection, P], T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False
+) -> Method[P, T]:
+    """The same, in a write, which may be under a lease."""
+
+    async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        return await self._under_lease(lambda conn: work(conn, *args, **kwargs), urgency, quick=quick)
+
+    return method
+
+
 class SqlStore(Store):
     """`Store` on one database.
 
@@ -108,6 +114,72 @@ class SqlStore(Store):
         self._db = database
         self._migrations = migrations
         self._telling = telling
+
+    # Each is one function, run in a transaction.
+
+    agent = _read(reading.agent)
+    agent_by_key = _read(reading.agent_by_key)
+    named_by = _read(reading.named_by)
+    expired_agents = _read(reading.expired_agents)
+    one_shots = _read(reading.one_shots)
+    chain = _read(reading.chain)
+
+    turn = _read(reading.turn)
+    turn_by_key = _read(reading.turn_by_key)
+    deepest = _read(reading.deepest)
+    own_frames = _read(reading.own_frames)
+    children = _read(reading.children)
+    path = _read(reading.path)
+    records = _read(reading.path_records)
+    own_records = _read(reading.own_records)
+    page = _read(reading.page)
+    tree = _read(reading.tree)
+    places = _read(reading.places)
+    repairs = _read(reading.repairs)
+    pending_deliveries = _read(reading.pending_deliveries)
+    import_turns = _write(writing.import_turns)
+    requeue = _write(writing.requeue)
+    claim = _write(writing.claim)
+    fail = _write(writing.fail)
+    adopt = _write(writing.adopt)
+    rewind = _write(writing.rewind)
+
+    session = _read(reading.session)
+    session_at = _read(reading.session_at)
+    save_session = _write(writing.save_session)
+
+    conversation = _read(conversing.conversation)
+    items = _read(conversing.items_of)
+    items_off = _read(reading.items_off)
+    set_call = _write(conversing.set_call)
+    annotate = _write(conversing.annotate)
+    add_items = _write(conversing.add_items)
+    take_out = _write(conversing.take_out)
+
+    mirror = _write(mirroring.mirror)
+    mirrored = _read(mirroring.lines)
+    mirrors = _read(mirroring.listed)
+
+    claim_finding = _write(finding.claim_finding)
+    keep_findings = _write(finding.keep_findings)
+    findings = _read(finding.all_of)
+
+    clock = _read(leases.clock, quick=True)
+    renew = _write(leases.renew, Urgency.JOURNAL, quick=True)
+    release = _write(leases.release, Urgency.JOURNAL, quick=True)
+    asked = _read(leases.asked, quick=True)
+    forget_cancel = _write(leases.forget_cancel, Urgency.JOURNAL)
+    follow = _write(leases.follow, Urgency.JOURNAL)
+    unfollow = _write(leases.unfollow, Urgency.JOURNAL)
+    followers = _read(leases.followers_of)
+    whereabouts = _read(leases.whereabouts, quick=True)
+    proxy = _read(leases.proxy, quick=True)
+    addresses = _read(leases.addresses, quick=True)
+    responds = _read(leases.responds, quick=True)
+    silent = _read(leases.silent)
+    introduce = _write(leases.introduce, Urgency.JOURNAL)
+    resign = _write(leases.resign, Urgency.JOURNAL)
+    hosts = _read(leases.hosts)
 
     async def open(self) -> None:
         await self._db.open(self.prepare)
@@ -129,12 +201,6 @@ class SqlStore(Store):
 
     # agents
 
-    async def agent(self, owner: str, agent_id: str) -> Agent | None:
-        return await self._db.read(lambda conn: reading.agent(conn, owner, agent_id))
-
-    async def agent_by_key(self, key: int) -> Agent | None:
-        return await self._db.read(lambda conn: reading.agent_by_key(conn, key))
-
     async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
         found = await self.agent(owner, agent_id)
         if found is not None:
@@ -147,9 +213,6 @@ class SqlStore(Store):
 
     async def forget_copies(self, agent: Agent) -> None:
         await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)
-
-    async def named_by(self, agent_key: int) -> list[str]:
-        return await self._db.read(lambda conn: reading.named_by(conn, agent_key))
 
     async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
         page, after = await self._page_of_summaries(owner, None, folded)
@@ -190,22 +253,6 @@ class SqlStore(Store):
         urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new)
         return await self._db.write(partial(way.accept, new=new, limit=LARGE), urgency, quick=quick)
-
-    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
-        await self._db.write(lambda conn: writing.import_turns(conn, turns, head))
-
-    async def adopt(
-        self,
-        lease: Lease,
-        turns: Sequence[ImportedTurn],
-        session: Session,
-        links: Sequence[Link],
-        taken: Taken | None = None,
-    ) -> Turn:
-        return await self._under_lease(lambda conn: writing.adopt(conn, lease, turns, session, links, taken))
-
-    async def rewind(self, lease: Lease, to: str | None) -> None:
-        await self._under_lease(lambda conn: writing.rewind(conn, lease, to))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -258,28 +305,6 @@ class SqlStore(Store):
                 pass
         return await self._under_lease(partial(way.commit, done=commit))
 
-    async def fail(
-        self,
-        turn_id: str,
-        status: Status,
-        error: JSON,
-        attempts: Sequence[JSON],
-        timings: JSON,
-        finished_at: float,
-        *,
-        lease: Lease | None = None,
-        instance: str | None = None,
-    ) -> Turn:
-        return await self._under_lease(
-            lambda conn: writing.fail(
-                conn, turn_id, status, error=error, attempts=attempts, timings=timings, at=finished_at, lease=lease,
-                instance=instance,
-            )
-        )  # fmt: skip
-
-    async def requeue(self, turn_id: str, instance: str | None) -> Turn:
-        return await self._db.write(lambda conn: writing.requeue(conn, turn_id, instance))
-
     async def set_delivery(
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
     ) -> None:
@@ -289,25 +314,7 @@ class SqlStore(Store):
         if written is not None and not written.rowcount and await self.turn(turn_id) is None:
             raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
 
-    async def claim(self, turn_id: str, instance: str | None) -> bool:
-        return await self._db.write(lambda conn: writing.claim(conn, turn_id, instance))
-
-    async def follow(self, turn_id: str, proxy_id: str) -> None:
-        await self._db.write(lambda conn: leases.follow(conn, turn_id, proxy_id), Urgency.JOURNAL)
-
-    async def unfollow(self, turn_id: str, proxy_id: str) -> None:
-        await self._db.write(lambda conn: leases.unfollow(conn, turn_id, proxy_id), Urgency.JOURNAL)
-
-    async def followers(self, turn_id: str) -> list[str]:
-        return await self._db.read(lambda conn: leases.followers_of(conn, turn_id))
-
     # leases
-
-    async def clock(self) -> float:
-        return await self._db.read(leases.clock, quick=True)
-
-    async def renew(self, proxy: Proxy) -> list[HeldLease]:
-        return await self._db.write(lambda conn: leases.renew(conn, proxy), Urgency.JOURNAL, quick=True)
 
     async def acquire(
         self,
@@ -323,88 +330,24 @@ class SqlStore(Store):
         )
         return await self._db.write(work, Urgency.JOURNAL, quick=True)
 
-    async def release(self, lease: Lease) -> None:
-        await self._db.write(lambda conn: leases.release(conn, lease), Urgency.JOURNAL, quick=True)
-
-    async def asked(self, proxy_id: str) -> PeerRequests:
-        return await self._db.read(lambda conn: leases.asked(conn, proxy_id), quick=True)
-
     async def cancel(self, turn_id: str, proxy_id: str, by: CancelledBy) -> None:
         work = partial(leases.cancel, turn_id=turn_id, proxy_id=proxy_id, by=by, ring=self._db.ring)
         await self._db.write(work, Urgency.JOURNAL)
 
-    async def forget_cancel(self, turn_id: str) -> None:
-        await self._db.write(lambda conn: leases.forget_cancel(conn, turn_id), Urgency.JOURNAL)
+    def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        return self._paged(partial(reading.page_of_agent, agent_key=agent_key), after_seq)
 
-    async def whereabouts(self, agent_key: int) -> Whereabouts:
-        return await self._db.read(lambda conn: leases.whereabouts(conn, agent_key), quick=True)
+    def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
+        return self._paged(partial(reading.page_of_outlines, agent_key=agent_key))
 
-    async def proxy(self, proxy_id: str) -> Proxy | None:
-        return await self._db.read(lambda conn: leases.proxy(conn, proxy_id), quick=True)
+    def unfinished(self) -> AsyncIterator[Turn]:
+        return self._paged(reading.page_of_unfinished)
 
-    async def addresses(self) -> frozenset[str]:
-        return await self._db.read(leases.addresses, quick=True)
-
-    async def responds(self, proxy_id: str) -> bool:
-        return await self._db.read(lambda conn: leases.responds(conn, proxy_id), quick=True)
-
-    async def silent(self, seconds: float) -> list[str]:
-        return await self._db.read(lambda conn: leases.silent(conn, seconds))
-
-    async def introduce(self, proxy_id: str, facts: Facts) -> None:
-        await self._db.write(lambda conn: leases.introduce(conn, proxy_id, facts), Urgency.JOURNAL)
-
-    async def hosts(self) -> list[tuple[str, Facts]]:
-        return await self._db.read(leases.hosts)
-
-    async def resign(self, proxy_id: str) -> None:
-        await self._db.write(lambda conn: leases.resign(conn, proxy_id), Urgency.JOURNAL)
-
-    async def turn(self, turn_id: str) -> Turn | None:
-        return await self._db.read(lambda conn: reading.turn(conn, turn_id))
-
-    async def turn_by_key(self, owner: str, idempotency_key: str, now: float) -> Turn | None:
-        return await self._db.read(lambda conn: reading.turn_by_key(conn, owner, idempotency_key, now))
-
-    async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
-        return await self._db.read(lambda conn: reading.deepest(conn, owner, path_hashes, agent_key))
-
-    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
-        return await self._db.read(lambda conn: reading.own_frames(conn, agent_key, uuids))
-
-    async def children(self, turn_id: str) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.children(conn, turn_id))
-
-    async def path(self, turn_id: str) -> list[Turn]:
-        return await self._db.read(lambda conn: reading.path(conn, turn_id))
-
-    async def records(self, turn_id: str) -> list[Record]:
-        return await self._db.read(lambda conn: reading.path_records(conn, turn_id))
-
-    async def own_records(self, turn_id: str) -> list[Record]:
-        return await self._db.read(lambda conn: reading.own_records(conn, turn_id))
-
-    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
-        while page := await self._db.read(partial(reading.page_of_agent, agent_key=agent_key, after_seq=after_seq)):
-            for turn in page:
-                yield turn
+    async def _paged(self, read: Callable[..., list[Ordered]], after_seq: int = 0) -> AsyncIterator[Ordered]:
+        while page := await self._db.read(partial(read, after_seq=after_seq)):
+            for one in page:
+                yield one
             after_seq = page[-1].seq
-
-    async def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
-        seq = 0
-        while page := await self._db.read(partial(reading.page_of_outlines, agent_key=agent_key, after_seq=seq)):
-            for outline in page:
-                yield outline
-            seq = page[-1].seq
-
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
-        return await self._db.read(lambda conn: reading.page_back(conn, agent_key, before_seq, limit, newest))
-
-    async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
-        return await self._db.read(lambda conn: reading.tree(conn, agent_key, after))
-
-    async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
-        return await self._db.read(lambda conn: reading.places(conn, agent_key, turn_ids))
 
     async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
         # In pieces, each a read of its own: the turns that run meanwhile read between them.
@@ -422,94 +365,12 @@ class SqlStore(Store):
     async def size(self) -> int | None:
         return await asyncio.to_thread(self._db.size)
 
-    async def repairs(self, agent_key: int, *, limit: int) -> list[Link]:
-        return await self._db.read(lambda conn: reading.repairs(conn, agent_key, limit))
-
-    async def unfinished(self) -> AsyncIterator[Turn]:
-        after_seq = 0
-        while page := await self._db.read(partial(reading.page_of_unfinished, after_seq=after_seq)):
-            for turn in page:
-                yield turn
-            after_seq = page[-1].seq
-
     async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
         return await self._quickly(partial(reading.waiting, agent_key=agent_key, but=but))
 
-    async def pending_deliveries(self) -> list[Turn]:
-        return await self._db.read(reading.pending_deliveries)
-
-    # sessions and links
-
-    async def session(self, session_id: str) -> Session | None:
-        return await self._db.read(lambda conn: reading.session(conn, session_id))
-
-    async def session_at(self, agent_key: int, turn_id: str) -> Session | None:
-        return await self._db.read(lambda conn: reading.session_at(conn, agent_key, turn_id))
-
-    async def save_session(self, session: Session, links: Sequence[Link] = ()) -> None:
-        await self._db.write(lambda conn: writing.save_session(conn, session, links))
-
-    async def chain(self, agent_key: int) -> Chain | None:
-        return await self._db.read(lambda conn: reading.chain(conn, agent_key))
-
     # conversations
 
-    async def set_call(self, turn_id: str, call: JSON) -> None:
-        await self._db.write(lambda conn: conversing.set_call(conn, turn_id, call))
-
-    async def conversation(self, agent_key: int) -> Conversation | None:
-        return await self._db.read(lambda conn: conversing.conversation(conn, agent_key))
-
-    async def annotate(self, agent_key: int, metadata: JSON) -> None:
-        await self._db.write(lambda conn: conversing.annotate(conn, agent_key, metadata))
-
-    async def add_items(self, agent_key: int, new: Sequence[Item]) -> None:
-        await self._db.write(lambda conn: conversing.add_items(conn, agent_key, new))
-
-    async def items(self, agent_key: int) -> list[Item]:
-        return await self._db.read(lambda conn: conversing.items_of(conn, agent_key))
-
-    async def items_off(self, agent_key: int, tip: str | None) -> list[Item]:
-        return await self._db.read(lambda conn: reading.items_off(conn, agent_key, tip))
-
-    async def take_out(self, agent_key: int, item_id: str) -> None:
-        await self._db.write(lambda conn: conversing.take_out(conn, agent_key, item_id))
-
-    # the Agent SDK's sessions
-
-    async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
-        now = time.time()
-        await self._db.write(lambda conn: mirroring.mirror(conn, agent_key, key, lines, now))
-
-    async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
-        return await self._db.read(lambda conn: mirroring.lines(conn, agent_key, key))
-
-    async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
-        return await self._db.read(lambda conn: mirroring.listed(conn, agent_key, project))
-
-    async def expired_agents(
-        self,
-        before: float | None,
-        one_shots: float | None = None,
-        once: float | None = None,
-        *,
-        only: int | None = None,
-    ) -> list[Agent]:
-        return await self._db.read(lambda conn: reading.expired_agents(conn, before, one_shots, once, only))
-
-    async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
-        return await self._db.read(lambda conn: reading.one_shots(conn, owner, since, until))
-
     # what was found out
-
-    async def claim_finding(self, subject: str, name: str, seconds: float) -> bool:
-        return await self._db.write(lambda conn: finding.claim(conn, subject, name, seconds))
-
-    async def keep_findings(self, subject: str, found: Mapping[str, JSON]) -> None:
-        await self._db.write(lambda conn: finding.keep(conn, subject, found))
-
-    async def findings(self, subject: str | None = None) -> list[Finding]:
-        return await self._db.read(lambda conn: finding.all_of(conn, subject))
 
 
 def _is_small(new: NewTurn) -> bool:

@@ -97,8 +97,8 @@ def delete_agent(conn: Connection, key: int) -> None:
 # --- turns ---
 
 
-def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str | None) -> None:
-    for item in imported:
+def import_turns(conn: Connection, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+    for item in turns:
         insert(conn, item.as_turn(), item.records)
     if head is not None:
         set_head(conn, _need(conn, head, None, STATE).agent_key, head)
@@ -107,17 +107,17 @@ def import_turns(conn: Connection, imported: Sequence[ImportedTurn], head: str |
 def adopt(
     conn: Connection,
     lease: Lease,
-    theirs: Sequence[ImportedTurn],
+    turns: Sequence[ImportedTurn],
     session: Session,
-    why: Sequence[Link],
-    taken: Taken | None,
+    links: Sequence[Link],
+    taken: Taken | None = None,
 ) -> Turn:
     hold(conn, lease)
-    import_turns(conn, theirs, theirs[-1].id)
-    save_session(conn, session, why)
+    import_turns(conn, turns, turns[-1].id)
+    save_session(conn, session, links)
     if taken is not None:
         mirroring.take(conn, lease.agent_key, taken.key, taken.lines)
-    (turn,) = rows.loaded_turns(conn, [_need(conn, theirs[-1].id, None)])
+    (turn,) = rows.loaded_turns(conn, [_need(conn, turns[-1].id, None)])
     return turn
 
 
@@ -137,13 +137,13 @@ def fail(
     conn: Connection,
     turn_id: str,
     status: Status,
-    *,
     error: JSON,
     attempts: Sequence[JSON],
     timings: JSON,
-    at: float,
-    lease: Lease | None,
-    instance: str | None,
+    finished_at: float,
+    *,
+    lease: Lease | None = None,
+    instance: str | None = None,
 ) -> Turn:
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
@@ -155,13 +155,19 @@ def fail(
             f"turn {turn_id} was sent again to another proxy, which has it now",
             detail={"turn_id": turn_id, "status": row.status},
         )
-    ended = {"status": status, "error": error, "attempts": tuple(attempts), "timings": timings, "finished_at": at}
+    ended = {
+        "status": status,
+        "error": error,
+        "attempts": tuple(attempts),
+        "timings": timings,
+        "finished_at": finished_at,
+    }
     (turn,) = rows.loaded_turns(conn, [row], **ended)
     how = {"error": rows.dumps(error), "attempts": rows.dumps(attempts), "timings": rows.dumps(timings)}
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": at, **how})
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": finished_at, **how})
     spoil_session(conn, turn.session_id)
     lost = (status in LOST) - (row.status in LOST)
-    ACTIVE.run(conn, grown(turn.agent_key, failures=lost) | {"now": at})
+    ACTIVE.run(conn, grown(turn.agent_key, failures=lost) | {"now": finished_at})
     return turn
 
 
@@ -221,12 +227,12 @@ def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
     _MOVE_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
 
 
-def save_session(conn: Connection, session: Session, new: Sequence[Link]) -> None:
+def save_session(conn: Connection, session: Session, links: Sequence[Link] = ()) -> None:
     this = {"session_id": session.id, "of_agent": session.agent_key}
     if not UPDATE_SESSION.run(conn, this | rows.session_values(session)).rowcount:
         open_session(conn, session)
-    if new:
-        save_links(conn, session.agent_key, new)
+    if links:
+        save_links(conn, session.agent_key, links)
 
 
 # --- pieces ---
