@@ -22,9 +22,10 @@ from .parameters import Name
 # - `moved`           its transcript lay elsewhere
 # - `other_model`     another model answered since the session was last used: its turns were written into it
 # - `window`          what is older than the turn's window was left out, or a wider one brought it back
+# - `taken_back`      a running process that held more than the path was taken back to it, in its session
 # - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
 RepairCode = Literal[
-    "client_history", "left_path", "open_calls", "rewritten", "moved", "left_out", "other_model", "window"
+    "client_history", "left_path", "taken_back", "open_calls", "rewritten", "moved", "left_out", "other_model", "window"
 ]
 
 # The code of an attempt whose structured output was not what was asked for.
@@ -48,7 +49,8 @@ class Repair:
 
     `found` and `behind` are the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the
     Claude backend), `note` its measurement in words, `records` how many lines were written, `kept` where what was
-    there has been put, `also_at` where wrong copies lie. Evidence that an older version left out is None.
+    there has been put, `also_at` where wrong copies lie, `turns` how many were taken back. Evidence that an older version
+    left out is None.
     """
 
     code: RepairCode | None = None
@@ -61,6 +63,7 @@ class Repair:
     kept: str | None = None
     looked_for: str | None = None
     found_at: str | None = None
+    turns: int | None = None
 
     def as_json(self) -> dict[str, Any]:
         said = {name: value for name in Repair.__slots__ if (value := getattr(self, name)) is not None}

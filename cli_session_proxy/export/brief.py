@@ -45,6 +45,8 @@ def link(made: Link) -> Brief:
 
 def _link(made: Link) -> Brief:
     match made.reason:
+        case "branched" if made.detail.get("code") == "taken_back":
+            return Brief("branch", "Continues an earlier turn.")
         case "branched" if made.detail.get("code") != "open_calls":
             return Brief("branch", "Continues an earlier turn, in a session of its own.")
         case "adopted" if "source" in made.detail:

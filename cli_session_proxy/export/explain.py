@@ -71,6 +71,7 @@ _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cance
 _WHY: Mapping[RepairCode, str] = {
     "client_history": "the client's history was imported",
     "left_path": "the path leaves the session's",
+    "taken_back": "the process was taken back to the path",
     "open_calls": "nobody waits for these results any more",
     "left_out": "the model's API would not take all of it",
     "other_model": "another model had answered since",
@@ -303,7 +304,8 @@ def placed(turn: Turn) -> list[str]:
     if where.side:
         said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
     if turn.continuity is not None and turn.continuity in _CONTINUITY:  # a file may have brought any other word
-        said.append(_CONTINUITY[turn.continuity])
+        back = evidence.written is not None and evidence.written.code == "taken_back"
+        said.append(_TAKEN_BACK if back else _CONTINUITY[turn.continuity])
     if evidence.verified:
         said.append("The transcript was compared with the chain before it was used.")
     return said
@@ -325,6 +327,7 @@ _CONTINUITY: Mapping[Continuity, str] = {
     "rebuilt": "The session was written again from the chain, and a process read it.",
     "branched": "The path was written as a session of its own, and a process read it.",
 }
+_TAKEN_BACK = "The process that had answered was taken back to the turn before: nothing was read or written for it."
 
 
 def program(known: Program) -> str:
@@ -613,6 +616,10 @@ def _branched(detail: JSON, source: str, target: str) -> str:
             f"chain{lines}, results and all, and a new process goes on from them."
         )
     where = f", {detail['from_turn']}" if "from_turn" in detail else ""
+    if detail.get("code") == "taken_back":
+        before = f"an earlier one{where}" if where else "nothing, as the first one did"
+        turns = f", and forgot {count(detail['turns'], 'turn')} behind it" if "turns" in detail else ""
+        return f"This turn continues {before}: the running process went back to there{turns}. The session is the same."
     left = "" if source == NO_SESSION else f", and session {source} was left as it is"
     made = f"written as a new session, {target}{lines}"
     return f"This turn continues an earlier one{where}: the path to it was {made}{left}."

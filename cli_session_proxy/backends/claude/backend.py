@@ -43,7 +43,7 @@ from .process.observed import mismatches
 from .process.pool import Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
-from .sessions.manager import Foreign, Sessions
+from .sessions.manager import FailedTurn, Foreign, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 from .transcript import Projects
@@ -209,6 +209,7 @@ class _ClaudeExecution:
         self._interrupted = False
         self._truncated: events.Truncated | None = None
         self._plain = job.turn.id in backend._full
+        self._sound = not self._plain  # nothing speaks against the process
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -238,6 +239,7 @@ class _ClaudeExecution:
                                     "the context is full, and this CLI cannot compact it without losing the prompt: "
                                     "start a new chain or send less"
                                 )
+                                self._sound = False
                                 remedy = await self._remedy(error)
                                 raise error if remedy is None else Lost(error.message, error, remedy)
                             yield event
@@ -254,6 +256,8 @@ class _ClaudeExecution:
                             yield base.Refused(event.category, event.explanation, event.usage)
                             return
                         case events.Result():
+                            if event.cost_total_usd is not None:
+                                self._total = event.cost_total_usd
                             if event.is_error and not self._interrupted:
                                 failed = failures.error_for(
                                     event, retries=retries, model=job.model, cli=process.launch.capability.name
@@ -263,8 +267,10 @@ class _ClaudeExecution:
                                     self._owner._full.add(job.turn.id)
                                     raise Lost("the context is full, and the CLI may compact it", failed)
                                 remedy = await self._remedy(failed)
+                                self._sound = remedy is None and not isinstance(failed, ClaudeNotLoggedIn)
                                 raise failed if remedy is None else Lost(failed.message, failed, remedy)
                             if event.silent and not self._interrupted:
+                                self._sound = False
                                 cli = self._ready.process.launch.capability
                                 used = event.usage.output_tokens
                                 self._owner._doubts.failed(cli, "frames", f"{used} tokens, and no words, again")
@@ -272,7 +278,7 @@ class _ClaudeExecution:
                             self._owner._doubts.worked(process.launch.capability, "frames")
                             if event.session_id:
                                 self._answered = self.session_id = event.session_id
-                            self._total = cost = event.cost_total_usd
+                            cost = event.cost_total_usd
                             # This turn's share of a running total, which starts anew where the CLI did not restore it.
                             if cost is not None and cost >= self._ready.spent:
                                 cost -= self._ready.spent
@@ -332,7 +338,8 @@ class _ClaudeExecution:
     async def discard(self, *, owned: bool) -> None:
         if self._plain:
             self._owner._full.discard(self._job.turn.id)
-        await self._owner.sessions.spoil(self._ready, self._answered, owned=owned)
+        failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._sound)
+        await self._owner.sessions.spoil(self._ready, failed, owned=owned)
 
 
 # --- An agent whose CLI keeps dying: after a few deaths in a row the next start waits, each time longer

@@ -100,14 +100,8 @@ class Pool:
             current = self.peek(launch.session_id)
             if current is not None and current in self.table.in_use:
                 raise SessionBusy("a turn of this session is still running: wait for it")
-            if current is not None and current.usable and current.launch == launch:
-                self.table.take(current)
-                try:
-                    if await current.adapt(launch):
-                        return current, True
-                except BaseException:
-                    self.table.let_go(current)  # not usable any more: the reaper closes it
-                    raise
+            if current is not None and current.usable and await self._adapted(current, launch) is not None:
+                return current, True
             await self._discard(launch.session_id)
             process = await self._claimed(launch) or await self.table.spawn(launch)
             if self._spares and self._ahead is not None and launch.kind is not None:
@@ -130,6 +124,26 @@ class Pool:
                 return None
             self.table.take(current)
             return current
+
+    async def take_warm(self, launch: Launch) -> ClaudeProcess | None:
+        """The session's idle process, if it fits the launch; else None. No other one is started in its place."""
+        async with self._locks.setdefault(launch.session_id, asyncio.Lock()):
+            current = self.peek(launch.session_id)
+            fits = current is not None and current not in self.table.in_use and current.usable
+            return await self._adapted(current, launch) if current is not None and fits else None
+
+    async def _adapted(self, current: ClaudeProcess, launch: Launch) -> ClaudeProcess | None:
+        if current.launch != launch:
+            return None
+        self.table.take(current)
+        try:
+            if await current.adapt(launch):
+                return current
+        except BaseException:
+            self.table.let_go(current)  # not usable any more: the reaper closes it
+            raise
+        self.table.let_go(current)
+        return None
 
     async def checkin(self, process: ClaudeProcess, *, again: bool = True) -> None:
         """Give it back after a turn. One that cannot serve another turn of its session is retired (waited for).

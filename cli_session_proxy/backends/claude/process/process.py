@@ -26,7 +26,7 @@ from ....settings import Settings
 from ...base import Called
 from . import capability, frames
 from .child import Child, Launch, check_tools
-from .events import CallRefused, CliEvent, ProcessDied, Result
+from .events import CallRefused, CliEvent, Declined, ProcessDied, Result
 from .frames import FRAMES, READ_SIZE, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
@@ -39,6 +39,7 @@ ANSWER_WAIT = 15.0
 SILENCE = 12.0
 LOOK = 0.5  # how long it is looked whether it is at work
 INTERRUPT_WAIT = 5.0
+STOP_WAIT = 1.0  # until a turn that nobody waits for has ended; a new process is ready as soon
 NOT_STOPPED = f"it did not end a turn within {INTERRUPT_WAIT:g} s when it was told to"
 
 # Control requests that a CLI refuses where what it is asked does not fit what it runs.
@@ -255,8 +256,31 @@ class ClaudeProcess:
                 self._stopping.cancel()
                 self._stopping = None
             if not complete:
-                self._spoiled = True
-                self._release()
+                self._spoiled, self.busy = True, False
+
+    async def stopped(self) -> bool:
+        """End the turn that its consumer left half-way, and hear the rest of it: whether the process can be used again.
+
+        Its memory holds that turn, or a part of it, until it is taken back. In about `STOP_WAIT`, or it is killed.
+        """
+        reader = self._reader
+        if reader is None or self.busy or not self.alive or self._closing is not None or self._unconfirmed is not None:
+            return False
+        try:
+            async with asyncio.timeout(STOP_WAIT):
+                await self.interrupt()
+                while not isinstance(frame := await self._output.next(), End):
+                    for event in reader.feed(frame):
+                        if isinstance(event, Called):
+                            return False
+                        refused = isinstance(event, Declined) and frame is not None and frame.get("type") == "result"
+                        if isinstance(event, Result) or refused:
+                            self._spoiled = bool(self._child.stdin.transport.get_write_buffer_size())
+                            self._release()
+                            return self.usable
+        except TimeoutError:
+            self.kill()
+        return False
 
     def _ring(self, why: str, again: bool) -> None:
         """Half of the time is over; then the other half, and it is killed. A machine that was asleep skips one half."""

@@ -24,6 +24,7 @@ from ..transcript.entries import MAX_BYTES, MuchMore, contents
 from . import partials, paths, stopping
 from .exchanges import exchanges, is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
+from .rewinding import Held
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
@@ -71,7 +72,7 @@ class LiveSession:
     `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `unmet`: see `base.Execution`.
+    before it. `unmet`: see `base.Execution`. `taken_back`: see `rewinding.Held`.
     """
 
     process: ClaudeProcess
@@ -90,6 +91,7 @@ class LiveSession:
     rewritten: bool = False
     spent: float = 0.0
     unmet: tuple[Name, ...] = ()
+    taken_back: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,19 @@ class Captures:
         """Nothing was added to its transcript since our last turn there; False where that is not known."""
         reader = self._readers.get(session_id)
         return reader is not None and reader.is_at_end()
+
+    def is_as_left(self, session: Session, held: Held) -> bool:
+        """Nothing was added to its transcript since our last turn there but notes of the CLI's own, and what was taken
+        back."""
+        if transcript.is_unchanged(session.transcript, held.mark):
+            return True
+        reader = self._readers.get(session.id)
+        if reader is None or not reader.holds(held.mark):
+            return False
+        with contextlib.suppress(MuchMore):
+            got = reader.appended(SMALL, held.taken_back)
+            return got is not None and not (got[0].path or got[0].broken) and got[0].follows(held.mark.leaf)
+        return False
 
     def follow(self, session_id: str, reader: Reader) -> None:
         """Go on from where this reader is: its file was read as a whole just now."""
@@ -182,7 +197,7 @@ class Captures:
         self, reader: Reader, ready: LiveSession, said: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
         """None where it is not the reader's file any more. Raises `MuchMore` where more than `most` bytes follow."""
-        got = reader.appended(most)
+        got = reader.appended(most, ready.taken_back)
         if got is None:
             return None
         parsed, now = got

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import ToolOptions
-from ....domain.evidence import Evidence
+from ....domain.evidence import Evidence, Repair
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
@@ -42,10 +42,11 @@ from ..process.login import Logins
 from ..process.pool import Pool, ProcessEnd
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
-from . import partials, paths, reopening, summaries
+from . import partials, paths, reopening, rewinding, summaries
 from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
+from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
@@ -54,7 +55,7 @@ RETRY_AFTER = 1.0
 
 UNCHANGED = Evidence(verified="unchanged since the last turn")
 
-__all__ = ["Foreign", "LiveSession", "Sessions", "TurnOutcome"]
+__all__ = ["FailedTurn", "Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 
 
 class Sessions:
@@ -80,9 +81,8 @@ class Sessions:
         self._logins, self._login_lock = Logins(self._config_dir, settings.var), asyncio.Lock()
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
-        self._in_step: dict[str, str] = {}  # warm session -> the turn its process's memory ends with
+        self._held: dict[str, Held] = {}  # by session: what its warm process's memory is
         self.decisions = Decisions(settings, store)
-        self._totals: dict[str, float] = {}  # warm session -> what its process says that all its turns cost
 
     # --- before the turn
 
@@ -192,10 +192,11 @@ class Sessions:
                 return waiting
             prepared, lead = await self._reopened(now, parent, decided.marks)
             quiet = not job.prompt
-        elif parent is None:
-            prepared = self._start(now)
-        elif job.session is None:
-            prepared = await self._repairs.branch(now, parent)
+        elif parent is None or job.session is None:
+            back = None if decided.marks else await self._taken_back(now, parent)
+            if back is not None:
+                return back
+            prepared = self._start(now) if parent is None else await self._repairs.branch(now, parent)
         else:
             prepared = await self._verify(now, parent, job.session)
         if decided.marks and parent is not None and not called:
@@ -218,8 +219,9 @@ class Sessions:
             # What the CLI says that all turns before this one cost, in USD. A process that resumes starts from the
             # total in its transcript, which it writes at its end (2.1.329).
             spent = 0.0
-            if warm:
-                spent = self._totals.get(session.id, 0.0)
+            held = self._held.get(session.id) if warm else None
+            if held is not None:
+                spent = held.total
             elif now.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
@@ -244,6 +246,7 @@ class Sessions:
             fresh=not warm and process.session_id == launch.session_id,
             spent=spent,
             unmet=unmet,
+            taken_back=frozenset() if held is None else held.taken_back,
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
@@ -291,13 +294,13 @@ class Sessions:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
         job, session = now.job, now.job.session
         brought = client_tools.brought(job.answers)
-        if session is None or self._in_step.get(session.id) != parent.id or brought is None:
+        held = None if session is None else self._held.get(session.id)
+        if session is None or held is None or held.turn_id != parent.id or brought is None:
             return None
         process = await self._pool.take_waiting(_launch(now, session.id, resume=True))
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
-        spent = self._totals.get(session.id, 0.0)
         try:
             unmet = await parameters.tell(process, job, plain=now.plain)
         except BaseException:
@@ -306,8 +309,51 @@ class Sessions:
             raise
         seen = Evidence(waited=True)
         return LiveSession(
-            process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=spent, unmet=unmet
+            process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=held.total, unmet=unmet
         )
+
+    # turns that are taken back
+
+    async def _taken_back(self, now: TurnContext, parent: Turn | None) -> LiveSession | None:
+        """A process of the agent's that holds the path to the parent and more, without the rest; None where there is
+        none that can be taken back. The session that it serves goes on as this branch, under its id."""
+        job = now.job
+        if job.turn.placed.side or not can_rewind(now.capability, job.profile):
+            return None
+        for session_id in self._pool.sessions_in(now.cwd):
+            held, session = self._held.get(session_id), await self._store.session(session_id)
+            if held is None or session is None or not self.captures.is_as_left(session, held):
+                continue  # nobody knows what it is, or somebody else went on there
+            back: RewindPoint | None = None
+            if held.turn_id != (None if parent is None else parent.id):
+                back = None if held.turn_id is None else await rewinding.point(self._store, held.turn_id, parent)
+                if back is None:
+                    continue
+            process = await self._pool.take_warm(_launch(now, session_id, resume=True))
+            if process is None:
+                continue
+            try:
+                if back is not None:
+                    if not await process.rewind(back.to, back.newest):
+                        await self._pool.checkin(process)
+                        continue
+                    mark, behind = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
+                    held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=behind)
+                    self._held[session_id] = held
+                unmet = await parameters.tell(process, job, plain=now.plain)
+            except BaseException:
+                process.kill()
+                await self._pool.checkin(process)
+                await self._end(session_id)
+                raise
+            session = now.session(session_id, session.transcript, held.mark, session)
+            done = Repair("taken_back", from_turn=parent.id if parent else None, turns=back.turns if back else None)
+            link = now.link(session_id, session_id, "branched", done.as_json())
+            return LiveSession(
+                process, session, "branched", held.mark.leaf, (link,), Evidence(written=done),
+                fresh=False, spent=held.total, unmet=unmet, taken_back=held.taken_back,
+            )  # fmt: skip
+        return None
 
     async def _reopened(
         self, now: TurnContext, parent: Turn, marks: Sequence[Record]
@@ -373,17 +419,14 @@ class Sessions:
         """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
         if session.cli_version != now.capability.version:
             session = replace(session, cli_version=now.capability.version)
-        warm = self._pool.peek(session.id)
-        if self._in_step.get(session.id) != parent.id:
+        warm, held = self._pool.peek(session.id), self._held.get(session.id)
+        if held is None or held.turn_id != parent.id:
             # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
             await self._pool.discard(session.id)
-        elif (
-            warm is not None and warm.usable and session.mark
-            and transcript.is_unchanged(session.transcript, session.mark)
-        ):  # fmt: skip
+        elif warm is not None and warm.usable and self.captures.is_as_left(session, held):
             # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
             # The file is the one that it wrote its last turn to.
-            return PreparedSession(session, True, "resumed", (), UNCHANGED)
+            return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(now.cwd, session.id)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
@@ -468,21 +511,23 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process is in step with this turn now. What is known of processes that are gone is forgotten.
-            self._in_step[session_id] = turn.id
-            self._totals[session_id] = ready.spent if said.cost_total is None else said.cost_total
-            if len(self._in_step) > 2 * self._settings.max_processes:
-                for gone in [known for known in self._in_step if self._pool.peek(known) is None]:
-                    del self._in_step[gone]
-                    self._totals.pop(gone, None)
+            total = ready.spent if said.cost_total is None else said.cost_total
+            self._held[session_id] = Held(turn.id, taken.mark, total)
+            if len(self._held) > 2 * self._settings.max_processes:
+                for gone in [known for known in self._held if self._pool.peek(known) is None]:
+                    del self._held[gone]
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
         return KeptTurn(tuple(records), session, links, taken.source, notes)
 
-    async def spoil(self, ready: LiveSession, answered: str | None, *, owned: bool) -> None:
+    async def spoil(self, ready: LiveSession, failed: FailedTurn, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
 
         The files stay where the agent is not ours any more (`owned`): another proxy may go on from them.
         """
+        answered = failed.answered
+        if owned and failed.sound and await self._forgotten(ready, failed):
+            return
         for session_id in {ready.session.id, answered or ready.session.id}:
             await self._end(session_id)
         if not owned:
@@ -500,9 +545,25 @@ class Sessions:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await asyncio.to_thread(transcript.remove, fork)
 
+    async def _forgotten(self, ready: LiveSession, failed: FailedTurn) -> bool:
+        """The process has taken the failed turn back: it is in step with the path before it, as it was."""
+        process, session = ready.process, ready.session
+        same = failed.answered in (None, session.id) and all(one.from_session == session.id for one in ready.links)
+        written = ready.continuity == "rebuilt" or ready.rewritten or ready.lead or ready.marks or ready.results
+        if session.mark is None or not same or written:
+            return False
+        if not can_rewind(process.launch.capability, process.launch.profile):
+            return False
+        if not (process.usable or await process.stopped()) or not await process.rewind(failed.frame, failed.frame):
+            return False
+        total = ready.spent if failed.cost_total is None else failed.cost_total
+        behind = ready.taken_back | {failed.frame}
+        self._held[session.id] = Held(session.tip_turn_id, session.mark, total, behind)
+        await self._pool.checkin(process)
+        return True
+
     async def _end(self, session_id: str) -> None:
-        self._in_step.pop(session_id, None)
-        self._totals.pop(session_id, None)
+        self._held.pop(session_id, None)
         self.captures.forget(session_id)
         await self._pool.discard(session_id)
 

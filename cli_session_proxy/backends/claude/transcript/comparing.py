@@ -79,8 +79,9 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
             data = file.read()
         if mark is not None and len(data) >= mark.size and _sha(memoryview(data)[: mark.size]) == mark.sha256:
             added = parse(data[mark.size :])
-            tail = tuple(added.path)
-            return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
+            if added.follows(mark.leaf):
+                tail = tuple(added.path)
+                return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
         if known is None:
             return None
         characters = sum(len(record.line) for record in known)

@@ -10,10 +10,10 @@ import io
 import json
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
@@ -96,19 +96,41 @@ class Entry:
     def record(self) -> Record:
         return Record(self.line, self.uuid)
 
+    @property
+    def rewinds(self) -> bool:
+        """The CLI's note that it took the conversation back to the record `leafUuid`, null for its beginning. Written
+        up to 100 ms after it did, and heeded by a CLI that loads the file (run on 2.1.330)."""
+        return self.kind == "last-prompt" and self.data.get("rewound") is True and "leafUuid" in self.data
+
+
+class Cut(NamedTuple):
+    """The lines behind this take the conversation back to this record of the lines before them; None: to nothing."""
+
+    leaf: str | None
+
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
     """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, too
-    deep (a cut last line among them) or of no sound shape."""
+    deep (a cut last line among them) or of no sound shape. What the CLI took back is not among the entries; `cut` is
+    there where it took back records that stand before these lines."""
 
     entries: tuple[Entry, ...]
     path: list[Entry]
     broken: int = 0
+    cut: Cut | None = None
 
     @property
     def leaf(self) -> str | None:
         return self.path[-1].uuid if self.path else None
+
+    def leaf_behind(self, before: str | None) -> str | None:
+        """The path's last record; `before` is that of what stands before these lines."""
+        return self.leaf or (before if self.cut is None else self.cut.leaf)
+
+    def follows(self, leaf: str | None) -> bool:
+        """These lines go on from this record, or from nothing else that stands before them."""
+        return self.cut is None or self.cut.leaf == leaf
 
 
 # How much is read beyond what the chain knows. Others may write anything there, and one call of json.loads holds the
@@ -123,8 +145,9 @@ LINE_VALUES = 500_000
 _BEFORE_VALUES = (b",", b"[", b"{")
 
 
-def parse(data: bytes, known: int = 0) -> Parsed:
-    """`known`: how many characters of it the chain knows. Raises OSError for much more than these."""
+def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
+    """`known`: how many characters of it the chain knows. `without`: records that were taken back, with all that hangs
+    on them, whether the CLI has noted that yet or not. Raises OSError for much more than what is known."""
     if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
         raise _too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
@@ -152,7 +175,29 @@ def parse(data: bytes, known: int = 0) -> Parsed:
             entries.append(entry)
         else:
             broken += 1
-    return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken)
+    cut: Cut | None = None
+    if without or any(entry.rewinds for entry in entries):
+        entries, cut = _without_taken_back(entries, without)
+    return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken, cut)
+
+
+def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> tuple[list[Entry], Cut | None]:
+    """The entries that are left: notes of the CLI's own stay, but for those that say what was taken back."""
+    kept: list[Entry] = []
+    gone: set[str | None] = set(without)
+    cut: Cut | None = None
+    for entry in entries:
+        if entry.rewinds:
+            leaf = entry.data["leafUuid"]
+            at = next((at for at in range(len(kept) - 1, -1, -1) if leaf is not None and kept[at].uuid == leaf), -1)
+            gone.update(later.uuid for later in kept[at + 1 :] if later.uuid is not None)
+            kept[at + 1 :] = [later for later in kept[at + 1 :] if later.uuid is None]
+            cut = Cut(leaf) if at < 0 else cut
+        elif entry.uuid is not None and (entry.uuid in gone or entry.parent in gone):
+            gone.add(entry.uuid)
+        else:
+            kept.append(entry)
+    return kept, cut
 
 
 def values_in(raw: bytes) -> int:
@@ -397,9 +442,9 @@ class Reader:
         mine = self.mark
         return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
-    def appended(self, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+    def appended(self, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         """What was added behind this one, and a reader that has read it. None when it is not the same file, or when
-        more was added than can be read.
+        more was added than can be read. `without`: see `parse`.
 
         Raises `MuchMore` where that is more than `most` bytes.
         """
@@ -416,12 +461,12 @@ class Reader:
                 data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
             finally:
                 os.close(fd)
-            parsed = parse(data)
+            parsed = parse(data, without=without)
         except OSError:
             return None
         read = self._hash.copy()
         read.update(data)
-        leaf = parsed.leaf or (None if self.mark is None else self.mark.leaf)
+        leaf = parsed.leaf_behind(None if self.mark is None else self.mark.leaf)
         return parsed, Reader(self.path, mark_of(there, size + len(data), read.hexdigest(), leaf), read)
 
 
@@ -436,9 +481,9 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     if got is None or (now := got[1].mark) is None:
         raise TranscriptChanged("another_file")
     added, reader = got
-    if added.path or added.broken:
+    if added.path or added.broken or not added.follows(mark.leaf):
         raise TranscriptChanged("records")
-    if not added.entries and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):
+    if now.size == mark.size and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):
         raise TranscriptChanged("touched")
     return reader, now
 
