@@ -49,8 +49,8 @@ class Repair:
 
     `found` and `behind` are the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the
     Claude backend), `note` its measurement in words, `records` how many lines were written, `kept` where what was
-    there has been put, `also_at` where wrong copies lie, `turns` how many were taken back. Evidence that an older version
-    left out is None.
+    there has been put, `also_at` where wrong copies lie, `turns` how many were taken back. Evidence that an older
+    version left out is None.
     """
 
     code: RepairCode | None = None

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.transcript import REWOUND
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Behaviour, Fail, HeldReply, Refusal, Reply, ToolUse
+from cli_session_proxy.testing.script import Fail, HeldReply, Refusal, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import seen_working
@@ -93,7 +93,9 @@ async def test_the_first_message_too_where_nothing_else_was_said(settings: Setti
 
 
 @pytest.mark.parametrize("fault", ["refused by the API", "declined", "cancelled", "cancelled in the stream"])
-async def test_a_turn_that_failed_leaves_its_process_in_step(fault: str, settings: Settings, upstream: Upstream) -> None:
+async def test_a_turn_that_failed_leaves_its_process_in_step(
+    fault: str, settings: Settings, upstream: Upstream
+) -> None:
     async with running(settings) as engine:
         (one, two), said = await _said(engine, "one", "two")
         pids = _pids(engine)
@@ -170,9 +172,9 @@ async def test_a_rewound_head_and_what_was_left_off_go_back_in_the_process(
         await _verified(engine)
 
 
-@pytest.mark.parametrize("damage", ["killed", "gone", "cut", "another CLI"])
+@pytest.mark.parametrize("damage", ["killed", "gone", "cut", "CLI 1.0.120", "a CLI that was not checked"])
 async def test_the_next_process_has_the_path_and_nothing_else(
-    damage: str, settings: Settings, upstream: Upstream, make_settings: MakeSettings, claude_1: Path
+    damage: str, settings: Settings, upstream: Upstream, make_settings: MakeSettings, claude_1: Path, claude_2: Path
 ) -> None:
     async with running(settings) as engine:
         _, said = await _said(engine, "one", "two", "three")
@@ -187,16 +189,18 @@ async def test_the_next_process_has_the_path_and_nothing_else(
             path.unlink()
         if damage == "cut":
             path.write_bytes(path.read_bytes()[:-40])
-        await _verified(engine) if damage in ("killed", "another CLI") else None
-    if damage == "another CLI":
-        settings = make_settings(claude_bin=claude_1)
+        if damage not in ("gone", "cut"):
+            await _verified(engine)
+    if "CLI" in damage:
+        settings = make_settings(claude_bin=claude_1 if damage == "CLI 1.0.120" else claude_2)
     async with running(settings) as engine:
         after = await ask(engine, *said, "four")
         assert heard(upstream)[-3:] == ["one", "edited", "four"]
         assert after.parent_id == edited.id
-        if damage == "killed":
+        if damage in ("killed", "a CLI that was not checked"):
             assert after.continuity == "resumed"
-        if damage != "another CLI":  # CLI 1.x leaves attachments out when it copies a session
+            assert (REWOUND in _path(engine, after).read_bytes()) == (damage == "killed")
+        if damage != "CLI 1.0.120":  # CLI 1.x leaves attachments out when it copies a session
             await _verified(engine)
 
 

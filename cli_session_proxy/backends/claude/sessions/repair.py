@@ -129,7 +129,8 @@ class Repairs:
         lose or rename records of it."""
         path = Path(session.transcript)
         form = transcript.loading(now.capability.version)
-        if form != transcript.NEWEST and not await asyncio.to_thread(_is_taken, path, form):
+        rewinds = now.capability.was_seen("rewind_conversation")
+        if not (form == transcript.NEWEST and rewinds) and not await asyncio.to_thread(_is_taken, path, form, rewinds):
             mark, _ = await self._write(now, parent, path)
             again = f"; written in the form that CLI {now.capability.version} loads"
             evidence = replace(evidence, verified=f"{evidence.verified or ''}{again}".lstrip("; "))
@@ -356,6 +357,10 @@ class Repairs:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 
 
-def _is_taken(path: Path, form: Loading) -> bool:
-    """Whether such a CLI loads this transcript as it is. It was read just now."""
-    return form.takes(transcript.parse(contents(path)).path)
+def _is_taken(path: Path, form: Loading, rewinds: bool) -> bool:
+    """Whether such a CLI loads this transcript, in which turns may have been taken back, as it is. It was read just
+    now."""
+    data = contents(path)
+    if not rewinds and transcript.REWOUND in data:
+        return False
+    return form == transcript.NEWEST or form.takes(transcript.parse(data).path)

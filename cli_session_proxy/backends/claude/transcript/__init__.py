@@ -7,6 +7,7 @@ belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Tr
 
 from .comparing import Found, Pair, Verdict, check
 from .entries import (
+    REWOUND,
     Entry,
     Parsed,
     Reader,
@@ -74,6 +75,7 @@ __all__ = [
     "NEWEST",
     "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
+    "REWOUND",
     "SUFFIX",
     "SUMMARY",
     "Entry",

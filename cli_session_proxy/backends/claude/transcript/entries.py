@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 # How a line of ours begins that is in the chain and in no transcript: a mark (`mending`), a kept file (`files`).
 OWN = '{"type":"cli-session-proxy/'
 
+# What stands in the CLI's note that it took the conversation back (`Entry.rewinds`). In a text the quotes are escaped.
+REWOUND = b'"rewound":true'
+
 
 @dataclass(slots=True)
 class Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Collection
 from itertools import pairwise
 from pathlib import Path
 
@@ -52,11 +53,11 @@ async def test_a_proxy_that_was_paused_still_waits_for_what_its_cli_writes(
     hidden = 20
     appended, monotonic = Reader.appended, time.monotonic
 
-    def late(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+    def late(reader: Reader, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         """Each look is a second after the one before it, and the first ones come too early."""
         nonlocal hidden
         if not hidden:
-            return appended(reader, most)
+            return appended(reader, most, without)
         hidden -= 1
         return transcript.parse(b""), reader
 
@@ -105,9 +106,9 @@ async def test_a_transcript_that_comes_to_be_between_two_looks_is_waited_for(
     looks = iter(found)
     appended = Reader.appended
 
-    def late(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+    def late(reader: Reader, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         """What is found at each look; then what there is."""
-        got = appended(reader, most)
+        got = appended(reader, most, without)
         look = None if got is None else next(looks, None)
         if look == "a line":
             return transcript.parse(Path(reader.path).read_bytes().split(b"\n")[0]), reader
@@ -131,9 +132,9 @@ async def test_a_large_addition_is_read_beside_the_event_loop(
     looks: list[bool] = []
     appended = Reader.appended
 
-    def seen(reader: Reader, most: int = MAX_BYTES) -> tuple[Parsed, Reader] | None:
+    def seen(reader: Reader, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         looks.append(threading.current_thread() is not threading.main_thread())
-        return appended(reader, most)
+        return appended(reader, most, without)
 
     async with running(make_settings(claude_bin=claude_2)) as engine:
         await ask(engine, "one")
