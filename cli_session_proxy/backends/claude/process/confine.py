@@ -12,13 +12,14 @@ A mount's source is opened by its name when the next CLI starts. So no such name
 write: the agent could put a link to anything in its place.
 
 Not there: the proxy's `var` (the store, other agents, logs, the key), the home directory, other sessions' transcripts
-and the user's settings, other processes. A file that the settings name as secret (`Settings.secret_files`) is covered
-where it lies in a folder that is shown. Before each start a program looks from inside the boundary: where it can open a
-secret, no CLI is started.
+and the user's settings, other processes. No CLI is started where a file that the settings name as secret
+(`Settings.secret_files`) lies in a folder that is shown: to mount something over that file would not do, because such
+a mount goes when the file is replaced. Before each start a program looks from inside the boundary, too. Nor is one
+started where the agent could write a program that runs outside.
 
 What stays open: the network, and with it whatever listens on loopback without asking for a password. The proxy itself
 asks for a key (`serve` refuses to start without one), and no key is visible inside. The CLI's own login is in its
-environment or its file, and so within reach of a shell that it starts.
+environment or its file, and so within reach of a shell that it starts. See `confine_program` for what else is closed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ import pwd
 import shutil
 import signal
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +39,8 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....sandbox import make_private
 from ....settings import Profile, Settings
+from . import confine_program
+from .guardian import interpreter
 from .login import write_private
 
 PROGRAM = "bwrap"
@@ -49,6 +53,9 @@ BOUNDARY = (
     "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
 MOVE = "move it out of what confined agents are shown, or set confined = false"
+# Processes and threads inside, at most: a fork bomb ends there. Counted within the boundary since Linux 5.14; root is
+# not bounded.
+MOST_TASKS = 2048
 TRIAL = 10.0  # seconds for a program that does nothing
 
 # Folders of software; a link among them (/bin → usr/bin) is made again as one. What is installed elsewhere (/opt, a
@@ -98,7 +105,7 @@ async def missing() -> str | None:
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
     trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108
-    code, _, said = await _run([PROGRAM, *BOUNDARY, *trial])
+    code, _, said = await _run([*_program(), *BOUNDARY, *trial])
     if code is None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
     if "Unknown option" in said:
@@ -107,6 +114,10 @@ async def missing() -> str | None:
         return f"bubblewrap cannot make a boundary here ({said.strip()[-200:]}): {ALLOW}"
     _works = True
     return None
+
+
+def _program() -> tuple[str, ...]:
+    return (interpreter(), "-I", "-S", confine_program.__file__, PROGRAM)
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
@@ -154,7 +165,7 @@ async def wrapper(
     if why is not None:
         raise SandboxError(why)
     words, secrets = await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
-    code, seen, said = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets])
+    code, seen, said = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets], env)
     if code != 0 or not seen.endswith("looked\n"):
         raise SandboxError(f"a confined CLI cannot be started: bubblewrap said {said.strip()[-200:]!r}")
     if (visible := seen.removesuffix("looked\n").splitlines()) != []:
@@ -195,7 +206,10 @@ def _wrapper(
     words = (word for mount in mounts for word in mount.words())
     closed = (word for at in ("/dev", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
-    return (PROGRAM, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--"), boundary.secrets
+    prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
+    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
+    command = (*_program(), *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
+    return command, boundary.secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +254,7 @@ class _Boundary:
         self._own()
         self._shown()
         self._secrets()
+        self._straighten()
         return self._mounts
 
     def _system(self) -> None:
@@ -268,9 +283,13 @@ class _Boundary:
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
         hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
-        self._mounts += [_Mount("--tmpfs", path) for path in hidden]
+        # Where a link leads from there into a folder of software, that would show it.
+        real = [path.resolve() for path in (*hidden, self._home, place.config_dir) if _in_system(path)]
+        self._mounts += [_Mount("--tmpfs", path) for path in dict.fromkeys((*hidden, *real))]
         self._mounts.append(_Mount("--bind", place.config_dir, place.private))
-        self._mounts += [_Mount("--tmpfs", path) for path in (place.tmpdir / SOCKETS, place.config_dir / REGISTER)]
+        # What is mounted on cannot be renamed inside: nor can `projects`, which the next mount is found through.
+        own = (place.tmpdir / SOCKETS, place.config_dir / REGISTER, self._project.parent)
+        self._mounts += [_Mount("--tmpfs", path) for path in own]
         added = _folders(self._profile)
         for folder in (place.cwd, place.tmpdir, self._project, *added):
             if not any(folder.is_relative_to(above) for above in self._written):
@@ -280,19 +299,33 @@ class _Boundary:
                 self._mounts.append(_Mount("--bind", folder, folder))
 
     def _check_added(self, folder: Path) -> None:
-        """Refuse what an agent could reach by moving folders that it may write.
+        """Refuse what an agent could read or run in a folder that it may write, or reach by moving what is in there.
 
-        What lies directly in it is a mount of its own inside, and a mount's name cannot be changed there.
+        What lies directly in it and is a mount of its own inside cannot be moved: its name cannot be changed there.
         """
         self._check_name(folder)
-        kept = self._others | self._settings.secret_files()
-        for path, what in kept.items():
+        mounted = self._others | {self._home: "the home directory"}
+        others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
+        others |= self._run_outside()
+        for path, what in (mounted | others).items():
             for here, there in ((folder, path), (folder.resolve(), path.resolve())):
-                below = there.is_relative_to(here) and (there.parent != here or path.is_symlink())
-                if below or (path in self._others and here.is_relative_to(there)):
+                below = there.is_relative_to(here) and there != here
+                movable = path not in mounted or there.parent != here or path.is_symlink()
+                if (below and movable) or (path != self._home and here.is_relative_to(there)):
                     raise SandboxError(
                         f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
                     )
+
+    def _run_outside(self) -> dict[Path, str]:
+        """What runs without a boundary, and is not to be written from inside one."""
+        found = dict.fromkeys((self._program, *_links(self._program)), "the Claude CLI")
+        python = sysconfig.get_paths()
+        ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
+        found |= dict.fromkeys(map(Path, ours), "this program")
+        for name, profile in self._settings.profiles.items():
+            if profile.mcp_config is not None and not profile.confined:
+                found[Path(os.path.abspath(profile.mcp_config.expanduser()))] = f"mcp_config of profile {name}"
+        return found
 
     def _check_name(self, path: Path) -> None:
         """Refuse a place that another confined profile's agents could replace by a link."""
@@ -330,20 +363,32 @@ class _Boundary:
                 self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
 
     def _secrets(self) -> None:
-        """Cover the files that the settings name as secret, and note that they must not be readable."""
-        var = self._settings.var
-        self.secrets = {str(var / name): "of --var" for name in ("key", "chains.sqlite3", "logs/proxy.log")}
+        """Refuse to show a file that the settings name as secret, and note that none may be readable."""
+        names = ("key", "chains.sqlite3", "logs/proxy.log")
+        self.secrets = {str(at / name): "of --var" for at in _both(self._settings.var) for name in names}
         shown = {
             mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
         }
-        covers = []
         for path, what in self._settings.secret_files().items():
             real = path.resolve()
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
+            if real.exists() and (visible := sorted(filter(self._is_there, seen))):
+                raise SandboxError(
+                    f"a confined agent could read {visible[0]} ({what}), so its CLI is not started: {MOVE}"
+                )
             self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
-            # A secret that is itself something to be shown cannot be covered: the look from inside finds it.
-            covers += [at for at in seen - shown.keys() if real.is_file() and self._is_there(at)]
-        self._mounts += [_Mount("--ro-bind", at, Path(os.devnull)) for at in covers]
+
+    def _straighten(self) -> None:
+        """Remove links from the ways to what is mounted below the CLI's own directory and TMPDIR, which the agent
+        writes: bubblewrap makes what is missing there, wherever a link leads."""
+        place = self._place
+        for mount in self._mounts:
+            for inside, outside in ((place.config_dir, place.private), (place.tmpdir, place.tmpdir)):
+                if mount.at.is_relative_to(inside):
+                    below = mount.at.relative_to(inside)
+                    for path in (outside / part for part in (*reversed(below.parents), below)):
+                        if path != outside and path.is_symlink():
+                            path.unlink()
 
     def _over(self, path: Path) -> _Mount | None:
         """The mount that decides what is seen there."""
@@ -363,6 +408,10 @@ def _in_system(path: Path) -> bool:
     """It lies in a folder of software, wherever links lead."""
     real = Path(os.path.realpath(path))
     return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
+
+
+def _both(path: Path) -> Iterable[Path]:
+    return dict.fromkeys((path, path.resolve()))
 
 
 def _folders(profile: Profile) -> list[Path]:

@@ -122,7 +122,7 @@ class Guardian:
                 except Exception as exc:  # no such program; or no descriptor, no process or no thread is free just now
                     if not failing:
                         trace = not isinstance(exc, OSError | RuntimeError)
-                        log.warning("no_guardian", program=_interpreter(), error=str(exc), exc_info=trace)
+                        log.warning("no_guardian", program=interpreter(), error=str(exc), exc_info=trace)
                     failing = True
                 self._tried.set()
                 pause = 0.0 if loop.time() - began > STABLE else min(max(2 * pause, FIRST_PAUSE), LONGEST_PAUSE)
@@ -142,7 +142,7 @@ class Guardian:
             with theirs:
                 descriptors.check()
                 self._program = await asyncio.create_subprocess_exec(
-                    _interpreter(), "-I", "-S", program, f"{self._id}.", directory,
+                    interpreter(), "-I", "-S", program, f"{self._id}.", directory,
                     stdin=theirs.fileno(), stdout=DEVNULL, stderr=PIPE, cwd="/", start_new_session=True,
                 )  # fmt: skip
         except BaseException:
@@ -198,7 +198,7 @@ class Guardian:
         line.close()
 
 
-def _interpreter() -> str:
+def interpreter() -> str:
     """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
     name = Path(sys.executable or "").name
     embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))

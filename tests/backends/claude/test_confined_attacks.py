@@ -1,0 +1,170 @@
+"""A confined shell that tries to get past its boundary, by ways that no mount closes."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import os
+import socket
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import psutil
+import pytest
+
+from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.errors import SandboxError
+from cli_session_proxy.settings import Profile, Settings
+
+from ...talking import running
+from .test_confined import CONFINED, Shells, bubblewrap, shells
+
+__all__ = ["bubblewrap", "shells"]
+pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
+
+NOBODY = 65534
+PROCESS_KEYRING, SESSION_KEYRING = -2, -3
+
+
+def with_profile(settings: Settings, **more: object) -> Settings:
+    return settings.model_copy(update={"profiles": {"confined": CONFINED.model_copy(update=more)}})
+
+
+async def test_a_secret_that_is_replaced_while_a_cli_runs_is_not_shown(shells: Shells) -> None:
+    """What is mounted over a file goes with the file: so no folder is shown that holds one."""
+    key = shells.shared / "keys.toml"
+    key.write_text("marmalade-one")
+    settings = shells.settings.model_copy(update={"keys_file": key})
+    async with running(settings) as engine:
+        with pytest.raises(SandboxError, match=r"could read .*keys\.toml \(keys_file\)"):
+            await shells.run(engine, "confined", "cat rules/keys.toml")
+    assert shells.upstream.requests == []
+
+
+@pytest.mark.parametrize("place", ["the CLI", "a link to it", "Python", "this program", "another profile's servers"])
+async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_path: Path, place: str) -> None:
+    project = tmp_path / "project"
+    (project / "bin").mkdir(parents=True)
+    own = Path(shells.settings.claude_bin or "")
+    profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (project,)})}
+    settings = shells.settings
+    if place == "the CLI":
+        os.link(own, project / "bin" / "claude")
+        settings = settings.model_copy(update={"claude_bin": project / "bin" / "claude"})
+    elif place == "a link to it":
+        (project / "bin" / "claude").symlink_to(own)
+        settings = settings.model_copy(update={"claude_bin": project / "bin" / "claude"})
+    elif place == "another profile's servers":
+        (project / "bin" / "mcp.json").write_text('{"mcpServers": {}}')
+        profiles["free"] = Profile(mcp_config=project / "bin" / "mcp.json")
+    else:
+        folder = sysconfig.get_paths()["purelib"] if place == "Python" else str(Path(confine.__file__).parent)
+        profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (Path(folder),)})}
+    async with running(settings.model_copy(update={"profiles": profiles})) as engine:
+        with pytest.raises(SandboxError, match="add_dirs"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
+async def test_a_link_on_the_way_to_a_mount_makes_nothing_outside(shells: Shells, tmp_path: Path) -> None:
+    """While it starts, bubblewrap has the whole machine at /oldroot, and makes folders that it mounts on."""
+    config, private = shells.settings.claude_config_dir, shells.settings.var / "confined" / "confined"
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    async with running(shells.settings) as engine:
+        for name in ("projects", "sessions"):
+            said = await shells.run(engine, "confined", f"mv {config}/{name} {config}/moved 2>&1; echo tried")
+            assert "busy" in said
+            assert "tried" in said
+    for name in ("projects", "settings.json"):  # left there in some other way
+        if (private / name).exists():
+            (private / name).rename(private / f"{name}.old")
+        (private / name).symlink_to(f"/oldroot{victim}/{name}")
+    (victim / "projects").mkdir()
+    assert shells.settings.claude_config_dir is not None
+    (shells.settings.claude_config_dir / "settings.json").write_text("{}")
+    settings = with_profile(shells.settings, setting_sources=("user",))
+    async with running(settings) as engine:
+        assert "here" in await shells.run(engine, "confined", f"cat {config}/settings.json; echo here")
+    assert [*victim.rglob("*")] == [victim / "projects"]
+
+
+async def test_sockets_without_a_path_are_closed(shells: Shells) -> None:
+    """As of a session bus or an X server, which believe whoever has the same uid."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.syscall(444, None, ctypes.c_size_t(0), 1) < 6:
+        pytest.skip("Landlock closes them since Linux 6.12")
+    with socket.socket(socket.AF_UNIX) as bus:
+        bus.bind(f"\0marmalade-{os.getpid()}")
+        bus.listen()
+        name = f"\\0marmalade-{os.getpid()}"
+        tries = f'import socket; s = socket.socket(socket.AF_UNIX); s.connect("{name}"); print("in" * 2)'
+        async with running(shells.settings) as engine:
+            assert "inin" in await shells.run(engine, "free", f"python3 -c '{tries}'")
+            said = await shells.run(engine, "confined", f"python3 -c '{tries}'; echo tried")
+            assert "not permitted" in said
+            assert "inin" not in said
+
+
+async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
+    """A Kerberos ticket may be one."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(os.uname().machine)
+    if numbers is None:
+        pytest.skip("the numbers of the calls are not known here")
+    add_key, keyctl = numbers
+    if libc.syscall(add_key, b"user", b"csp-test", b"marmalade", ctypes.c_size_t(9), SESSION_KEYRING) < 0:
+        pytest.skip("this kernel keeps no keys")
+    reads = (
+        "import ctypes; call = ctypes.CDLL(None).syscall; text = ctypes.create_string_buffer(64); "
+        f'key = call({keyctl}, 10, {SESSION_KEYRING}, b"user", b"csp-test", 0); '
+        f"call({keyctl}, 11, key, text, 64); print(key, text.value)"
+    )
+    async with running(shells.settings) as engine:
+        assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
+        assert "-1 b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
+
+
+async def test_a_home_that_a_link_leads_to_in_a_folder_of_software_is_hidden(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    software = tmp_path / "software"
+    real = software / "var"
+    real.mkdir(parents=True)
+    (tmp_path / "link").symlink_to(real)
+    monkeypatch.setattr(confine, "SYSTEM", (*confine.SYSTEM, str(software)))
+    settings = shells.settings.model_copy(update={"var": tmp_path / "link"})
+    async with running(settings) as engine:
+        said = await shells.run(engine, "confined", f"ls {software} {real}; cat {real}/chains.sqlite3; echo looked")
+        assert "var" in said
+        assert "looked" in said
+        assert "SQLite" not in said
+
+
+async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
+    """The kernel does not count root's processes: the bomb itself is of another user."""
+    async with running(shells.settings) as engine:
+        assert f"{confine.MOST_TASKS}" in await shells.run(engine, "confined", "ulimit -u")
+    if os.getuid() != 0:
+        pytest.skip("needs root, to become somebody else")
+    become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
+    bomb = "for i in $(seq 500); do sleep 86397.5 & done"
+    boundary = (confine.PROGRAM, *confine.BOUNDARY, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--")
+    done = await asyncio.to_thread(
+        subprocess.run,
+        (*become, *boundary, "prlimit", "--nproc=64", "--", "sh", "-c", bomb),
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert "Cannot fork" in done.stderr
+    assert not [one for one in psutil.process_iter(["cmdline"]) if "86397.5" in (one.info["cmdline"] or [])]
+
+
+async def test_namespaces_within_the_boundary_are_refused(shells: Shells) -> None:
+    tries = "; ".join(f"unshare -{kind} true && echo $((40 + 2))" for kind in ("U", "Ur", "Urm", "Urn", "Urp", "m"))
+    bwrap = "bwrap --unshare-user --ro-bind / / true && echo $((40 + 2))"
+    async with running(shells.settings) as engine:
+        said = await shells.run(engine, "confined", f"{tries}; {bwrap}; echo tried")
+        assert "tried" in said
+        assert "42" not in said
