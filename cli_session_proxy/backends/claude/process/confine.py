@@ -44,6 +44,7 @@ from .guardian import interpreter
 from .login import write_private
 
 PROGRAM = "bwrap"
+CONFINE = (interpreter(), "-I", "-S", confine_program.__file__, PROGRAM)
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
 INSTALL = "install bubblewrap (apt install bubblewrap), or set confined = false for this profile"
 
@@ -105,7 +106,7 @@ async def missing() -> str | None:
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
     trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108
-    code, _, said = await _run([*_program(), *BOUNDARY, *trial])
+    code, _, said = await _run([*CONFINE, *BOUNDARY, *trial])
     if code is None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
     if "Unknown option" in said:
@@ -114,10 +115,6 @@ async def missing() -> str | None:
         return f"bubblewrap cannot make a boundary here ({said.strip()[-200:]}): {ALLOW}"
     _works = True
     return None
-
-
-def _program() -> tuple[str, ...]:
-    return (interpreter(), "-I", "-S", confine_program.__file__, PROGRAM)
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
@@ -208,7 +205,7 @@ def _wrapper(
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
     bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
-    command = (*_program(), *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
+    command = (*CONFINE, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
     return command, boundary.secrets
 
 
@@ -365,7 +362,8 @@ class _Boundary:
     def _secrets(self) -> None:
         """Refuse to show a file that the settings name as secret, and note that none may be readable."""
         names = ("key", "chains.sqlite3", "logs/proxy.log")
-        self.secrets = {str(at / name): "of --var" for at in _both(self._settings.var) for name in names}
+        places = (self._settings.var, self._settings.var.resolve())
+        self.secrets = {str(at / name): "of --var" for at in places for name in names}
         shown = {
             mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
         }
@@ -408,10 +406,6 @@ def _in_system(path: Path) -> bool:
     """It lies in a folder of software, wherever links lead."""
     real = Path(os.path.realpath(path))
     return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
-
-
-def _both(path: Path) -> Iterable[Path]:
-    return dict.fromkeys((path, path.resolve()))
 
 
 def _folders(profile: Profile) -> list[Path]:

@@ -30,19 +30,16 @@ def main() -> None:
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     keyctl = KEYCTL.get(os.uname().machine)
-    if keyctl is not None and libc.syscall(keyctl, JOIN_SESSION_KEYRING, None) < 0:
-        _refused(*NO_KEYRINGS)
+    refused = keyctl is not None and libc.syscall(keyctl, JOIN_SESSION_KEYRING, None) < 0
+    refused = refused and ctypes.get_errno() not in NO_KEYRINGS
     if libc.syscall(LANDLOCK_CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION) >= SCOPES_SINCE:
         handled = struct.pack("QQQ", 0, 0, ABSTRACT_SOCKETS)  # nothing of files, nothing of ports
         rules = libc.syscall(LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
-        if rules < 0 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) or libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0):
-            _refused()
+        refused |= rules < 0 or libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0
+        refused |= libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0) != 0
+    if refused:
+        sys.exit("the kernel refused to close the session's keys or sockets without a path")
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - that is what it is for
-
-
-def _refused(*allowed: int) -> None:
-    if (code := ctypes.get_errno()) not in allowed:
-        raise OSError(code, os.strerror(code))
 
 
 if __name__ == "__main__":
