@@ -21,7 +21,12 @@ async def seen_working(binary: Path, folder: Path) -> Path:
     """The same CLI under a name of its own, of which the self-check has seen all that it looks for."""
     link = folder / "claude-that-was-checked"
     link.symlink_to(binary)
-    found = await capability.probe(link, {"PATH": os.environ["PATH"], "HOME": str(folder)}, folder)
-    seen: dict[str, Observation] = {name: Observation.of(name, "ok") for name in NAMES}
-    capability.observe(capability.identity_of(link), found.version, seen)
+    await checked(link, folder)
     return link
+
+
+async def checked(binary: Path, folder: Path) -> None:
+    """From now on the self-check has seen all that it looks for of this CLI."""
+    found = await capability.probe(binary, {"PATH": os.environ["PATH"], "HOME": str(folder)}, folder)
+    seen: dict[str, Observation] = {name: Observation.of(name, "ok") for name in NAMES}
+    capability.observe(capability.identity_of(binary), found.version, seen)

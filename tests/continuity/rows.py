@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import rows_cli, rows_files, rows_many, rows_poison, rows_proxies, rows_refusals, rows_upstream
+from . import rows_cli, rows_edits, rows_files, rows_many, rows_poison, rows_proxies, rows_refusals, rows_upstream
 
 ROWS = (
     *rows_files.ROWS,
@@ -13,5 +13,6 @@ ROWS = (
     *rows_upstream.TEXT_ROWS,
     *rows_upstream.MODEL_ROWS,
     *rows_poison.ROWS,
+    *rows_edits.ROWS,
     *rows_refusals.ROWS,
 )

@@ -68,6 +68,6 @@ ROWS = (
         a_pdf_that_cannot_be_read,
         bare=False,
         calls=2,
-        says=({4: "invalid_request", 5: "rebuilt"}, {4: "invalid_request"}),
+        says=({4: "invalid_request", 5: ""}, {4: "invalid_request"}),
     ),
 )

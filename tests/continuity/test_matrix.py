@@ -16,6 +16,7 @@ from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.testing.upstream import Upstream
 
+from ..clis import checked
 from ..conftest import MakeSettings
 from .hosts import HostsTalk, host_settings
 from .misbehaving import MisbehavingCli
@@ -74,6 +75,8 @@ async def test_what_is_acknowledged_is_remembered(
     host_count: int, request: pytest.FixtureRequest, tmp_path: Path,
 ) -> None:  # fmt: skip
     given: dict[str, Any] = {"claude_bin": binary_of(row, cli, lab), **row.settings}
+    if cli == "2.1" and not (row.wrapped or row.replaced):  # as `serve` has it after its first seconds
+        await checked(given["claude_bin"], tmp_path)
     if host_count and not bare:
         hosts = host_settings(make_settings, request.getfixturevalue("postgres_url"), tmp_path, host_count, **given)
         talk: Talk = talk_on(hosts, row, upstream)

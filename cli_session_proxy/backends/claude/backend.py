@@ -234,12 +234,12 @@ class _ClaudeExecution:
                             retries.append(event.detail)
                             yield event
                         case base.Compacted():
+                            self._sound = False  # taken back, it would go on from the summary
                             if not self._ready.process.launch.capability.compacts_before_prompt:
                                 error = ContextTooLong(
                                     "the context is full, and this CLI cannot compact it without losing the prompt: "
                                     "start a new chain or send less"
                                 )
-                                self._sound = False
                                 remedy = await self._remedy(error)
                                 raise error if remedy is None else Lost(error.message, error, remedy)
                             yield event

@@ -129,10 +129,9 @@ class Repairs:
         lose or rename records of it."""
         path = Path(session.transcript)
         form = transcript.loading(now.capability.version)
-        rewinds = now.capability.was_seen("rewind_conversation")
-        if not (form == transcript.NEWEST and rewinds) and not await asyncio.to_thread(_is_taken, path, form, rewinds):
+        if not await asyncio.to_thread(_is_taken, path, form):
             mark, _ = await self._write(now, parent, path)
-            again = f"; written in the form that CLI {now.capability.version} loads"
+            again = f"; written in the form that CLI {now.capability.version} loads, without what was taken back"
             evidence = replace(evidence, verified=f"{evidence.verified or ''}{again}".lstrip("; "))
         session = now.session(session.id, session.transcript, mark, session)
         return PreparedSession(session, True, "resumed", links, evidence)
@@ -357,10 +356,13 @@ class Repairs:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 
 
-def _is_taken(path: Path, form: Loading, rewinds: bool) -> bool:
-    """Whether such a CLI loads this transcript, in which turns may have been taken back, as it is. It was read just
-    now."""
+def _is_taken(path: Path, form: Loading) -> bool:
+    """Whether such a CLI loads this transcript as it is. It was read just now.
+
+    Where turns were taken back, it is not left to the CLI which of them it loads: 2.1.330 heeds its own notes of that,
+    but not where one of those turns was compacted.
+    """
     data = contents(path)
-    if not rewinds and transcript.REWOUND in data:
+    if transcript.REWOUND in data:
         return False
     return form == transcript.NEWEST or form.takes(transcript.parse(data).path)

@@ -185,7 +185,10 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
 
 
 def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> tuple[list[Entry], Cut | None]:
-    """The entries that are left: notes of the CLI's own stay, but for those that say what was taken back."""
+    """The entries that are left: notes of the CLI's own stay, but for those that say what was taken back.
+
+    A compaction stays, and all around it: a CLI that loads the file goes on from its summary (run on 2.1.330).
+    """
     kept: list[Entry] = []
     gone: set[str | None] = set(without)
     cut: Cut | None = None
@@ -193,6 +196,8 @@ def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> t
         if entry.rewinds:
             leaf = entry.data["leafUuid"]
             at = next((at for at in range(len(kept) - 1, -1, -1) if leaf is not None and kept[at].uuid == leaf), -1)
+            if any(later.data.get("subtype") == "compact_boundary" for later in kept[at + 1 :]):
+                continue
             gone.update(later.uuid for later in kept[at + 1 :] if later.uuid is not None)
             kept[at + 1 :] = [later for later in kept[at + 1 :] if later.uuid is None]
             cut = Cut(leaf) if at < 0 else cut

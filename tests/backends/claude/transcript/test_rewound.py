@@ -123,3 +123,21 @@ def _compare(session: Session, known: list[Record], taken: int, file: Path) -> N
     other = check(file, mark, known)
     assert other is not None
     assert other.found == "different"
+
+
+def test_a_compaction_is_not_taken_back() -> None:
+    """A CLI that loads the file goes on from its summary, whatever its own note says."""
+    session = Session()
+    session.turn("one")
+    before = list(session.path)
+    session.say("user", "failed")
+    session.write(
+        type="system", subtype="compact_boundary", uuid="b", parentUuid=None, isSidechain=False, content="Compacted"
+    )
+    session.path = ["b"]
+    session.turn("the summary")
+    session.path = [*before, "unused", "unused"]
+    session.rewind(1)
+    parsed = parse(b"".join(session.lines))
+    assert [entry.uuid for entry in parsed.path][: len(before)] == before
+    assert "b" in {entry.uuid for entry in parsed.path}
