@@ -40,13 +40,11 @@ HISTORIES = [
 ]
 
 
+@pytest.mark.full  # each time, without hosts of their own: engine/test_hosts.py, continuity/test_hosts.py
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("seed", "length", "tools"),
-    [
-        (1471, 10, False),
-        *(pytest.param(seed, 2 * SHORT, tools, marks=pytest.mark.full) for seed in (22, 23) for tools in (False, True)),
-    ],
+    [(1471, 10, False), *((seed, 2 * SHORT, tools) for seed in (22, 23) for tools in (False, True))],
 )
 def test_a_history_on_three_hosts_keeps_every_promise(seed: int, length: int, tools: bool, claude_2: Path) -> None:
     """The first: the database restarts, and a host is cut off from it for longer than a lease. Network namespaces need

@@ -19,6 +19,9 @@ import pytest
 
 from ..conftest import ROOT
 
+# Each time, test_dockerfile.py builds the wheel and installs it.
+pytestmark = pytest.mark.full
+
 # A cold start of pip or of the CLI on a busy machine takes many seconds.
 SLOW = 300
 

@@ -45,7 +45,7 @@ CHANGES: dict[str, set[str]] = {
     "lies:claim_session": {"claim_session"},
 }
 # Each costs five seconds of a processor: of every kind of change one is always looked at.
-ALWAYS = {"no option", "broken parents", "no image", "lies:set_model"}
+ALWAYS = {"no option", "broken parents", "lies:set_model"}
 
 
 def failed(report: Report) -> set[str]:

@@ -1,4 +1,5 @@
-"""One agent's life on the newest CLI and on two that people may still have; `make versions` has many more."""
+"""One agent's life on the newest CLI and on two that people may still have (1.0.120's minute: `make full`); `make
+versions` has many more."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ..conftest import ROOT, required
+from ..matrix import rest_in_full
 from .__main__ import lived
 
 OLD = ROOT / ".tools" / "claude-2.1.71" / "node_modules" / ".bin" / "claude"
@@ -18,7 +20,7 @@ def claude_2_old() -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("cli", ["claude_2", "claude_2_old", "claude_1"])
+@pytest.mark.parametrize("cli", rest_in_full("claude_2", "claude_2_old", "claude_1", quick=2))
 async def test_one_agents_life_keeps_every_acknowledged_turn(
     cli: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

@@ -22,7 +22,7 @@ from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
 from cli_session_proxy.testing.upstream import Upstream
 
 from ...conftest import MakeSettings
-from ...matrix import half
+from ...matrix import half, rest_in_full
 from .conftest import Door
 from .pairs import Pair, added, id_of, left, message, pair_of, removed, said, texts
 
@@ -320,7 +320,7 @@ class Run:
         self.model.free = free
 
 
-@pytest.mark.parametrize("store", ["sqlite", "postgresql"])
+@pytest.mark.parametrize("store", rest_in_full("sqlite", "postgresql"))  # each time on both, without the CLI
 @pytest.mark.parametrize("seed", seeds(1))
 async def test_a_random_history_is_told_whole_with_the_cli(
     request: pytest.FixtureRequest,

@@ -1,5 +1,5 @@
 """One conversation, two proxies over one store: every acknowledged turn and every free item stands in the next request
-once, in order. With the real CLI."""
+once, in order. On SQLite with the real CLI; on PostgreSQL without one, which knows of no store."""
 
 from __future__ import annotations
 
@@ -41,8 +41,9 @@ AT_ONCE = 6  # requests of each kind that are sent at the same time
 async def pair(
     request: pytest.FixtureRequest, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> AsyncIterator[Pair]:
-    more = {"store": request.getfixturevalue("postgres_url")} if request.param == "postgresql" else {}
-    async with pair_of(make_settings(claude_bin=claude_2, **more), upstream) as made:
+    postgresql = request.param == "postgresql"
+    more = {"store": request.getfixturevalue("postgres_url")} if postgresql else {"claude_bin": claude_2}
+    async with pair_of(make_settings(**more), upstream) as made:
         yield made
 
 
