@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import inspect
 import io
 import json
 import os
 import sys
-from functools import partial
+from collections.abc import Callable, Mapping
+from functools import partial, wraps
 from pathlib import Path
 from typing import Annotated, Any, cast, get_args
 
@@ -16,7 +18,7 @@ import typer
 
 from .errors import ConfigError, ProxyError, printable
 from .machine import check_system
-from .settings import load
+from .settings import Settings, load
 
 app = typer.Typer(
     name="cli-session-proxy",
@@ -28,25 +30,36 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-Var = Annotated[Path | None, typer.Option(help="Where chains, sandboxes and logs are kept.", show_default="var")]
-StoreUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--store",
-        metavar="URL",
-        help="Keep chains in PostgreSQL (postgresql://user@host/database) instead of a file in --var. The password "
-        "belongs in PGPASSWORD: other users of this machine can see the command line.",
-    ),
-]
-ClaudeBin = Annotated[
-    Path | None, typer.Option(help="The Claude CLI to run.", show_default="PATH, then the [claude] extra")
-]
-ConfigDir = Annotated[
-    Path | None, typer.Option(help="The CLI's own directory (login, transcripts).", show_default="the user's own")
-]
-Config = Annotated[
-    Path | None, typer.Option("--config", help="Your file of settings.", show_default="cli_session_proxy.toml here")
-]
+# Options that are settings, by the settings' names.
+CONFIG: dict[str, Any] = {
+    "config": Annotated[
+        Path | None, typer.Option("--config", help="Your file of settings.", show_default="cli_session_proxy.toml here")
+    ]
+}
+STORE = CONFIG | {
+    "var": Annotated[Path | None, typer.Option(help="Where chains, sandboxes and logs are kept.", show_default="var")],
+    "store": Annotated[
+        str | None,
+        typer.Option(
+            "--store",
+            metavar="URL",
+            help="Keep chains in PostgreSQL (postgresql://user@host/database) instead of a file in --var. The password "
+            "belongs in PGPASSWORD: other users of this machine can see the command line.",
+        ),
+    ],
+}
+CLAUDE_BIN: dict[str, Any] = {
+    "claude_bin": Annotated[
+        Path | None, typer.Option(help="The Claude CLI to run.", show_default="PATH, then the [claude] extra")
+    ]
+}
+CLAUDE_FILES: dict[str, Any] = {
+    "claude_config_dir": Annotated[
+        Path | None, typer.Option(help="The CLI's own directory (login, transcripts).", show_default="the user's own")
+    ]
+}
+STORE_AND_FILES = STORE | CLAUDE_FILES
+STORE_AND_CLI = STORE | CLAUDE_BIN | CLAUDE_FILES
 AgentId = Annotated[str, typer.Argument(metavar="AGENT_ID")]
 Owner = Annotated[str, typer.Option(help="Whose agent it is: the name of its client's key.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")]
@@ -65,6 +78,31 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
+def _command(
+    *examples: str, name: str | None = None, options: Mapping[str, Any] = STORE
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command that is given the `settings` that these options make. They stand before `--owner` and `--json` in its
+    help."""
+
+    def declare(command: Callable[..., None]) -> Callable[..., None]:
+        asked = dict(inspect.signature(command, eval_str=True).parameters)
+        del asked["settings"]
+        last = {key: asked.pop(key) for key in ("owner", "as_json") if key in asked}
+        for key, kind in options.items():
+            asked[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+
+        @wraps(command)
+        def run(**given: Any) -> None:
+            settings = load(**{key: given.pop(key) for key in options})
+            command(settings, **given)
+
+        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (asked | last).values()]
+        vars(run)["__signature__"] = inspect.Signature(every)
+        return app.command(name, epilog=_examples(*examples))(run)
+
+    return declare
+
+
 @app.callback()
 def program(
     version: Annotated[
@@ -74,55 +112,56 @@ def program(
     """Options of the program itself; the commands follow."""
 
 
-@app.command(epilog=_examples("serve", "serve --port 9000 --make-key"))
-def serve(
-    host: Annotated[
-        str | None, typer.Option(help="Any other host than loopback needs keys.", show_default="127.0.0.1")
-    ] = None,
-    port: Annotated[int | None, typer.Option(help="0: any free port.", show_default="8787")] = None,
-    uds: Annotated[
-        Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user alone.")
-    ] = None,
-    make_key: Annotated[
-        bool | None, typer.Option("--make-key", help="Require a key, made at the first start: <var>/key (0600).")
-    ] = None,
-    allowed_origins: Annotated[
-        list[str] | None, typer.Option("--allowed-origin", help="A page that may send requests: scheme://host[:port].")
-    ] = None,
-    advertise: Annotated[
-        str | None,
-        typer.Option(
-            metavar="URL",
-            help="Where proxies on other hosts reach this one: http://10.0.0.2:8787.",
-        ),
-    ] = None,
-    cluster_key_file: Annotated[
-        Path | None, typer.Option(help="The secret that the proxies of one cluster share, in a file of yours.")
-    ] = None,
-    registry: Annotated[
-        str | None,
-        typer.Option(metavar="URL", help="Redis tells which host has an agent warm.", show_default="the store tells"),
-    ] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
-    default_model: Annotated[
-        str | None, typer.Option(help="What `default` means.", show_default="the CLI's own")
-    ] = None,
-    profile: Annotated[str | None, typer.Option(help="The profile of agents that name none.")] = None,
-    turn_timeout: Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")] = None,
-    idle_timeout: Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")] = None,
-    retention_days: Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")] = None,
-    forget_unnamed: Annotated[
-        str | None, typer.Option(help="Hours after which one-shots are forgotten, or never.", show_default="720")
-    ] = None,
-    log_level: Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")] = None,
-) -> None:
+@_command(
+    "serve",
+    "serve --port 9000 --make-key",
+    options={
+        "host": Annotated[
+            str | None, typer.Option(help="Any other host than loopback needs keys.", show_default="127.0.0.1")
+        ],
+        "port": Annotated[int | None, typer.Option(help="0: any free port.", show_default="8787")],
+        "uds": Annotated[
+            Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user alone.")
+        ],
+        "make_key": Annotated[
+            bool | None, typer.Option("--make-key", help="Require a key, made at the first start: <var>/key (0600).")
+        ],
+        "allowed_origins": Annotated[
+            list[str] | None,
+            typer.Option("--allowed-origin", help="A page that may send requests: scheme://host[:port]."),
+        ],
+        "advertise": Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL",
+                help="Where proxies on other hosts reach this one: http://10.0.0.2:8787.",
+            ),
+        ],
+        "cluster_key_file": Annotated[
+            Path | None, typer.Option(help="The secret that the proxies of one cluster share, in a file of yours.")
+        ],
+        "registry": Annotated[
+            str | None,
+            typer.Option(
+                metavar="URL", help="Redis tells which host has an agent warm.", show_default="the store tells"
+            ),
+        ],
+        **STORE_AND_CLI,
+        "default_model": Annotated[
+            str | None, typer.Option(help="What `default` means.", show_default="the CLI's own")
+        ],
+        "profile": Annotated[str | None, typer.Option(help="The profile of agents that name none.")],
+        "turn_timeout": Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")],
+        "idle_timeout": Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")],
+        "retention_days": Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")],
+        "forget_unnamed": Annotated[
+            str | None, typer.Option(help="Hours after which one-shots are forgotten, or never.", show_default="720")
+        ],
+        "log_level": Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")],
+    },
+)
+def serve(settings: Settings) -> None:
     """Start the proxy. It serves OpenAI's, Anthropic's, Google's and Ollama's APIs, and the page at /ui."""
-    flags = dict(locals())
-    settings = load(**flags)
     import uvloop
 
     from .http.gate import raise_open_files
@@ -139,21 +178,12 @@ def serve(
     uvloop.run(run(settings, _say_at_once, report, watchdog, migrating, beside, partial(missing_of, settings)))
 
 
-@app.command(epilog=_examples("status", "status --json"))
-def status(
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
-    owner: Owner = "local",
-    as_json: AsJson = False,
-) -> None:
+@_command("status", "status --json", options=STORE_AND_CLI)
+def status(settings: Settings, owner: Owner = "local", as_json: AsJson = False) -> None:
     """Tell whether it works, and what it costs. Exit 1 when it does not work."""
     from .commands import status as commands
     from .export.status import lines
 
-    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     seen, served = asyncio.run(commands.look(settings, owner))
     place = None if served is None else str(served)
     _say(json.dumps({**seen.as_json(), "server": place}, indent=1) if as_json else "\n".join(lines(seen, place)))
@@ -161,10 +191,9 @@ def status(
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog=_examples("chains", "chains --since 24h --status failed", "chains --by day", "chains --watch --limit 20")
-)
+@_command("chains", "chains --since 24h --status failed", "chains --by day", "chains --watch --limit 20")
 def chains(
+    settings: Settings,
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
     status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
@@ -181,16 +210,12 @@ def chains(
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Show it anew every other second, until Ctrl-C.")
     ] = False,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """List the agents. With turns, repairs, cost, size, and the totals."""
     from .commands import listing
 
     wanted = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
-    settings = load(config=config, var=var, store=store)
     if by is not None:
         if by not in get_args(listing.By):
             raise ConfigError(f"--by must be one of {', '.join(get_args(listing.By))}")
@@ -207,21 +232,16 @@ def chains(
         listing.print_chains(listed, limit)
 
 
-@app.command(epilog=_examples("show ada", "show turn_0a1b", "show 5e551011 --json"))
+@_command("show ada", "show turn_0a1b", "show 5e551011 --json", options=STORE_AND_CLI)
 def show(
+    settings: Settings,
     wanted: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to go on by hand."""
     from .commands import inspecting
 
-    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     told = asyncio.run(inspecting.show(settings, owner, wanted))
     if as_json:
         _say(json.dumps(told, indent=1))
@@ -229,8 +249,9 @@ def show(
         inspecting.print_shown(told)
 
 
-@app.command(epilog=_examples("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json"))
+@_command("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json")
 def find(
+    settings: Settings,
     words: Annotated[
         list[str] | None, typer.Argument(help="Words that a turn has, or a part of a name or an id.")
     ] = None,
@@ -241,16 +262,12 @@ def find(
     repaired: Annotated[bool, typer.Option("--repaired", help="Only turns whose session was repaired.")] = False,
     min_cost: Annotated[float | None, typer.Option(min=0, help="Only turns that cost so many dollars or more.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=1000, help="How many are shown.")] = 20,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Search all that was said and done. Also agents, sessions and turns by a part of their id."""
     from .commands import finding
 
-    settings = load(config=config, var=var, store=store)
     more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
     wanted = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed = asyncio.run(finding.find(settings, wanted))
@@ -262,10 +279,9 @@ def find(
         finding.print_found(wanted, found)
 
 
-@app.command(
-    epilog=_examples("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
-)
+@_command("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
 def dump(
+    settings: Settings,
     agent_id: AgentId,
     format: Annotated[
         str | None,
@@ -277,9 +293,6 @@ def dump(
         bool, typer.Option("--follow", "-f", help="Print what happens from now on, until Ctrl-C.")
     ] = False,
     redact: Annotated[bool, typer.Option(help="Hide keys and tokens in what was said, too.")] = True,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
     owner: Owner = "local",
 ) -> None:
     """Print an agent's conversation. Every turn, session and link."""
@@ -287,7 +300,6 @@ def dump(
 
     in_terminal = sys.stdout.isatty()
     chosen = dumping.Shown(format or ("markdown" if in_terminal else "json"), not redact, last, turn)
-    settings = load(config=config, var=var, store=store)
     if follow:
         from .commands import following
 
@@ -298,18 +310,14 @@ def dump(
         asyncio.run(dumping.dump(settings, owner, agent_id, chosen, _write))
 
 
-@app.command(epilog=_examples("delete ada", "delete ada --yes"))
+@_command("delete ada", "delete ada --yes", options=STORE_AND_FILES)
 def delete(
+    settings: Settings,
     agent_id: AgentId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
 ) -> None:
     """Remove an agent for good. Its chain, transcripts, sandbox and keys."""
-    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
     from .commands import changing
@@ -318,19 +326,15 @@ def delete(
     _say(f"deleted {agent_id}")
 
 
-@app.command(epilog=_examples("rewind ada --to -1", "rewind ada --to turn_0a1b2c"))
+@_command("rewind ada --to -1", "rewind ada --to turn_0a1b2c", options=STORE_AND_FILES)
 def rewind(
+    settings: Settings,
     agent_id: AgentId,
     to: Annotated[str, typer.Option("--to", metavar="TURN|-N", help="A turn of the path, or how many turns back.")],
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Take an agent's last turns back. They stay in the chain; the next turn branches before them."""
-    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     from .commands import changing
 
     done = asyncio.run(changing.rewind(settings, owner, agent_id, to))
@@ -338,22 +342,17 @@ def rewind(
     _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
 
 
-@app.command(epilog=_examples("verify", "verify ada --json"))
+@_command("verify", "verify ada --json", options=STORE_AND_FILES)
 def verify(
+    settings: Settings,
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_config_dir: ConfigDir = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare chains with the CLI's files. Exit 1 when one differs."""
     from .commands import upkeep
 
-    found = asyncio.run(
-        upkeep.verify(load(config=config, var=var, store=store, claude_config_dir=claude_config_dir), owner, agent_id)
-    )
+    found = asyncio.run(upkeep.verify(settings, owner, agent_id))
     if as_json:
         _say(json.dumps([one.as_json() for one in found], indent=1))
     else:
@@ -362,65 +361,56 @@ def verify(
         raise typer.Exit(1)
 
 
-@app.command(epilog=_examples("adopt 5e551011-0000-4000-8000-000000000001 --agent-id ada"))
+@_command("adopt 5e551011-0000-4000-8000-000000000001 --agent-id ada", options=STORE_AND_FILES)
 def adopt(
+    settings: Settings,
     session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
     agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Take an existing Claude session in. Its whole history becomes a new agent's chain."""
     from .commands import upkeep
 
-    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
     _say(_json_of(done) if as_json else "\n".join(upkeep.print_adopted(done)))
 
 
-@app.command(epilog=_examples("export ada --output ada.jsonl"))
+@_command("export ada --output ada.jsonl")
 def export(
+    settings: Settings,
     agent_id: AgentId,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new file (0600).", show_default="<dir>.export.jsonl")
     ] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Write an agent into one file. It holds the conversation with all its records, in clear text."""
     from .commands import upkeep
 
-    done = asyncio.run(upkeep.export(load(config=config, var=var, store=store), owner, agent_id, output))
+    done = asyncio.run(upkeep.export(settings, owner, agent_id, output))
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
 
 
-@app.command("import", epilog=_examples("import ada.jsonl --agent-id ada-again"))
+@_command("import ada.jsonl --agent-id ada-again", name="import", options=STORE_AND_FILES)
 def import_(
+    settings: Settings,
     file: Annotated[Path, typer.Argument(metavar="FILE")],
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Take in a file that `export` wrote. From here or from another machine."""
     from .commands import upkeep
 
-    settings = load(config=config, var=var, store=store, claude_config_dir=claude_config_dir)
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
     _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
 
 
-@app.command(epilog=_examples("migrate --to postgresql://proxy@db/chains", "migrate --store URL --to var"))
+@_command("migrate --to postgresql://proxy@db/chains", "migrate --store URL --to var")
 def migrate(
+    settings: Settings,
     to: Annotated[
         str,
         typer.Option(
@@ -428,15 +418,11 @@ def migrate(
         ),
     ],
     give_up: Annotated[bool, typer.Option("--give-up", help="Forget a move that was begun and did not end.")] = False,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Move the store into another database. Beside running proxies too; an interrupted move is run again."""
     from .commands import moving
 
-    settings = load(config=config, var=var, store=store)
     if give_up:
         asyncio.run(moving.give_up(settings, to))
         _say("the move is forgotten; what it has copied is of no use and may be removed")
@@ -446,39 +432,39 @@ def migrate(
     _say(_json_of(done) if as_json else f"{said} to {done.place}, each compared: start the proxies with that store")
 
 
-@app.command(epilog=_examples("doctor", "doctor --json", "doctor --check-cli"))
+@_command(
+    "doctor",
+    "doctor --json",
+    "doctor --check-cli",
+    options={
+        "host": Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")],
+        "port": Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")],
+        **STORE_AND_CLI,
+    },
+)
 def doctor(
-    host: Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
+    settings: Settings,
     check_cli: Annotated[
         bool, typer.Option("--check-cli", help="Run the CLI offline, and say what it was seen to do (5 to 60 s).")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Look for what is wrong, and say how to fix it. Exit 1 on an error."""
-    flags = {name: value for name, value in locals().items() if name not in ("check_cli", "as_json")}
     from .commands import upkeep
 
-    if not asyncio.run(upkeep.doctor(load(**flags), _say, check_cli=check_cli, as_json=as_json)):
+    if not asyncio.run(upkeep.doctor(settings, _say, check_cli=check_cli, as_json=as_json)):
         raise typer.Exit(1)
 
 
-@app.command(epilog=_examples("login", "login -- --console"))
+@_command("login", "login -- --console", options=CLAUDE_BIN | CLAUDE_FILES)
 def login(
+    settings: Settings,
     options: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- OPTIONS]", help="For the CLI's own login, such as -- --console or -- --sso."),
     ] = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
 ) -> None:
     """Log the Claude CLI in, by its own login. Where `serve` looks for it; this program sees no credential."""
-    settings = load(claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     if not sys.stdin.isatty():
         raise ConfigError(
             "the CLI's login asks questions, and this is no terminal: run it in one, or set ANTHROPIC_API_KEY or "
@@ -490,10 +476,11 @@ def login(
         raise typer.Exit(1)
 
 
-@app.command(
-    epilog=_examples("commit ada --outcome passed", 'commit ada --outcome failed --why "it locks twice" -- --all')
+@_command(
+    "commit ada --outcome passed", 'commit ada --outcome failed --why "it locks twice" -- --all', options=STORE_AND_CLI
 )
 def commit(
+    settings: Settings,
     agent_id: AgentId,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For git commit, such as -- --all --signoff.")
@@ -508,16 +495,10 @@ def commit(
     model: Annotated[
         bool, typer.Option("--model/--no-model", help="Have the agent summarise it, off its chain.")
     ] = True,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
     """Commit, with what the agent tried. The next attempt is told of it (see docs/git-memory.md)."""
-    settings = load(config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir)
     from .commands import attempts
 
     given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
@@ -528,18 +509,20 @@ def commit(
     _say(json.dumps(done, indent=1) if as_json else said)
 
 
-@app.command(epilog=_examples("memory", "memory --repo ../service --fix-id login-race"))
+@_command(
+    "memory",
+    "memory --repo ../service --fix-id login-race",
+    options=CONFIG | {"profile": Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")]},
+)
 def memory(
+    settings: Settings,
     repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
     fix_id: Annotated[
         str | None, typer.Option(help="Which fix.", show_default="profile's; none: all are listed")
     ] = None,
-    profile: Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")] = None,
-    config: Config = None,
     as_json: AsJson = False,
 ) -> None:
     """Print what is known of earlier attempts. As an agent would be told of them."""
-    settings = load(config=config, profile=profile)
     from .commands import attempts
 
     place = None if repo is None else repo.expanduser().absolute()
@@ -547,13 +530,14 @@ def memory(
     _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
 
 
-@app.command(
-    "bench-continuity",
-    epilog=_examples(
-        "bench-continuity --target http://127.0.0.1:8787/agents/{agent}/v1", "bench-continuity --target cli"
-    ),
+@_command(
+    "bench-continuity --target http://127.0.0.1:8787/agents/{agent}/v1",
+    "bench-continuity --target cli",
+    name="bench-continuity",
+    options=CLAUDE_BIN,
 )
 def bench_continuity(
+    settings: Settings,
     target: Annotated[
         list[str],
         typer.Option(
@@ -574,7 +558,6 @@ def bench_continuity(
         Path | None, typer.Option("--output", "-o", help="A folder: JSON, table, badge, picture.")
     ] = None,
     name: Annotated[str | None, typer.Option(help="What the target is called.", show_default="the URL")] = None,
-    claude_bin: ClaudeBin = None,
 ) -> None:
     """Measure what any server forgets. Breaks one thing at a time (see docs/peers.md)."""
     from .commands import benching
@@ -582,36 +565,33 @@ def bench_continuity(
     wanted = benching.BenchOptions(
         tuple(target), wire, agent_header, model, start, stop, claude_config_dir, upstream_port, key, only, output, name
     )
-    asyncio.run(benching.bench(wanted, load(claude_bin=claude_bin).claude_bin, _say))
+    asyncio.run(benching.bench(wanted, settings.claude_bin, _say))
 
 
-@app.command(epilog=_examples("chat", "chat --agent-id ada --model opus"))
+@_command(
+    "chat",
+    "chat --agent-id ada --model opus",
+    options=STORE_AND_CLI
+    | {"profile": Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")]},
+)
 def chat(
+    settings: Settings,
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
-    config: Config = None,
-    var: Var = None,
-    store: StoreUrl = None,
-    claude_bin: ClaudeBin = None,
-    claude_config_dir: ConfigDir = None,
-    profile: Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")] = None,
     owner: Owner = "local",
 ) -> None:
     """Talk to an agent in the terminal. Run it again and it goes on; Ctrl-C cancels a turn, Ctrl-D leaves."""
-    settings = load(
-        config=config, var=var, store=store, claude_bin=claude_bin, claude_config_dir=claude_config_dir, profile=profile
-    )
     from .commands import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
 
 
-@app.command(epilog=_examples("demo"))
-def demo(config: Config = None, claude_bin: ClaudeBin = None) -> None:
+@_command("demo", options=CONFIG | CLAUDE_BIN)
+def demo(settings: Settings) -> None:
     """Show a repair, offline. A scripted model, the real CLI, and a session file that is deleted half-way."""
     from .commands.demo import demo as run
 
-    if not asyncio.run(run(load(config=config, claude_bin=claude_bin).claude_bin, _say)):
+    if not asyncio.run(run(settings.claude_bin, _say)):
         raise typer.Exit(1)
 
 
