@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal
 
+from .forms import Recorded, Sparse
 from .notes import Note, header
 from .parameters import Name
 
@@ -44,7 +45,7 @@ RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "c
 
 
 @dataclass(frozen=True, slots=True)
-class Repair:
+class Repair(Sparse):
     """How a session was made equal to the path, kept with the link and with the attempt that it was done for.
 
     `found` and `behind` are the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the
@@ -65,41 +66,26 @@ class Repair:
     found_at: str | None = None
     turns: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        said = {name: value for name in Repair.__slots__ if (value := getattr(self, name)) is not None}
-        return said | {"also_at": list(self.also_at)} if said.pop("also_at") else said
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Repair:
-        known = {name: data[name] for name in Repair.__slots__ if name in data}
-        return Repair(**known | {"also_at": tuple(known.get("also_at") or ())})
-
 
 @dataclass(frozen=True, slots=True)
-class StreamCut:
+class StreamCut(Recorded):
     """The provider's stream broke off: how many characters of unfinished blocks a client had been given."""
 
     text: int = 0
     thinking: int = 0
 
-    def as_json(self) -> dict[str, Any]:
-        return {"text": self.text, "thinking": self.thinking}
-
 
 @dataclass(frozen=True, slots=True)
-class Brought:
+class Brought(Sparse):
     """The turn was not run here: it came in a client's history, or from a session that somebody else used."""
 
     by: Literal["client", "adoption"]
     session: str | None = None
     note: str | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: value for name in Brought.__slots__ if (value := getattr(self, name)) is not None}
-
 
 @dataclass(frozen=True, slots=True)
-class Refusal:
+class Refusal(Sparse):
     """The model refused to answer. `category` and `explanation` are the provider's, None where it gave none.
 
     `behind`: requests before this one, in a row, that were refused behind the same turn.
@@ -124,47 +110,27 @@ class Refusal:
             )
         return said
 
-    def as_json(self) -> dict[str, Any]:
-        said = {"category": self.category, "explanation": self.explanation}
-        return {name: value for name, value in said.items() if value is not None} | (
-            {"behind": self.behind} if self.behind else {}
-        )
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Refusal:
-        return Refusal(data.get("category"), data.get("explanation"), data.get("behind") or 0)
-
 
 @dataclass(frozen=True, slots=True)
-class CacheMiss:
+class CacheMiss(Sparse):
     """Why the provider could not read all that was in its prompt cache. `reason` is its own code, such as
     `messages_changed`; `tokens` is about how many it would have read."""
 
     reason: str
     tokens: int | None = None
 
-    def as_json(self) -> dict[str, Any]:
-        return {name: value for name in CacheMiss.__slots__ if (value := getattr(self, name)) is not None}
-
 
 @dataclass(frozen=True, slots=True)
-class Recalled:
+class Recalled(Recorded):
     """Earlier attempts at a fix that the model was told at the head of the prompt: the commits they were read from,
     newest attempt first."""
 
     fix_id: str
     commits: tuple[str, ...]
 
-    def as_json(self) -> dict[str, Any]:
-        return {"fix_id": self.fix_id, "commits": list(self.commits)}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Recalled:
-        return Recalled(data["fix_id"], tuple(data["commits"]))
-
 
 @dataclass(frozen=True, slots=True)
-class Evidence:
+class Evidence(Sparse):
     """What a turn has to show beside its links and attempts.
 
     - `left_off`        a turn whose answer never reached its client: this one continues what is before it
@@ -238,42 +204,8 @@ class Evidence:
         shown = zip(_NONE.items(), values, strict=True)
         return replace(self, **{name: value for (name, nothing), value in shown if value != nothing})
 
-    def as_json(self) -> dict[str, Any]:
-        """{} for a turn that went as turns should."""
-        out: dict[str, Any] = {}
-        if self is NOTHING:  # nearly every turn: a dump of 20,000 asks each
-            return out
-        for (name, nothing), value in zip(_NONE.items(), _VALUES(self), strict=True):
-            if value == nothing:
-                continue
-            made = _AS_JSON.get(name)
-            out[name] = value if made is None else made(value)
-        return out
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Evidence:
-        if not data:
-            return NOTHING
-        values = {name: value for name, value in data.items() if name in _NONE}
-        for name in values.keys() & _FROM_JSON.keys():
-            values[name] = _FROM_JSON[name](values[name])
-        return Evidence(**values)
-
-
-NOTHING = Evidence()
+NOTHING = Evidence.from_json({})
 _NONE: dict[str, Any] = {name: getattr(NOTHING, name) for name in Evidence.__slots__}
 _VALUES = attrgetter(*_NONE)
 _NO_VALUES = _VALUES(NOTHING)
-_AS_JSON: dict[str, Any] = {
-    "brought": Brought.as_json, "refusal": Refusal.as_json, "recalled": Recalled.as_json,
-    "written": Repair.as_json, "repaired": Repair.as_json, "cache_miss": CacheMiss.as_json,
-    "other": dict, "reloaded": list, "unmet": list, "retries": list,
-    "cuts": lambda cuts: [cut.as_json() for cut in cuts], "notes": lambda notes: [note.as_json() for note in notes],
-}  # fmt: skip
-_FROM_JSON: dict[str, Any] = {
-    "brought": lambda data: Brought(**data), "refusal": Refusal.from_json, "recalled": Recalled.from_json,
-    "written": Repair.from_json, "cache_miss": lambda data: CacheMiss(**data),
-    "repaired": Repair.from_json, "reloaded": tuple, "unmet": tuple, "retries": tuple,
-    "cuts": lambda cuts: tuple(StreamCut(**cut) for cut in cuts),
-    "notes": lambda notes: tuple(map(Note.from_json, notes)),
-}  # fmt: skip

@@ -7,11 +7,12 @@ Times are UTC seconds since the epoch (float). Ids of turns are `turn_…`, ids 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from .evidence import NOTHING, Evidence
+from .forms import Recorded, Sparse
 from .notes import Note
 from .parameters import Name, Parameters
 from .windows import Window
@@ -44,24 +45,12 @@ ANSWERED: frozenset[Status] = ON_PATH | {"refused"}
 FINISHED: frozenset[Status] = ANSWERED | {"failed", "cancelled"}
 
 
-def _fields(of: Any) -> JSON:
-    """The JSON of a class whose fields are JSON as they are."""
-    return {name: getattr(of, name) for name in of.__slots__}
-
-
 @dataclass(frozen=True, slots=True)
-class Message:
+class Message(Recorded):
     """One message of a conversation, in the Messages API's roles and blocks."""
 
     role: Role
     content: tuple[Block, ...]
-
-    def as_json(self) -> JSON:
-        return {"role": self.role, "content": list(self.content)}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Message:
-        return Message(data["role"], tuple(data["content"]))
 
     @staticmethod
     def user(text: str) -> Message:
@@ -73,7 +62,7 @@ class Message:
 
 
 @dataclass(frozen=True, slots=True)
-class Tool:
+class Tool(Recorded):
     """A tool of the client's. `schema` is the JSON Schema of its arguments, an object.
 
     `strict`: only calls whose arguments validate come out.
@@ -84,15 +73,9 @@ class Tool:
     schema: JSON = field(default_factory=lambda: {"type": "object", "properties": {}})
     strict: bool = False
 
-    as_json = _fields
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Tool:
-        return Tool(**data)
-
 
 @dataclass(frozen=True, slots=True)
-class ToolChoice:
+class ToolChoice(Recorded):
     """Which of its tools the client lets the model call: none, as it likes, or at least one.
 
     `allowed` are the only ones that may be called, None for all; `parallel` allows several in one message.
@@ -102,20 +85,9 @@ class ToolChoice:
     allowed: tuple[str, ...] | None = None
     parallel: bool = True
 
-    def as_json(self) -> JSON:
-        allowed = None if self.allowed is None else list(self.allowed)
-        return {"mode": self.mode, "allowed": allowed, "parallel": self.parallel}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> ToolChoice:
-        allowed = data.get("allowed")
-        return ToolChoice(
-            data.get("mode", "auto"), None if allowed is None else tuple(allowed), data.get("parallel", True)
-        )
-
 
 @dataclass(frozen=True, slots=True)
-class TurnOptions:
+class TurnOptions(Sparse):
     """What a request asks of its turn beside its words: known whenever the turn is run, again too.
 
     `format`: {"schema": JSON Schema, or None for any object}, see `structured`. `tools`: the client's own, checked by
@@ -132,47 +104,12 @@ class TurnOptions:
     metadata: JSON = field(default_factory=dict)
     window: Window | None = None
 
-    def as_json(self) -> JSON:
-        """{} for a plain turn."""
-        if self is PLAIN:  # nearly every turn: a dump of 20,000 asks each
-            return {}
-        out: JSON = {}
-        if self.format is not None:
-            out["format"] = self.format
-        if self.tools:
-            out["tools"] = [tool.as_json() for tool in self.tools]
-        if self.tool_choice != ToolChoice():
-            out["tool_choice"] = self.tool_choice.as_json()
-        if self.stop:
-            out["stop"] = list(self.stop)
-        if parameters := self.parameters.as_json():
-            out["parameters"] = parameters
-        if self.metadata:
-            out["metadata"] = self.metadata
-        if self.window is not None:
-            out["window"] = str(self.window)
-        return out
 
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> TurnOptions:
-        if not data:
-            return PLAIN
-        return TurnOptions(
-            data.get("format"),
-            tuple(Tool.from_json(tool) for tool in data.get("tools") or ()),
-            ToolChoice.from_json(data.get("tool_choice") or {}),
-            tuple(data.get("stop") or ()),
-            Parameters.from_json(data.get("parameters") or {}),
-            data.get("metadata") or {},
-            Window.parse(data["window"]) if data.get("window") else None,
-        )
-
-
-PLAIN = TurnOptions()
+PLAIN = TurnOptions.from_json({})
 
 
 @dataclass(frozen=True, slots=True)
-class Fallback:
+class Fallback(Recorded):
     """A model could not answer, and another one does until then.
 
     It is kept with each turn from the one that met the limit on, so the path alone tells every proxy, and every start,
@@ -187,15 +124,9 @@ class Fallback:
     until: float
     here: bool = True
 
-    as_json = _fields
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Fallback:
-        return Fallback(**data)
-
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class Placed(Sparse):
     """Where a turn belongs, decided once from its request.
 
     Of the `messages` that were sent, `matched` are on the path already and `imported` were new before the turn's own.
@@ -221,18 +152,6 @@ class Placed:
     def names_path(self) -> bool:
         """Its client said itself what it continues, and can go on from its answer whatever the head is."""
         return self.rule in ("id", "history")
-
-    def as_json(self) -> JSON:
-        out: JSON = {}
-        for name in Placed.__slots__:
-            value = getattr(self, name)
-            if value is not None and value is not False:
-                out[name] = value
-        return out
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Placed:
-        return Placed(**data)
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +186,7 @@ class TurnRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class Usage:
+class Usage(Recorded):
     """Tokens of one turn. `input_tokens` excludes what was read from or written to the cache."""
 
     input_tokens: int = 0
@@ -305,12 +224,6 @@ class Usage:
             max(0, self.thinking_tokens - other.thinking_tokens),
         )
 
-    as_json = _fields
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any] | None) -> Usage:
-        return Usage(**{k: v for k, v in (data or {}).items() if k in Usage.__slots__})
-
 
 @dataclass(frozen=True, slots=True)
 class Agent:
@@ -334,7 +247,7 @@ class Agent:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
+class Turn(Recorded):
     """One request and its answer. `seq` is the order of acceptance in the whole store.
 
     `model` is what was asked for; `backend` and `answered_by` are who answered, the model as the backend names it.
@@ -415,7 +328,7 @@ Compose = Callable[[Turn | None], Awaitable[Composed]]
 
 
 @dataclass(frozen=True, slots=True)
-class FileMark:
+class FileMark(Recorded):
     """What a transcript file looked like when it was last known to equal the path up to the tip.
 
     `size` in bytes; `sha256` of exactly those bytes, as we know them, whatever the file holds since; `leaf` is the
@@ -430,15 +343,9 @@ class FileMark:
     leaf: str | None
     ctime_ns: int = 0
 
-    as_json = _fields
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> FileMark:
-        return FileMark(**data)
-
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class Session(Recorded):
     """One id that the CLI handed out: a cache of the path that ends at `tip_turn_id`.
 
     `transcript` is "" until there is a file: an adopted or imported session gets its own at the next turn.
@@ -455,7 +362,7 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class Link(Recorded):
     """Why `to_session` follows `from_session` (None for the first one), at which turn, with the evidence."""
 
     from_session: str | None
@@ -479,7 +386,7 @@ class Record:
 
 
 @dataclass(frozen=True, slots=True)
-class Conversation:
+class Conversation(Recorded):
     """What OpenAI's Conversations keep beside the chain: the client's notes, and the ids of items it took out."""
 
     metadata: JSON
@@ -487,7 +394,7 @@ class Conversation:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class Item(Recorded):
     """An item that a client wrote into a conversation by hand. `turn_id` is the latest turn that began with it."""
 
     id: str

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
+
+from .forms import Recorded
 
 Code = Literal[
     "system_prompt_in_newest_turn",  # its new values, or the whole of it, went out with the prompt
@@ -43,18 +45,11 @@ Code = Literal[
 
 
 @dataclass(frozen=True, slots=True)
-class Note:
+class Note(Recorded):
     """`count`: of blocks or exchanges, what the code speaks of; 1 where there can be only one."""
 
     code: Code
     count: int = 1
-
-    def as_json(self) -> dict[str, Any]:
-        return {"code": self.code, "count": self.count}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Note:
-        return Note(data["code"], data["count"])
 
 
 def header(notes: Iterable[Note]) -> str:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
+
+from .forms import Sparse
 
 # What a backend may not be able to honour; each wire has its own word for it (`wires.common.Names`).
 Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
 
 
 @dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(Sparse):
     """None: the client left it out. `max_tokens` bounds all that the model says, its thinking included.
 
     `thinking` is True where the client asks for it, in whatever words, and False where it wants none.
@@ -23,12 +24,3 @@ class Parameters:
     top_k: int | None = None
     thinking: bool | None = None
     seed: int | None = None
-
-    def as_json(self) -> dict[str, Any]:
-        """Without what was left out: {} for a plain request."""
-        given = {one.name: getattr(self, one.name) for one in fields(self)}
-        return {name: value for name, value in given.items() if value is not None}
-
-    @staticmethod
-    def from_json(data: Mapping[str, Any]) -> Parameters:
-        return Parameters(**data)

@@ -41,6 +41,8 @@ class Window:
     def __str__(self) -> str:
         return f"{self.size} {self.unit}"
 
+    as_json, from_json = __str__, parse
+
 
 @dataclass(frozen=True, slots=True)
 class TurnSize:

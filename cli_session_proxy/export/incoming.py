@@ -6,7 +6,6 @@ The file may be anybody's: its sum says only that it is as somebody wrote it. Ev
 from __future__ import annotations
 
 import asyncio
-import dataclasses
 import hashlib
 import json
 import re
@@ -19,21 +18,15 @@ from typing import IO, Protocol, TypeVar
 
 from ..domain import former
 from ..domain.client_tools import checked
-from ..domain.evidence import Evidence
 from ..domain.identifiers import conversation_id
 from ..domain.models import (
     JSON,
     Conversation,
-    Fallback,
     Item,
     Link,
-    Message,
-    Placed,
     Record,
     Session,
     Turn,
-    TurnOptions,
-    Usage,
 )
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
@@ -246,13 +239,13 @@ class _Reading:
                         row = line["session"]
                         row |= {"id": self.session_id(row["id"]), "tip_turn_id": self.turn_id(row["tip_turn_id"])}
                         row |= {"agent_key": 0, "transcript": "", "mark": None}
-                        yield _made(Session, row)
+                        yield Session.from_json(row)
                     case "link":
                         row = line["link"]
                         row |= {name: self.session_id(row[name]) for name in ("from_session", "to_session")}
                         if self.checked.former:
                             row["detail"] = former.detail(row["reason"], row["detail"])
-                        yield _made(Link, row | {"turn_id": self.turn_id(row["turn_id"])})
+                        yield Link.from_json(row | {"turn_id": self.turn_id(row["turn_id"])})
                     case "conversation":
                         row = line["conversation"]
                         removed = tuple(str(self.wire_id(item_id)) for item_id in row["removed"])
@@ -288,22 +281,16 @@ class _Reading:
             "id": self.turn_id(data["id"]),
             "parent_id": self.turn_id(data["parent_id"]),
             "session_id": self.session_id(data["session_id"]),
-            "input": [Message.from_json(message) for message in data["input"]],
-            "usage": Usage.from_json(data["usage"]),
             "call": self._call(data.get("call")),
         }
         if self.checked.former:
-            data |= former.reason(data.pop("reason"))._asdict()
-            data["attempts"] = [former.attempt(one, data["evidence"].output_refused) for one in data["attempts"]]
-        else:
-            data |= {
-                "placed": Placed.from_json(data["placed"]),
-                "options": TurnOptions.from_json(data["options"]),
-                "evidence": Evidence.from_json(data["evidence"]),
-                "fallback": Fallback.from_json(data["fallback"]) if data.get("fallback") else None,
-            }
-        checked(data["options"].tools)  # they hold for the results that a client may send next
-        return _made(Turn, data)
+            told = former.reason(data.pop("reason"))
+            data |= {"placed": told.placed.as_json(), "options": told.options.as_json()}
+            data |= {"evidence": told.evidence.as_json(), "stop_sequence": told.stop_sequence}
+            data["attempts"] = [former.attempt(one, told.evidence.output_refused) for one in data["attempts"]]
+        turn = Turn.from_json(data)
+        checked(turn.options.tools)  # they hold for the results that a client may send next
+        return turn
 
     def _call(self, call: JSON | None) -> JSON | None:
         """What a stateful wire keeps with a turn, with the ids that are in it."""
@@ -320,9 +307,3 @@ class _Reading:
         if call.get("conversation") == self.conversation[0]:
             own["conversation"] = self.conversation[1]
         return call | own
-
-
-def _made(kind: type[T], data: JSON) -> T:
-    """The row, with lists as the tuples that it keeps. A field that this version does not know is left out."""
-    names = {field.name for field in dataclasses.fields(kind)}  # type: ignore[arg-type]  # every kind here is one
-    return kind(**{name: tuple(v) if isinstance(v, list) else v for name, v in data.items() if name in names})

@@ -31,8 +31,8 @@ from typing import Any
 import aiofiles
 from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
-from ..domain.evidence import Evidence
-from ..domain.models import FINISHED, JSON, Agent, Fallback, Message, Placed, Turn, TurnOptions, Usage
+from ..domain.forms import Recorded
+from ..domain.models import FINISHED, JSON, Agent, Turn
 from ..errors import InvalidRequest, NotFound
 from ..locks import to_drive
 from ..sandbox import Sandboxes
@@ -114,15 +114,16 @@ async def _lines_of(
         raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
     known = out.ids
     for session in chain.sessions:
-        yield {"session": _fields(session, "agent_key", "mark", "transcript")}
+        yield {"session": _without(session, "agent_key", "mark", "transcript")}
     for link in chain.links:
         named = link if link.turn_id in known or link.turn_id is None else dataclasses.replace(link, turn_id=None)
-        yield {"link": _fields(named)}
+        yield {"link": named.as_json()}
     conversation = await store.conversation(agent.key)
     if conversation is not None:
-        yield {"conversation": _fields(conversation)}
+        yield {"conversation": conversation.as_json()}
     for item in await store.items(agent.key):
-        yield {"item": _fields(item if item.turn_id in known else dataclasses.replace(item, turn_id=None))}
+        named_item = item if item.turn_id in known else dataclasses.replace(item, turn_id=None)
+        yield {"item": named_item.as_json()}
 
 
 async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[JSON]:
@@ -132,7 +133,7 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
     cutter = MediaCutter()
-    shortened, places = cutter.cut(as_text(_fields(turn, "seq", "agent_key", "instance", "fingerprint")))
+    shortened, places = cutter.cut(as_text(_without(turn, "seq", "agent_key", "instance", "fingerprint")))
     line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
     lines: list[JSON] = []
     for record in await store.own_records(turn.id):
@@ -149,15 +150,8 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         yield line
 
 
-def _fields(row: Any, *without: str) -> JSON:
-    named = {field.name: getattr(row, field.name) for field in dataclasses.fields(row)}
-    return {name: _plain(value) for name, value in named.items() if name not in without}
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Message | Usage | Placed | TurnOptions | Evidence | Fallback):
-        return value.as_json()
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
+def _without(row: Recorded, *names: str) -> JSON:
+    return {name: value for name, value in row.as_json().items() if name not in names}
 
 
 def as_text(value: Any) -> str:

@@ -171,7 +171,7 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> 
         values[_PLACED] = _placed(values[_PLACED])
         values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
         values[_EVIDENCE] = _evidence(values[_EVIDENCE])
-        values[_USAGE] = Usage(**values[_USAGE])
+        values[_USAGE] = Usage.from_json(values[_USAGE])
         if values[_FALLBACK] is not None:
             values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
         for name, value in changed.items():
@@ -182,7 +182,7 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> 
 
 @lru_cache(COMMON)
 def _placed(text: str) -> Placed:
-    return Placed(**loads(text))
+    return Placed.from_json(loads(text))
 
 
 def _evidence(text: str) -> Evidence:
