@@ -345,7 +345,7 @@ class Engine:
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
                     if exc.detail.get("in_doubt"):
-                        self._ends.never_ran(found.new.id)
+                        self._ends.never_ran(found.new.turn.id)
                     raise not_run(exc) from exc
                 except BaseException:
                     self._lanes.give_up(place)

@@ -122,13 +122,15 @@ class Placement:
         if decision.imported:
             decision = await self._bring_in(agent, decision, request.model, fitting)
         now = self._clock()
-        new = NewTurn(
+        turn = Turn(
             id=new_id("turn"),
+            seq=0,
             agent_key=agent.key,
+            parent_id=decision.parent,
+            status="queued",
             model=request.model,
             input=decision.new,
             created_at=now,
-            parent_id=decision.parent,
             system=request.system,
             effort=request.effort,
             profile=request.profile,
@@ -136,14 +138,13 @@ class Placement:
             options=request.options,
             origin=request.wire,
             fingerprint=request.fingerprint,
-            idempotency_key=request.idempotency_key,
-            idempotency_until=now + self._hours * HOUR if request.idempotency_key else None,
             call=request.call,
-            replaces=None if earlier is None else earlier.id,
-            promised=bool((request.call or {}).get("background")),
             instance=self._instance,
         )
-        return Resolved(agent, new)
+        key = request.idempotency_key
+        until = now + self._hours * HOUR if key else None
+        promised = bool((request.call or {}).get("background"))
+        return Resolved(agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised))
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""

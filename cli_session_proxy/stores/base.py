@@ -22,7 +22,6 @@ from typing import Protocol
 from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import (
     JSON,
-    PLAIN,
     Agent,
     Block,
     CancelledBy,
@@ -142,25 +141,11 @@ class HeldLease:
 
 @dataclass(frozen=True, slots=True)
 class NewTurn:
-    """A turn to accept durably: `queued`, last in the order of acceptance."""
+    """A turn to accept durably, `queued`. Its `seq` is given by the store: the last in the order of acceptance."""
 
-    id: str
-    agent_key: int
-    model: str
-    input: tuple[Message, ...]
-    created_at: float
-    parent_id: str | None = None
-    system: str | None = None
-    effort: str | None = None
-    profile: str | None = None
-    placed: Placed = field(default_factory=Placed)
-    options: TurnOptions = PLAIN
-    origin: str = "chat"
-    fingerprint: str = ""
+    turn: Turn
     idempotency_key: str | None = None
     idempotency_until: float | None = None
-    instance: str | None = None
-    call: JSON | None = None
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
     promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
 

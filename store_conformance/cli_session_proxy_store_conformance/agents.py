@@ -99,10 +99,8 @@ async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory:
         for name in ("shot", "named", "longer", "stored", "talking", "open", "late"):
             kept[name] = await an_agent(store, name, named=name == "named")
             at = 50.0 if name == "late" else 10.0
-            turn = a_turn(kept[name], f"{name}1", at=at)
-            if name == "stored":
-                turn = replace(turn, call={"wire": "responses", "store": True})
-            accepted = await store.accept(turn)
+            call = {"wire": "responses", "store": True} if name == "stored" else None
+            accepted = await store.accept(a_turn(kept[name], f"{name}1", at=at, call=call))
             if name != "open":
                 await store.begin(a_begin(accepted))
                 await store.commit(a_commit(accepted, kept[name], name, finished_at=at))

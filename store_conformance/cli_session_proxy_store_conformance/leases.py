@@ -152,7 +152,7 @@ async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> N
 async def a_turn_that_another_proxy_took_is_not_ended_by_the_former_one(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        turn = await store.accept(replace(a_turn(agent, "t1"), instance="holder"))
+        turn = await store.accept(a_turn(agent, "t1", instance="holder"))
         ended = await store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0, instance="holder")
         assert ended.status == "cancelled"
         await store.requeue(turn.id, "other")

@@ -79,7 +79,10 @@ def a_lease(agent_key: int) -> Lease:
 
 
 def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> NewTurn:
-    return NewTurn(id, agent.key, "sonnet", (Message.user(f"ask {id}"),), at, parent_id=parent, **more)
+    """`more`: fields of the turn, or of what is told beside it."""
+    beside = {name: more.pop(name) for name in NewTurn.__slots__ if name in more}
+    values = {"model": "sonnet", "input": (Message.user(f"ask {id}"),), "created_at": at, **more}
+    return NewTurn(Turn(id=id, seq=0, agent_key=agent.key, parent_id=parent, status="queued", **values), **beside)
 
 
 def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Session:

@@ -6,7 +6,7 @@ from typing import Any
 
 from cli_session_proxy.domain.models import Agent, Block, Link, Message, TurnOptions
 from cli_session_proxy.domain.searching import Found, Search
-from cli_session_proxy.stores.base import ImportedTurn, NewTurn, Store
+from cli_session_proxy.stores.base import ImportedTurn, Store
 
 from .samples import (
     AWKWARD,
@@ -135,7 +135,7 @@ async def a_search_can_ask_for_turns_of_a_kind(factory: StoreFactory) -> None:
         await store.save_session(
             a_session(agent, "s1", "dear"), [mended, Link(None, "s1", "cheap", "started", {}, 9.0)]
         )
-        await store.accept(NewTurn("other", agent.key, "opus", (Message.user("ask other"),), 30.0))
+        await store.accept(a_turn(agent, "other", at=30.0, model="opus"))
         for more, expected in (
             ({"status": "failed"}, ["failed"]), ({"model": "opus"}, ["other"]), ({"repaired": True}, ["dear"]),
             ({"min_cost": 1.0}, ["dear"]), ({"since": 20.0}, ["other", "failed"]), ({"until": 20.0}, ["dear", "cheap"]),

@@ -21,7 +21,7 @@ from cli_session_proxy.domain.models import (
 )
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.domain.windows import Window
-from cli_session_proxy.stores.base import AgentState, KeyTaken, NewTurn
+from cli_session_proxy.stores.base import AgentState, KeyTaken
 
 from .samples import (
     AWKWARD,
@@ -61,8 +61,8 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
     )
     async with opened(factory) as store:
         agent = await an_agent(store)
-        new = NewTurn(
-            "t1", agent.key, "opus", asked, 10.0, system=AWKWARD, effort="high", profile="p", placed=PLACED,
+        new = a_turn(
+            agent, "t1", model="opus", input=asked, system=AWKWARD, effort="high", profile="p", placed=PLACED,
             options=OPTIONS, origin="chat", fingerprint="f", instance="i",
         )  # fmt: skip
         accepted = await store.accept(new)

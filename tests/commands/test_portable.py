@@ -23,8 +23,9 @@ from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, Store, WholeTurn
+from cli_session_proxy.stores.base import ChainPart, NewChain, Store, WholeTurn
 from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy_store_conformance.samples import a_turn
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
@@ -207,7 +208,7 @@ async def test_what_is_queued_stays_behind(here: Settings, there: Settings, tmp_
     async with store_of(here) as store:
         agent = await store.agent("local", "a")
         assert agent is not None
-        await store.accept(NewTurn("turn_q", agent.key, "sonnet", (Message.user("waiting"),), 300.0, "turn_1"))
+        await store.accept(a_turn(agent, "turn_q", "turn_1", at=300.0))
     await moved(here, there, tmp_path / "x.jsonl")
     assert [row.id for row in (await whole(there))[0]] == ["turn_1"]
 

@@ -18,9 +18,10 @@ from cli_session_proxy.commands import bars, upkeep
 from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import NewTurn, Store
+from cli_session_proxy.stores.base import Store
 from cli_session_proxy.testing.script import HeldReply
 from cli_session_proxy.testing.upstream import Upstream
+from cli_session_proxy_store_conformance.samples import a_turn
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
@@ -148,7 +149,7 @@ async def test_what_a_running_turn_writes_is_no_difference(settings: Settings, t
         good = staged.lines
         staged.put(*good, good[0].replace('"u1"', '"u3"'))
         assert await staged.kinds() == ["unknown"]
-        await store.accept(NewTurn("turn_q", agent.key, "sonnet", (), 300.0, agent.head))
+        await store.accept(a_turn(agent, "turn_q", agent.head, at=300.0, input=()))
         found = await staged.verify()
         assert (found.busy, found.differences) == ((staged.path.stem,), ())
         staged.put(*good[1:])

@@ -542,7 +542,7 @@ class ToldMeanwhile(SqliteStore):
     async def accept_next(self, new: NewTurn) -> Accepted:
         accepted = await super().accept_next(new)
         if self.engine is not None:
-            agent = await self.agent_by_key(new.agent_key)
+            agent = await self.agent_by_key(new.turn.agent_key)
             assert agent is not None
             async with self.engine._ownership.hold(agent):
                 brought = imported_turns(agent, 1)

@@ -9,18 +9,17 @@ import random
 import sqlite3
 import tempfile
 from contextlib import closing
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_session_proxy.domain.models import Message, Record
+from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.stores.base import NewTurn
 from cli_session_proxy.stores.sql.rows import MediaCutter, dumps, restore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_commit, an_agent, opened, turn_of
+from cli_session_proxy_store_conformance.samples import a_commit, a_turn, an_agent, opened, turn_of
 
 PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()
 
@@ -80,7 +79,7 @@ def test_stored_lines_come_back_to_the_byte(texts: list[str]) -> None:
     async def there_and_back(path: Path) -> list[Record]:
         async with opened(lambda: SqliteStore(path)) as store:
             agent = await an_agent(store)
-            turn = await store.accept(_turn(agent.key))
+            turn = await store.accept(_turn(agent))
             await store.commit(a_commit(turn, agent, records=tuple(map(Record, texts))))
             return await store.records(turn.id)
 
@@ -88,8 +87,8 @@ def test_stored_lines_come_back_to_the_byte(texts: list[str]) -> None:
         assert [record.line for record in asyncio.run(there_and_back(Path(folder) / "s"))] == texts
 
 
-def _turn(agent_key: int, *blocks: dict[str, Any]) -> NewTurn:
-    return NewTurn("t1", agent_key, "sonnet", (Message("user", blocks),), 1.0)
+def _turn(agent: Agent, *blocks: dict[str, Any], id: str = "t1") -> NewTurn:
+    return a_turn(agent, id, input=(Message("user", blocks),))
 
 
 def count(path: Path, needle: str) -> int:
@@ -105,12 +104,12 @@ async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path
     line = json.dumps({"message": {"content": [block]}, "toolUseResult": {"file": {"base64": PICTURE}}})
     async with opened(lambda: SqliteStore(path)) as store:
         one, two = await an_agent(store, "one"), await an_agent(store, "two")
-        asked = await store.accept(_turn(one.key, block, {"type": "tool_result", "content": [block]}))
+        asked = await store.accept(_turn(one, block, {"type": "tool_result", "content": [block]}))
         await store.commit(a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))
         session = a_commit(asked, one).session
         assert session is not None
         await store.save_session(session)
-        other = await store.accept(replace(_turn(two.key, block), id="t2"))
+        other = await store.accept(_turn(two, block, id="t2"))
         assert count(path, PICTURE[:100]) == 1
         summaries = [summary async for summary in store.summaries()]
         assert all(len(PICTURE) < summary.bytes < 2 * len(PICTURE) for summary in summaries)

@@ -18,10 +18,13 @@ from cli_session_proxy.domain.models import Agent, Conversation, Item, Message, 
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ChainPart, NewChain, NewTurn, WholeTurn
+from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sql import importing
 from cli_session_proxy.stores.sql.tables import COMING
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
+from cli_session_proxy_store_conformance.samples import a_turn
+
+from ..conftest import CONFORMANCE, ROOT
 
 SOON = 30
 COUNT = 2 * importing.PIECE_TURNS + 5
@@ -70,7 +73,7 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
         assert await store.expired_agents(time.time() + 1) == []
         other = await store.ensure_agent("local", f"b{number}", f"b{number}", named=True, now=time.time())
         began = time.monotonic()
-        await store.accept(NewTurn(f"turn_b{number}", other.key, "sonnet", (Message.user("hello"),), 1.0))
+        await store.accept(a_turn(other, f"turn_b{number}"))
         assert time.monotonic() - began < 1.0
         await store.delete_agent(other.key)
     go_on.set()
@@ -120,9 +123,9 @@ asyncio.run(main())
 
 
 async def test_what_a_dead_import_left_is_cleared_away_and_what_a_living_one_has_is_not(path: Path) -> None:
-    root = str(Path(__file__).parents[2])
+    env = {"PYTHONPATH": str(CONFORMANCE)}
     child = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PROGRAM, str(path), stdout=asyncio.subprocess.PIPE, cwd=root, env={}
+        sys.executable, "-c", PROGRAM, str(path), stdout=asyncio.subprocess.PIPE, cwd=ROOT, env=env
     )
     assert child.stdout is not None
     async with asyncio.timeout(SOON):

@@ -6,7 +6,6 @@ import asyncio
 import gc
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -251,7 +250,7 @@ async def test_a_small_commit_is_on_the_loop(
 
     monkeypatch.setattr(way, "commit", committed)
     prompt = Message("user", ({"type": "text", "text": "x" * asked},))
-    turn = await store.accept(replace(a_turn(agent, "t1"), input=(prompt,)))
+    turn = await store.accept(a_turn(agent, "t1", input=(prompt,)))
     await store.begin(a_begin(turn))
     records = tuple(Record(f'{{"n": {n}}}') for n in range(lines))
     said = {"type": "text", "text": "x" * answered}

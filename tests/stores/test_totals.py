@@ -110,8 +110,8 @@ class OneStore(RuleBasedStateMachine):
     @rule(name=NAMES, side=st.booleans(), pictures=PICTURES)
     def ask(self, name: str, side: bool, pictures: list[int]) -> None:
         content = ({"type": "text", "text": "what is it?"}, *map(an_image, pictures))
-        new = a_turn(self.agent(name), f"t{self.next()}", placed=Placed("new", side=side))
-        self.run(self.store.accept(replace(new, input=(Message("user", content),))))
+        more: dict[str, Any] = {"placed": Placed("new", side=side), "input": (Message("user", content),)}
+        self.run(self.store.accept(a_turn(self.agent(name), f"t{self.next()}", **more)))
 
     @rule(
         name=NAMES,

@@ -73,7 +73,7 @@ class DictStore:
         return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
 
     async def accept_next(self, new: NewTurn) -> Accepted:
-        return Accepted(self._keep(Turn(seq=1 + len(self.kept), status="queued", **_shared(new))))
+        return Accepted(self._keep(replace(new.turn, seq=1 + len(self.kept))))
 
     async def begin(self, begun: TurnStart) -> None:
         self._check(begun.lease)
@@ -164,7 +164,7 @@ class DictStore:
         return turn
 
 
-def _shared(told: NewTurn | TurnStart | Commit) -> dict[str, Any]:
+def _shared(told: TurnStart | Commit) -> dict[str, Any]:
     """What a step says about the fields of a turn."""
     return {name: getattr(told, name) for name in told.__slots__ if name in Turn.__slots__}
 

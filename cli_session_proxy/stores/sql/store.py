@@ -251,7 +251,7 @@ class SqlStore(Store):
     async def accept_next(self, new: NewTurn) -> Accepted:
         # `begin` finds out where it was lost, before anything is said to a model.
         urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
-        quick = not new.promised and _is_small(new)
+        quick = not new.promised and _is_small(new.turn)
         return await self._db.write(partial(way.accept, new=new, limit=LARGE), urgency, quick=quick)
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
@@ -373,12 +373,12 @@ class SqlStore(Store):
     # what was found out
 
 
-def _is_small(new: NewTurn) -> bool:
+def _is_small(turn: Turn) -> bool:
     """It can be made JSON on the event loop, in well under a millisecond."""
-    if new.call is not None:
+    if turn.call is not None:
         return False
-    size = len(new.system or "")
-    for message in new.input:
+    size = len(turn.system or "")
+    for message in turn.input:
         for block in message.content:
             if block.get("type") != "text":
                 return False

@@ -214,19 +214,15 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
 
 def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
     """`limit`: a state that is larger (bytes) is left to be read by itself."""
-    turn = Turn(
-        new.id, 0, new.agent_key, new.parent_id, "queued", new.model, tuple(new.input), new.created_at, new.system,
-        new.effort, new.profile, placed=new.placed, options=new.options, origin=new.origin, fingerprint=new.fingerprint,
-        instance=new.instance, call=new.call,
-    )  # fmt: skip
+    turn = new.turn
     inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    where: Values = {"of_agent": new.agent_key, "but": new.instance}
-    if new.placed.at_head:
+    where: Values = {"of_agent": turn.agent_key, "but": turn.instance}
+    if turn.placed.at_head:
         asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
-        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": new.parent_id}, last=True)
+        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": turn.parent_id}, last=True)
     turn = Turn(turn.id, inserted.lastrowid or 0, *_behind_seq(turn))
     row = asked.first(ran)
     try:
@@ -256,11 +252,11 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
 def _take_key(conn: Connection, new: NewTurn) -> None:
     """The key belongs to this turn from now on; expired keys of everybody are dropped on the way."""
     key = idempotency_keys.c
-    conn.execute(idempotency_keys.delete().where(key.until <= new.created_at))
+    conn.execute(idempotency_keys.delete().where(key.until <= new.turn.created_at))
     if new.replaces is not None:
         conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
-    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.agent_key))
-    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.id, "until": new.idempotency_until}
+    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.turn.agent_key))
+    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.turn.id, "until": new.idempotency_until}
     if not _TAKE_KEY.run(conn, taking).rowcount:
         raise KeyTaken(
             conn.execute(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key)).scalar_one()
