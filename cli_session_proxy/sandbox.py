@@ -19,6 +19,7 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
+from typing import Literal
 
 from .errors import InvalidRequest, SandboxError
 from .settings import Settings
@@ -32,7 +33,8 @@ HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 TMPDIR_LIMIT = 75
 # Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
 LOGINS = "~logins"
-AHEAD = "ahead"  # beside the agents' directories; no agent's name begins with "~"
+# Directories beside the agents': of CLIs that are started ahead of time, and of those that strangers share.
+Beside = Literal["ahead", "shared"]
 
 # No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
 _SAFE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -124,9 +126,9 @@ class Sandboxes:
         """The CLI's own directory of a confined agent, which it cannot rename; nothing is created."""
         return self._private / self.path(agent_dir).name
 
-    def ahead(self) -> tuple[Path, Path]:
-        """Directory and TMPDIR of the CLIs that are started before they have an agent; nothing is written there."""
-        cwd, tmpdir = self._prefix.with_name(AHEAD), self._short(self._tmp / f"~{AHEAD}")
+    def beside(self, name: Beside) -> tuple[Path, Path]:
+        """Directory and TMPDIR of CLIs that have no agent; nothing is written there."""
+        cwd, tmpdir = self._prefix.with_name(name), self._short(self._tmp / f"~{name}")
         for path in (cwd, tmpdir):
             make_private(path.parent)
             _make(path)

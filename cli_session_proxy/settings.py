@@ -302,6 +302,9 @@ class Settings(BaseSettings):
     spares: int = Field(default=1, ge=0)
     max_spawns: int = Field(default_factory=cores, ge=1)
     process_idle: float = Field(default=900.0, gt=0)
+    # Unnamed first questions without tools: answered one after the other by the same processes. `auto`: where hardly
+    # any of their kind was gone on from.
+    share_processes: Literal["auto", "always", "never"] = "auto"
     cli_retries: int = Field(default=2, ge=0)
     max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
     on_context_full: Literal["compact", "error"] = "compact"

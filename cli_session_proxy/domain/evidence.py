@@ -18,6 +18,7 @@ from .parameters import Name
 # Why a session was written, or put back, before a turn:
 # - `client_history`  a client brought a history that was new here
 # - `left_path`       the path leaves the session's: it was written as a new one
+# - `first_written`   its first turn ran in a process that serves strangers: it had none before
 # - `open_calls`      no process waits for the results that came: written with them
 # - `rewritten`       the session was not the path (`found`): written again, under its id or a new one
 # - `moved`           its transcript lay elsewhere
@@ -26,7 +27,16 @@ from .parameters import Name
 # - `taken_back`      a running process that held more than the path was taken back to it, in its session
 # - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
 RepairCode = Literal[
-    "client_history", "left_path", "taken_back", "open_calls", "rewritten", "moved", "left_out", "other_model", "window"
+    "client_history",
+    "left_path",
+    "taken_back",
+    "first_written",
+    "open_calls",
+    "rewritten",
+    "moved",
+    "left_out",
+    "other_model",
+    "window",
 ]
 
 # The code of an attempt whose structured output was not what was asked for.
@@ -140,6 +150,7 @@ class Evidence(Sparse):
     - `written`         a session was written for this turn
     - `repaired`        its session was made equal to the path again
     - `waited`          its process waited for the results that the turn brought
+    - `shared`          it ran in a process that serves strangers' questions one after the other
     - `exit_code`       the process that was kept for the session had ended with this
     - `reloaded`        how the transcript was changed while a process loaded it, each time
     - `output_refused`  what was wrong with the structured output of the attempt before
@@ -178,6 +189,7 @@ class Evidence(Sparse):
     window_summary: str | None = None
     files_at: str | None = None
     cache_miss: CacheMiss | None = None
+    shared: bool = False
 
     @property
     def told(self) -> tuple[Note, ...]:

@@ -72,6 +72,7 @@ _WHY: Mapping[RepairCode, str] = {
     "client_history": "the client's history was imported",
     "left_path": "the path leaves the session's",
     "taken_back": "the process was taken back to the path",
+    "first_written": "the first turn ran in a process that is shared",
     "open_calls": "nobody waits for these results any more",
     "left_out": "the model's API would not take all of it",
     "other_model": "another model had answered since",
@@ -129,6 +130,8 @@ def reason(turn: Turn) -> JSON:
         out["session"] = _repair(evidence.written)
     elif evidence.waited:
         out["session"] = "waited for these results"
+    elif evidence.shared:
+        out["session"] = "ran in a process that is shared"
     if evidence.exit_code is not None:
         out["process"] = f"had ended with exit code {evidence.exit_code}"
     if evidence.settled:
@@ -304,8 +307,9 @@ def placed(turn: Turn) -> list[str]:
     if where.side:
         said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
     if turn.continuity is not None and turn.continuity in _CONTINUITY:  # a file may have brought any other word
-        back = evidence.written is not None and evidence.written.code == "taken_back"
-        said.append(_TAKEN_BACK if back else _CONTINUITY[turn.continuity])
+        written = None if evidence.written is None else evidence.written.code
+        how = _SHARED if evidence.shared else _INSTEAD.get(written, _CONTINUITY[turn.continuity])
+        said.append(how)
     if evidence.verified:
         said.append("The transcript was compared with the chain before it was used.")
     return said
@@ -327,7 +331,11 @@ _CONTINUITY: Mapping[Continuity, str] = {
     "rebuilt": "The session was written again from the chain, and a process read it.",
     "branched": "The path was written as a session of its own, and a process read it.",
 }
-_TAKEN_BACK = "The process that had answered was taken back to the turn before: nothing was read or written for it."
+_INSTEAD: Mapping[RepairCode | None, str] = {
+    "taken_back": "The process that had answered went back to the turn before: nothing was read or written for it.",
+    "first_written": "Its session was written, as the first turn had none of its own, and a process read it.",
+}
+_SHARED = "It ran in a process that answers such questions one after the other, and keeps nothing of them."
 
 
 def program(known: Program) -> str:

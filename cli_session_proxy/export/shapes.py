@@ -166,6 +166,7 @@ class EvidenceShape(_Open):
     written: RepairShape | None = None
     repaired: RepairShape | None = None
     waited: bool = False
+    shared: bool = False
     exit_code: int | None = None
     reloaded: list[str] = []
     output_refused: str | None = None

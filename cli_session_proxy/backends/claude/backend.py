@@ -10,6 +10,7 @@ from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 from ... import logs
 from ...domain.client_tools import ToolPolicy, as_cli, calls_of
@@ -18,6 +19,7 @@ from ...domain.limits import is_model
 from ...domain.lineage import Past
 from ...domain.models import (
     JSON,
+    ONCE,
     Agent,
     BlockDelta,
     BlockStart,
@@ -65,7 +67,7 @@ class ClaudeBackend:
     ) -> None:
         self._settings = settings
         self._store = store
-        self.pool = Pool(settings, hooks, ahead=sandboxes.ahead)
+        self.pool = Pool(settings, hooks, ahead=partial(sandboxes.beside, "ahead"))
         projects = Projects(settings, sandboxes, environment.config_dir(settings))
         self._doubts = capability.Doubts()
         self.sessions = Sessions(settings, store, self.pool, sandboxes, projects, self._doubts)
@@ -152,6 +154,7 @@ class ClaudeBackend:
         for (pid, _), dead in zip(strays, ended, strict=True):
             if not dead:
                 log.warning("orphan_left", pid=pid)
+        await self.sessions.sharing.sweep()
         return all(ended)
 
     # --- its end
@@ -164,6 +167,7 @@ class ClaudeBackend:
 
     async def close(self) -> None:
         await self.pool.close()
+        self.sessions.sharing.close()
 
     def kill(self) -> None:
         self.pool.kill()
@@ -199,7 +203,8 @@ class _ClaudeExecution:
         self._job = job
         self._ready = ready
         self.who = ready.process.launch.capability.name
-        self.session_id = ready.session.id  # then the one that the CLI answered under
+        # Then the one that the CLI answered under.
+        self.session_id = ready.session.id if ready.shared is None else ready.shared.session_id
         self.continuity: Continuity = ready.continuity
         self.links: Sequence[Link] = ready.links
         self.evidence: Evidence = ready.evidence
@@ -228,8 +233,10 @@ class _ClaudeExecution:
                         case events.AssistantMessage():
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
                         case events.SessionFrame():
-                            self._answered = self.session_id = event.session_id
-                            yield base.SessionSeen(event.session_id)
+                            self._answered = event.session_id
+                            if self._ready.shared is None:
+                                self.session_id = event.session_id
+                            yield base.SessionSeen(self.session_id)
                         case base.Retried():
                             retries.append(event.detail)
                             yield event
@@ -277,7 +284,9 @@ class _ClaudeExecution:
                                 raise failures.no_words(event, cli)
                             self._owner._doubts.worked(process.launch.capability, "frames")
                             if event.session_id:
-                                self._answered = self.session_id = event.session_id
+                                self._answered = event.session_id
+                                if self._ready.shared is None:
+                                    self.session_id = event.session_id
                             cost = event.cost_total_usd
                             # This turn's share of a running total, which starts anew where the CLI did not restore it.
                             if cost is not None and cost >= self._ready.spent:
@@ -317,7 +326,7 @@ class _ClaudeExecution:
         said = TurnOutcome(
             job.frame_uuid,
             answered.output,
-            self.session_id,
+            self._answered or self._ready.session.id,
             self._total,
             answered.calls,
             answered.stopped or self._truncated is not None,
@@ -333,7 +342,12 @@ class _ClaudeExecution:
 
     async def release(self) -> None:
         self._owner._full.discard(self._job.turn.id)
-        await self._owner.pool.checkin(self._ready.process, again=not self._job.turn.placed.side)
+        job, use = self._job, self._ready.shared
+        if use is not None:
+            once = job.agent.agent_id.startswith(f"{ONCE}_")
+            await self._owner.sessions.sharing.give_back(use, job.frame_uuid, at_once=once)
+        else:
+            await self._owner.pool.checkin(self._ready.process, again=not job.turn.placed.side)
 
     async def discard(self, *, owned: bool) -> None:
         if self._plain:

@@ -117,6 +117,11 @@ class ClaudeProcess:
         return self._output.started
 
     @property
+    def gone(self) -> asyncio.Future[None]:
+        """Done when its output has ended: it writes nothing any more."""
+        return self._output.at_end
+
+    @property
     def usable(self) -> bool:
         """It can take a turn now."""
         ready = self.alive and not self.busy and not self._spoiled and self._closing is None and self._reader is None

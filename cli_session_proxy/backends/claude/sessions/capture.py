@@ -25,6 +25,7 @@ from . import partials, paths, stopping
 from .exchanges import exchanges, is_prompt
 from .reopening import SYNTHETIC_MODEL, closing
 from .rewinding import Held
+from .sharing import SharedUse
 
 # How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
 READERS = 1024
@@ -73,6 +74,7 @@ class LiveSession:
     before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
     for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
     before it. `unmet`: see `base.Execution`. `taken_back`: see `rewinding.Held`.
+    `shared`: the process serves others too, and `session` is none of the agent's (`sharing`).
     """
 
     process: ClaudeProcess
@@ -92,6 +94,7 @@ class LiveSession:
     spent: float = 0.0
     unmet: tuple[Name, ...] = ()
     taken_back: frozenset[str] = frozenset()
+    shared: SharedUse | None = None
 
 
 @dataclass(frozen=True, slots=True)

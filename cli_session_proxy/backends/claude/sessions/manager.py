@@ -47,6 +47,7 @@ from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
+from .sharing import SharedUse, Sharing, kind_of
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
@@ -83,12 +84,13 @@ class Sessions:
         self.captures = Captures(store)
         self._held: dict[str, Held] = {}  # by session: what its warm process's memory is
         self.decisions = Decisions(settings, store)
+        self.sharing = Sharing(settings, pool, sandboxes, projects)
 
     # --- before the turn
 
     async def facts(self) -> Facts:
         """The CLI's version, its directory and where agents work: it tells the model of all three."""
-        cwd, tmpdir = await asyncio.to_thread(self._sandboxes.ahead)
+        cwd, tmpdir = await asyncio.to_thread(self._sandboxes.beside, "ahead")
         found = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
         return {
             "CLI version": found.version,
@@ -105,9 +107,11 @@ class Sessions:
         """
         agent, parent, session = job.agent, job.parent, job.session
         gone = False
-        prepared = self._sandboxes.prepared(agent.dir)
+        shares = self.sharing.takes(job)
+        prepared = self.sharing.place() if shares else self._sandboxes.prepared(agent.dir)
         if prepared is None:
-            gone = parent is not None and parent.session_id is not None and not self._sandboxes.has(agent.dir)
+            lived = parent is not None and parent.session_id is not None and not parent.evidence.shared
+            gone = lived and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
             prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = prepared
@@ -130,7 +134,9 @@ class Sessions:
             place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
             await self._exchange_login(private)
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
-        now = TurnContext(job, cwd, env, capability, plain, wrapper)
+        if parent is not None and parent.parent_id is None and not agent.named:
+            self.sharing.goes_on(job)
+        now = TurnContext(job, cwd, env, capability, plain, wrapper, shares)
         # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
@@ -192,6 +198,8 @@ class Sessions:
                 return waiting
             prepared, lead = await self._reopened(now, parent, decided.marks)
             quiet = not job.prompt
+        elif now.shares:
+            return await self._shared(now)
         elif parent is None or job.session is None:
             back = None if decided.marks else await self._taken_back(now, parent)
             if back is not None:
@@ -312,6 +320,24 @@ class Sessions:
             process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=held.total, unmet=unmet
         )
 
+    async def _shared(self, now: TurnContext) -> LiveSession:
+        """A process that serves strangers, one after the other. The agent's own session has an id, and no file yet."""
+        shared = await self.sharing.take(now.job, partial(_launch, now, resume=False))
+        use = SharedUse(shared, kind_of(now.job), str(uuid.uuid4()))
+        process = shared.process
+        try:
+            unmet = await parameters.tell(process, now.job, plain=now.plain)
+        except BaseException:
+            process.kill()
+            await self.sharing.end(use)
+            raise
+        session = now.session(process.session_id, shared.path, None)
+        link = now.link(None, use.session_id, "started", {})
+        return LiveSession(
+            process, session, "started", None, (link,), Evidence(shared=True),
+            fresh=not shared.uses, spent=shared.total, unmet=unmet, shared=use,
+        )  # fmt: skip
+
     # turns that are taken back
 
     async def _taken_back(self, now: TurnContext, parent: Turn | None) -> LiveSession | None:
@@ -428,6 +454,8 @@ class Sessions:
             # The file is the one that it wrote its last turn to.
             return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(now.cwd, session.id)
+        if parent.evidence.shared and not session.transcript:
+            return await self._repairs.first_written(now, parent, session, path)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
@@ -518,6 +546,14 @@ class Sessions:
                     del self._held[gone]
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
+        if (use := ready.shared) is not None:
+            use.sound = taken.mark is not None and taken.source == "transcript" and not forked
+            use.shared.total = ready.spent if said.cost_total is None else said.cost_total
+            self._held.pop(session_id, None)
+            self.captures.forget(session_id)
+            # Its notes may be of others: the words of this turn are in records, which hang together.
+            records = [*ready.marks, *(record for record in taken.records if record.uuid is not None)]
+            session, links = replace(session, id=use.session_id, transcript="", mark=None), ()
         return KeptTurn(tuple(records), session, links, taken.source, notes)
 
     async def spoil(self, ready: LiveSession, failed: FailedTurn, *, owned: bool) -> None:
@@ -526,6 +562,9 @@ class Sessions:
         The files stay where the agent is not ours any more (`owned`): another proxy may go on from them.
         """
         answered = failed.answered
+        if ready.shared is not None:
+            await self.sharing.end(ready.shared)
+            return
         if owned and failed.sound and await self._forgotten(ready, failed):
             return
         for session_id in {ready.session.id, answered or ready.session.id}:

@@ -69,7 +69,7 @@ class PreparedSession:
 class TurnContext:
     """What every step of making a session ready needs to know of the turn: what it wants, and what it runs in.
 
-    `plain`: it runs without its parameters, so that the CLI may compact.
+    `plain`: it runs without its parameters, so that the CLI may compact. `shares`: in a process that serves strangers.
     """
 
     job: Job
@@ -78,6 +78,7 @@ class TurnContext:
     capability: Capability
     plain: bool
     wrapper: Wrapper | None = None
+    shares: bool = False
 
     def session(
         self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None
@@ -149,6 +150,12 @@ class Repairs:
         done = Repair("left_path", records=count, from_turn=parent.id)
         link = now.link(parent.session_id, session_id, "branched", done.as_json())
         return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
+
+    async def first_written(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
+        """The session of a conversation whose first turn ran in a shared process."""
+        mark, count = await self._write(now, parent, path)
+        session = now.session(session.id, path.parent, mark, session)
+        return PreparedSession(session, True, "resumed", (), Evidence(written=Repair("first_written", records=count)))
 
     async def rewritten(
         self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]

@@ -1,0 +1,267 @@
+"""Strangers' questions share processes: a request without a name and without tools that begins a conversation needs no
+session of its own before its second turn.
+
+A process answers such questions one after the other, for one owner, profile, model and system prompt, and is taken back
+to its beginning after each. It has a directory that is no agent's. Its transcript is emptied before each question and
+removed with the process; the chain keeps the exchange like any other, and its session is written at the second turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import time
+import uuid
+from collections import OrderedDict, deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ....domain.limits import is_session_id
+from ....errors import QueueFull
+from ....sandbox import Sandboxes
+from ....settings import Settings
+from ....tasks import survived
+from ...base import Job
+from .. import transcript
+from ..process import capability as cli
+from ..process import running
+from ..process.pool import Pool
+from ..process.process import ClaudeProcess, Launch
+
+# Questions that one process answers before it is ended.
+USES = 100
+# First questions that are remembered of a kind, for so many kinds; so many that nobody went on from make a kind
+# shared, unless this part of them was gone on from.
+FIRSTS, KINDS, ALONE, OFTEN = 32, 1024, 2, 1 / 3
+# Until the CLI has noted that it was taken back (100 ms on 2.1.330), in seconds.
+NOTE_WAIT, NOTE_POLL = 1.0, 0.02
+SOON = 0.03  # until a process that has answered is given back
+RETRY_AFTER = 1.0  # seconds
+
+# Owner, profile, model, effort and system prompt.
+Kind = tuple[str, str | None, str, str | None, str | None]
+
+
+@dataclass(eq=False, slots=True)
+class SharedProcess:
+    """`total` is what it says that all its turns cost, in USD."""
+
+    process: ClaudeProcess
+    path: Path
+    uses: int = 0
+    total: float = 0.0
+
+
+@dataclass(slots=True)
+class SharedUse:
+    """One question's turn on it. `session_id` is the agent's own, which is written at its second turn. `sound`: all
+    that the process wrote was the turn's own."""
+
+    shared: SharedProcess
+    kind: Kind
+    session_id: str
+    sound: bool = False
+
+
+@dataclass(slots=True)
+class _First:
+    agent_key: int
+    at: float
+    went_on: bool = False
+
+
+@dataclass(slots=True)
+class _Group:
+    """The processes of one kind. `count` are all of them, those that start too."""
+
+    idle: list[SharedProcess] = field(default_factory=list)
+    count: int = 0
+    starting: int = 0
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Sharing:
+    """One per engine, on one event loop."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        sandboxes: Sandboxes,
+        projects: transcript.Projects,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._sandboxes = sandboxes
+        self._projects = projects
+        self._clock = clock
+        self._groups: dict[Kind, _Group] = {}
+        self._firsts: OrderedDict[Kind, deque[_First]] = OrderedDict()
+        self._place: tuple[Path, Path] | None = None
+        self._mine: set[Path] = set()  # transcripts of processes that live
+
+    # --- who shares
+
+    def takes(self, job: Job) -> bool:
+        """Whether this turn is a stranger's question that runs in a shared process."""
+        profile, agent = job.profile, job.agent
+        if self._settings.share_processes == "never" or agent.named or job.parent is not None or agent.head is not None:
+            return False
+        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
+        if own or job.wants.offers.tools or job.remedies or not job.prompt or not (job.system or "").strip():
+            return False
+        known = cli.known(cli.find(self._settings))
+        if known is None or not known[1].was_seen("rewind_conversation") or not known[1].warm:
+            return False
+        return self._is_stranger(job) or self._settings.share_processes == "always"
+
+    def _is_stranger(self, job: Job) -> bool:
+        """By what became of earlier first questions of this kind: hardly anybody goes on from them."""
+        kind, now = kind_of(job), self._clock()
+        firsts = self._firsts.setdefault(kind, deque(maxlen=FIRSTS))
+        self._firsts.move_to_end(kind)
+        while len(self._firsts) > KINDS:
+            self._firsts.popitem(last=False)
+        while firsts and firsts[0].at < now - self._settings.process_idle:
+            firsts.popleft()
+        others = [first for first in firsts if first.agent_key != job.agent.key]
+        if len(others) == len(firsts):
+            firsts.append(_First(job.agent.key, now))
+        gone_on = sum(first.went_on for first in others)
+        return len(others) - gone_on >= ALONE and gone_on < OFTEN * len(others)
+
+    def goes_on(self, job: Job) -> None:
+        """A second turn: its first one is no stranger's any more."""
+        for first in self._firsts.get(kind_of(job), ()):
+            if first.agent_key == job.agent.key:
+                first.went_on = True
+
+    def place(self) -> tuple[Path, Path]:
+        """The working directory and TMPDIR of shared processes."""
+        self._place = self._place or self._sandboxes.beside("shared")
+        return self._place
+
+    # --- a process for one question
+
+    async def take(self, job: Job, launch: Callable[[str], Launch]) -> SharedProcess:
+        """A process with an empty memory, in use. Raises QueueFull, and what `Pool.checkout` does."""
+        kind = kind_of(job)
+        group = self._groups.setdefault(kind, _Group())
+        try:
+            async with asyncio.timeout(self._settings.spawn_timeout):
+                while True:
+                    while group.idle:
+                        shared = group.idle.pop()
+                        if await self._is_free(shared, launch):
+                            return shared
+                        group.count -= 1
+                    # One more only where none is free soon, and few are starting.
+                    if group.count > group.starting and await self._soon(group):
+                        continue
+                    if group.starting < self._settings.max_spawns and group.count < self._settings.max_processes:
+                        return await self._started(group, launch)
+                    group.changed.clear()
+                    await group.changed.wait()
+        except TimeoutError as exc:
+            why = "every Claude CLI is busy: try again later, or raise max_processes"
+            raise QueueFull(why, retry_after=RETRY_AFTER) from exc
+
+    @staticmethod
+    async def _soon(group: _Group) -> bool:
+        """Something changes in a moment: a process is given back after its client has had the answer."""
+        group.changed.clear()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SOON):
+                await group.changed.wait()
+                return True
+        return False
+
+    async def _is_free(self, shared: SharedProcess, launch: Callable[[str], Launch]) -> bool:
+        process = await self._pool.take_warm(launch(shared.process.launch.session_id))
+        if process is not shared.process:
+            if process is not None:
+                await self._pool.checkin(process)
+            return False
+        with suppress(FileNotFoundError):
+            os.truncate(shared.path, 0)
+        return True
+
+    async def _started(self, group: _Group, launch: Callable[[str], Launch]) -> SharedProcess:
+        group.count, group.starting = group.count + 1, group.starting + 1
+        try:
+            asked = launch(str(uuid.uuid4()))
+            process, _ = await self._pool.checkout(asked)
+        except BaseException:
+            group.count -= 1
+            raise
+        finally:
+            group.starting -= 1
+            group.changed.set()
+        path = self._projects.path(process.cwd, process.session_id)
+        self._mine.add(path)
+        process.gone.add_done_callback(lambda _: self._left(path))
+        return SharedProcess(process, path)
+
+    async def give_back(self, use: SharedUse, frame_uuid: str, *, at_once: bool) -> None:
+        """After its answer was kept: taken back to its beginning, it is the next one's. `at_once`: nothing of the
+        question may stay with it."""
+        group, shared = self._groups[use.kind], use.shared
+        shared.uses += 1
+        process = shared.process
+        if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
+            if at_once:
+                await self._emptied(shared.path)
+            await self._pool.checkin(process)
+            group.idle.append(shared)
+            group.changed.set()
+        else:
+            await self.end(use)
+
+    async def end(self, use: SharedUse) -> None:
+        """After any doubt: its process is ended, and its transcript removed."""
+        group = self._groups[use.kind]
+        try:
+            await self._pool.discard(use.shared.process.launch.session_id)
+        finally:
+            group.count -= 1
+            group.changed.set()
+
+    def _left(self, path: Path) -> None:
+        self._mine.discard(path)
+        with survived("shared_transcript_left", path=str(path)):
+            transcript.remove(path)
+
+    async def _emptied(self, path: Path) -> None:
+        """The CLI notes the prompt that it was taken back behind, a moment later."""
+        give_up = time.monotonic() + NOTE_WAIT
+        while time.monotonic() < give_up:
+            with suppress(OSError):
+                if transcript.REWOUND in await asyncio.to_thread(path.read_bytes):
+                    break
+            await asyncio.sleep(NOTE_POLL)
+        with suppress(FileNotFoundError):
+            os.truncate(path, 0)
+
+    # --- what nobody has any more
+
+    async def sweep(self) -> None:
+        """Remove transcripts that a proxy which was killed left: those that no living CLI has open."""
+        cwd, _ = self.place()
+        for folder in self._projects.folders(cwd):
+            for path in await asyncio.to_thread(list, folder.glob(f"*{transcript.SUFFIX}")):
+                if not is_session_id(path.stem) or path in self._mine:
+                    continue
+                if await running.holder(self._projects.config_dir, path.stem) is None:
+                    await asyncio.to_thread(transcript.remove, path)
+
+    def close(self) -> None:
+        """The processes are gone: so are their transcripts."""
+        for path in list(self._mine):
+            self._left(path)
+
+
+def kind_of(job: Job) -> Kind:
+    return job.agent.owner, job.turn.profile, job.model, job.effort, job.system
