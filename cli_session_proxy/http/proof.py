@@ -21,6 +21,7 @@ import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 
 from starlette.types import Message, Receive, Scope
 
@@ -127,12 +128,14 @@ class Signer:
 
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """A hash of the headers that decide what a request means: ours and the client's own, not those of its way."""
-    told = sorted(
-        name.lower() + b":" + value
-        for name, value in headers
-        if name.lower() in _DECISIVE or (name.lower().startswith(b"x-") and not name.lower().startswith(_OF_THE_WAY))
+    named = ((name.lower(), value) for name, value in headers)
+    told = (
+        (name, value)
+        for name, value in named
+        if name in _DECISIVE or (name.startswith(b"x-") and not name.startswith(_OF_THE_WAY))
     )
-    return hashlib.sha256(b"\n".join(told)).hexdigest()
+    # Of equal names the first one counts: their order stays.
+    return hashlib.sha256(b"\n".join(map(b":".join, sorted(told, key=itemgetter(0))))).hexdigest()
 
 
 _DECISIVE = frozenset({b"idempotency-key", b"content-type", b"anthropic-beta", b"anthropic-version"})

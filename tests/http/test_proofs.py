@@ -240,6 +240,13 @@ def test_a_request_is_good_once_for_one_instance_and_for_a_while(monkeypatch: py
     assert len(peer._seen) == len(peer._order) == 1
 
 
+def test_of_equal_headers_the_order_is_signed() -> None:
+    """The first one counts."""
+    ada, bob = (b"X-Agent-Id", b"ada"), (b"x-agent-id", b"bob")
+    assert decisive([ada, bob]) != decisive([bob, ada])
+    assert decisive([ada, (b"x-chain", b"new")]) == decisive([(b"X-Chain", b"new"), ada])
+
+
 def test_clocks_that_differ_by_an_hour_are_told_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
     caller, peer = signers()
     now = time.time()

@@ -18,7 +18,7 @@ from cli_session_proxy.backends.claude.process import confine
 from cli_session_proxy.errors import SandboxError
 from cli_session_proxy.settings import Profile, Settings
 
-from ...talking import running
+from ...talking import ask, running
 from .test_confined import CONFINED, Shells, bubblewrap, shells
 
 __all__ = ["bubblewrap", "shells"]
@@ -168,3 +168,23 @@ async def test_namespaces_within_the_boundary_are_refused(shells: Shells) -> Non
         said = await shells.run(engine, "confined", f"{tries}; {bwrap}; echo tried")
         assert "tried" in said
         assert "42" not in said
+
+
+async def test_a_link_in_the_place_of_a_transcript_brings_nobody_elses_words(shells: Shells) -> None:
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    async with running(shells.settings) as engine:
+        await ask(engine, "remember the word is marmalade", agent="other")
+        [theirs] = config.glob("projects/*-other/*.jsonl")
+        await shells.run(engine, "confined", "true")
+        [mine] = config.glob("projects/*-confined/*.jsonl")
+        # Left behind by a shell: the CLI itself still writes, to the file that it has opened.
+        await shells.run(engine, "confined", f"mv {mine} {mine}.old; ln -s {theirs} {mine}; echo linked")
+    before = theirs.read_bytes()
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "echo here")
+        await ask(engine, "recall", agent="confined", profile="confined")
+    assert not any("marmalade" in str(one.messages) for one in shells.upstream.requests[1:])
+    assert theirs.read_bytes() == before
+    assert theirs.is_file()
+    assert not theirs.is_symlink()

@@ -31,7 +31,7 @@ from ....settings import Profile
 from . import descriptors, guardian_program
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
 from .frames import printable
-from .guardian import Guardian, start_time
+from .guardian import MARK, Guardian, start_time
 from .guardian_program import MARK_VARIABLE, sweep
 
 log = logs.get(__name__)
@@ -396,7 +396,7 @@ def end_left(pid: int, started: str) -> bool:
     while members and time.monotonic() < give_up:
         time.sleep(GROUP_POLL)
         members = _members(pid)
-    for mark in marks - {""}:
+    for mark in filter(MARK.fullmatch, marks):
         sweep(mark)
     return not members
 

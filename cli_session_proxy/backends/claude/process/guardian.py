@@ -17,6 +17,7 @@ import contextlib
 import errno
 import itertools
 import os
+import re
 import shutil
 import socket
 import sys
@@ -44,6 +45,9 @@ SETPRIV_WAIT = 5.0
 LAST_WORDS = 2000  # bytes of its stderr that are logged
 # Why nothing can be started for a moment: no descriptor, process or memory is free.
 SHORTAGES = (*descriptors.NONE_FREE, errno.EAGAIN, errno.ENOMEM)
+
+# What `Guardian.mark` makes. A program can write anything else into its environment, such as what all marks begin with.
+MARK = re.compile(r"[0-9a-f]{32}\.[0-9]+\.")
 
 
 class _Guarded(NamedTuple):

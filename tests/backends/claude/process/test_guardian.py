@@ -184,6 +184,20 @@ async def test_what_another_proxy_left_is_ended_with_all_that_it_started(guardia
         stray.end()
 
 
+@pytest.mark.parametrize("length", [1, 8, 33])
+async def test_a_mark_that_a_program_made_up_ends_nobody_else(guardian: Guardian, length: int) -> None:
+    """Of the first characters of another's mark, in a process that a proxy has left."""
+    mark = guardian.mark()
+    left, other = Sleeper(env={MARK_VARIABLE: mark[:length]}), Sleeper(env={MARK_VARIABLE: mark})
+    try:
+        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid))
+        assert start_time(left.pid) is None
+        assert start_time(other.pid) is not None
+    finally:
+        left.end()
+        other.end()
+
+
 async def test_a_guarded_one_does_not_see_the_end_of_its_input_while_there_is_a_guardian(
     started: Guardian, sleeper: Sleeper
 ) -> None:
