@@ -39,7 +39,7 @@ NAME = "cli_session_proxy"
 
 # What names a thing in a line: an id, and the whole of a JSON text.
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_TEXT = re.compile(rb'"((?:[^"\\]|\\.)*)"')
+_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"?')  # a torn line ends within one
 
 # Fields that would hold a conversation or an environment: never written, whatever they are.
 _NEVER = frozenset(

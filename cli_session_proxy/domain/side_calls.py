@@ -14,7 +14,7 @@ from .system_prompts import is_another
 
 # How the prompts of programs begin: a user's message, or a paragraph of the system prompt.
 _PROMPTS = re.compile(
-    r"(?:\A|\n\n)\s*(?:"
+    r"(?:\A|\n\n)\s{0,64}(?:"
     # Open WebUI: titles, tags, follow-ups, queries, pictures, completions
     r"### Task:\s+(?:Generate a concise, 3-5 word title|Generate 1-3 broad tags|Suggest 3-5 relevant follow-up"
     r"|Analyze the chat history to determine the necessity|Generate a detailed prompt for|You are an autocompletion)"

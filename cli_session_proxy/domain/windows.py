@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-_FORM = re.compile(r"\s*(\d{1,9})\s*(k|m)?\s*(turns?|tokens?)\s*", re.IGNORECASE)
+_FORM = re.compile(r"\s*(\d{1,9})\s*(?:(k|m)\s*)?(turns?|tokens?)\s*", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
 # Fewer turns leave nothing to go on from, fewer tokens no room for one turn.
 LEAST = {"turns": 2, "tokens": 1_000}

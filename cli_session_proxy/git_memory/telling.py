@@ -20,7 +20,7 @@ SHORT = 600
 
 OPEN, CLOSE = "<earlier-attempts>", "</earlier-attempts>"
 # Tags that would end the quotation, or pass for words of the program around the model.
-_TAG = re.compile(r"<(?=\s*/?\s*(?:earlier-attempts|system-reminder|system|command-))", re.IGNORECASE)
+_TAG = re.compile(r"<(?=\s*+(?:/\s*+)?(?:earlier-attempts|system-reminder|system|command-))", re.IGNORECASE)
 
 _INTRODUCTION = (
     "Notes of earlier attempts at this same fix ({fix_id}), read from the commits of its repository, newest first. "

@@ -25,8 +25,7 @@ TEXT_LIMIT = 500
 # Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
 PATIENCE = 60.0
 
-_PREFIX = re.compile(r"^(?:litellm\.)?\w*(?:Error|Exception|Timeout)\w*: (?:\w+Exception - )?")
-_BODY = re.compile(r"\{.*\}", re.DOTALL)
+_PREFIX = re.compile(r"^(?:litellm\.)?(?=\w*(?:Error|Exception|Timeout))\w++: (?:\w+Exception - )?")
 _CONTEXT = re.compile(r"context (?:window|length)|maximum context|too long|token limit|exceeds? .{0,40}tokens", re.I)
 _GUARDED = re.compile(r"content.?(?:policy|filter|management)|safety system", re.IGNORECASE)
 _SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)?")
@@ -72,11 +71,10 @@ def said(exc: Exception, secret: str | None) -> str:
     text = " ".join(str(getattr(exc, "message", None) or exc).split())
     for _ in range(3):  # LiteLLM stacks its own names in front
         text = _PREFIX.sub("", text)
-    if found := _BODY.search(text):  # some of its providers quote the whole body
-        with suppress(ValueError):
-            body = json.loads(found[0].replace("\\'", "'"))
-            error = body.get("error") if isinstance(body, dict) else None
-            text = str(error.get("message") or text) if isinstance(error, dict) else text
+    with suppress(ValueError):  # some of its providers quote the whole body
+        body = json.loads(text[text.find("{") : text.rfind("}") + 1].replace("\\'", "'"))
+        error = body.get("error") if isinstance(body, dict) else None
+        text = str(error.get("message") or text) if isinstance(error, dict) else text
     if secret:
         text = text.replace(secret, "[key]")
     return redact.text(text)[:TEXT_LIMIT] or type(exc).__name__

@@ -69,6 +69,7 @@ _VERSIONS = (
     re.compile(r"(\d+)\.(\d+)\.(\d+)\S*"),
     re.compile(r"\b(\d+)\.(\d+)()\b"),
 )
+LONGEST_VERSION = 4096  # characters of what it says that are looked through
 _ITSELF = re.compile(r"\bclaude\b", re.IGNORECASE)
 # All CLIs up to 2.1.330 tell their version in numbers: one that does not is newer.
 UNREAD, NEWER_THAN_ALL = "unknown", (999, 0, 0)
@@ -390,7 +391,7 @@ def without(capability: Capability, option: str) -> None:
 def read_version(text: str) -> tuple[str, Version] | None:
     """The version as it is written, and in numbers. Two numbers will do."""
     for form in _VERSIONS:
-        if (found := form.search(text)) is not None:
+        if (found := form.search(text[:LONGEST_VERSION])) is not None:
             return found[0], (int(found[1]), int(found[2]), int(found[3] or 0))
     return None
 

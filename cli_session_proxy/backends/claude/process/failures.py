@@ -44,11 +44,12 @@ LAST_WORDS = 300  # characters of what a process said last
 PATIENCE = 60.0
 
 _STATUS = re.compile(r"API Error: (?:Request rejected \()?(\d{3})\b")
-_BODY = re.compile(r"\{.*\}", re.DOTALL)
 _LOGIN = re.compile(
     r"/login\b|not logged in|invalid (?:x-)?api[ -]key|failed to authenticate|oauth token", re.IGNORECASE
 )
-_OWN_ADVICE = re.compile(r"[\s·.]*please run /login[\s·.]*", re.IGNORECASE)  # a command of its terminal, not of ours
+_OWN_ADVICE = re.compile(
+    r"(?<![\s·.])[\s·.]*+please run /login[\s·.]*", re.IGNORECASE
+)  # a command of its terminal, not of ours
 _BILLING = re.compile(r"credit balance", re.IGNORECASE)
 _LIMIT = re.compile(r"limit reached|hit your .{0,40}limit|rate limit", re.IGNORECASE)
 _CONTEXT = re.compile(r"prompt is too long|exceeds? (?:the )?context|context (?:window|length|limit)", re.IGNORECASE)
@@ -115,9 +116,8 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
 
 def _provider_error(said: str) -> JSON:
     """1.x quotes the provider's whole body: `API Error: 400 {"type":"error","error":{…}}`."""
-    found = _BODY.search(said)
     try:
-        body = json.loads(found[0]) if found else {}
+        body = json.loads(said[said.find("{") : said.rfind("}") + 1])
     except ValueError:
         return {}
     error = body.get("error") if isinstance(body, dict) else None
