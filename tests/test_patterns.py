@@ -10,7 +10,7 @@ import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from re import _constants, _parser  # type: ignore[attr-defined]
+from re import _constants, _parser
 from types import FrameType, ModuleType
 from typing import Any
 

@@ -190,7 +190,7 @@ async def test_a_mark_that_a_program_made_up_ends_nobody_else(guardian: Guardian
     mark = guardian.mark()
     left, other = Sleeper(env={MARK_VARIABLE: mark[:length]}), Sleeper(env={MARK_VARIABLE: mark})
     try:
-        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid))
+        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid) or "")
         assert start_time(left.pid) is None
         assert start_time(other.pid) is not None
     finally:
