@@ -15,7 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
 
-from . import agents, chains, freeze, hosts, machine, page, report, turns
+from . import again, agents, chains, freeze, hosts, machine, page, report, turns
 from .agents import Crowd
 from .contenders import Place, bundled
 from .plan import FULL, QUICK, TINY, Bench, Plan, Row
@@ -28,6 +28,8 @@ SCENARIOS: Mapping[str, Callable[[Bench], Awaitable[list[Row] | Crowd]]] = {
     "turns": turns.warm_turns,
     "parameters": turns.parameters,
     "first": turns.first_turns,
+    "edits": again.edits,
+    "one-shots": again.one_shots,
     "answers": turns.long_answers,
     "chains": chains.long_chains,
     "dumps": chains.dumps,

@@ -6,6 +6,7 @@ import operator
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
+from .again import MANY, MEMORY, PARALLEL, RATE, REST, TOGETHER, WARM, WAYS
 from .agents import Crowd
 from .contenders import BARE, SPAWNED
 from .figures import Figure, short
@@ -54,7 +55,7 @@ def _over(one: float | None, other: float | None) -> float | None:
 
 def bounds(results: Results, crowd: Crowd | None) -> list[Bound]:
     return [
-        *_turns(results), *_servers(results), *_chains(results), *_page(results), *_crowd(crowd),
+        *_turns(results), *_again(results), *_servers(results), *_chains(results), *_page(results), *_crowd(crowd),
     ]  # fmt: skip
 
 
@@ -77,6 +78,17 @@ def _turns(results: Results) -> Iterator[Bound]:
         results.median("first turn of a new agent", "proxy"), results.median("first turn of a new agent", BARE)
     )
     yield _at_most("first turn of a new agent, proxy ÷ bare cold spawn", first, 0.6)
+
+
+def _again(results: Results) -> Iterator[Bound]:
+    warm, edited, after = (results.median(way, "proxy") for way in WAYS)
+    yield _at_most("edited message ÷ warm turn", _over(edited, warm), 1.5)
+    yield _at_most("turn after a failed one ÷ warm turn", _over(after, warm), 1.5)
+    yield _at_least("one-shots/s ÷ warm turns/s, four at once", results.ratio(RATE, "proxy", WARM, 4), 0.5)
+    yield _at_least("one-shots/s ÷ a CLI for each", results.ratio(RATE, "proxy", SPAWNED, 4), 5)
+    yield _at_most(f"{PARALLEL} one-shots at once, median", results.median(TOGETHER, "proxy"), 1.5, " s")
+    memory = results.ratio(MEMORY, "proxy", REST, MANY)
+    yield _at_most(f"memory after {MANY} one-shots ÷ max_processes at rest", memory, 1.0)
 
 
 def _servers(results: Results) -> Iterator[Bound]:

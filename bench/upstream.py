@@ -21,6 +21,7 @@ from contextlib import asynccontextmanager
 LIMIT = 1024 * 1024  # of a line of a request's head
 _DELTAS = re.compile(rb"deltas=(\d+)")
 _NEWEST = b'"role":"user"'
+_FAILS = b"fails=400"
 _PIECE = "word "
 _numbers = itertools.count(1)
 
@@ -84,6 +85,11 @@ async def _body(reader: StreamReader) -> bytes:
 async def _answer(head: bytes, body: bytes, writer: StreamWriter) -> None:
     if not head.startswith((b"POST /v1/messages ", b"POST /v1/messages?")):
         writer.write(b"HTTP/1.1 404 Not Found\r\nContent-Length: 2\r\n\r\n{}")
+        return
+    if _FAILS in body[max(0, body.rfind(_NEWEST)) :]:
+        said = b'{"type":"error","error":{"type":"invalid_request_error","message":"scripted failure"}}'
+        fields = f"Content-Type: application/json\r\nContent-Length: {len(said)}"
+        writer.write(f"HTTP/1.1 400 Bad Request\r\n{fields}\r\n\r\n".encode() + said)
         return
     asked = _DELTAS.search(body, max(0, body.rfind(_NEWEST)))
     deltas = int(asked[1]) if asked else 1

@@ -24,7 +24,7 @@ from ..conftest import ROOT
 from ..matrix import rest_in_full
 
 # What costs little, and all: some thirty processes, on one core at a loaded time.
-SCENARIOS = "turns,dumps", "turns,parameters,chains,dumps,agents,crowd,hosts,page,freeze"
+SCENARIOS = "turns,dumps", "turns,parameters,edits,one-shots,chains,dumps,agents,crowd,hosts,page,freeze"
 
 
 _SPENT = """

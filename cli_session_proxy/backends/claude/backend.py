@@ -42,7 +42,7 @@ from . import transcript
 from .process import capability, environment, events, failures
 from .process.child import end_left
 from .process.observed import mismatches
-from .process.pool import Pool
+from .process.pool import STALE, Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import FailedTurn, Foreign, Sessions
@@ -347,7 +347,7 @@ class _ClaudeExecution:
             once = job.agent.agent_id.startswith(f"{ONCE}_")
             await self._owner.sessions.sharing.give_back(use, job.frame_uuid, at_once=once)
         else:
-            await self._owner.pool.checkin(self._ready.process, again=not job.turn.placed.side)
+            await self._owner.pool.checkin(self._ready.process, stays=STALE if job.turn.placed.side else None)
 
     async def discard(self, *, owned: bool) -> None:
         if self._plain:

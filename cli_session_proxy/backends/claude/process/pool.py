@@ -145,13 +145,13 @@ class Pool:
         self.table.let_go(current)
         return None
 
-    async def checkin(self, process: ClaudeProcess, *, again: bool = True) -> None:
+    async def checkin(self, process: ClaudeProcess, *, stays: float | None = None) -> None:
         """Give it back after a turn. One that cannot serve another turn of its session is retired (waited for).
 
-        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before. `again` is
-        False where no other turn is expected: it is the first to be evicted, and is not kept for long.
+        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before. `stays`:
+        no other turn is expected soon, so that it is the first to be evicted, and is kept for so many seconds.
         """
-        self.table.give_back(process, again=again)
+        self.table.give_back(process, stays)
         fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
         if self.table.closed or not fits:
             await self.table.retire(process)
@@ -277,12 +277,12 @@ class ProcessTable:
         self.in_use[process] = time.monotonic()
         self._changed.set()
 
-    def give_back(self, process: ClaudeProcess, *, again: bool = True) -> None:
+    def give_back(self, process: ClaudeProcess, stays: float | None = None) -> None:
         process.last_used = time.monotonic()
         if (since := self.in_use.pop(process, None)) is not None:
             self._use.add(process.last_used - since)
-        if not again and not process.waiting:
-            process.last_used -= max(0.0, self._settings.process_idle - STALE)
+        if stays is not None and not process.waiting:
+            process.last_used -= max(0.0, self._settings.process_idle - stays)
             self.reap_now.set()  # the reaper looks again how long each may stay
         self._used.set()
         self._changed.set()

@@ -30,8 +30,8 @@ from ..process import running
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 
-# Questions that one process answers before it is ended.
-USES = 100
+# Questions that one process answers before it is ended, and seconds that it waits for the next one.
+USES, IDLE = 100, 30.0
 # First questions that are remembered of a kind, for so many kinds; so many that nobody went on from make a kind
 # shared, unless this part of them was gone on from.
 FIRSTS, KINDS, ALONE, OFTEN = 32, 1024, 2, 1 / 3
@@ -214,7 +214,7 @@ class Sharing:
         if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
             if at_once:
                 await self._emptied(shared.path)
-            await self._pool.checkin(process)
+            await self._pool.checkin(process, stays=IDLE)
             group.idle.append(shared)
             group.changed.set()
         else:
