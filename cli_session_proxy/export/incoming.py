@@ -33,7 +33,7 @@ from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
 from ..stores.sql.rows import restore
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
-from .shapes import FormerTurnShape, TurnShape, check_header, check_line
+from .shapes import check_header, check_line, of_turn
 
 T = TypeVar("T")
 
@@ -269,9 +269,7 @@ class _Reading:
 
     def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
         told = json.loads(self._restored(line, as_text(line["turn"]), aside))
-        # Only what was checked: a field of a later version's is no field of ours.
-        shape = FormerTurnShape if self.checked.former else TurnShape
-        data = {name: told[name] for name in shape.model_fields if name in told}
+        data = of_turn(told, former=self.checked.former)
         data |= {
             "seq": 0,
             "agent_key": 0,

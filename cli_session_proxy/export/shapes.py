@@ -1,17 +1,46 @@
 """What the lines of an export may hold, as far as a path, a page, a sum or a sentence is made of it.
 
 A file may be anybody's. Ids have our forms, statuses and reasons are those that we know, numbers fit the store, and
-the evidence of a repair has the types that `explain` reads. What was said stays as it is: it is only ever text.
+the evidence of a repair has the types that `explain` reads. What was said stays as it is: it is only ever text. The
+shapes follow from the domain's records, and say here only what their types do not.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import dataclasses
+from collections.abc import Collection
+from types import UnionType
+from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    ValidationError,
+    create_model,
+)
 
+from ..domain.evidence import CacheMiss, Evidence, Repair, StreamCut
+from ..domain.forms import Recorded
 from ..domain.limits import MODEL, TURN_ID, UUID, VERSION
-from ..domain.models import JSON, Continuity, Delivery, LinkReason
+from ..domain.models import (
+    JSON,
+    Conversation,
+    Fallback,
+    Item,
+    Link,
+    Message,
+    Placed,
+    Session,
+    ToolChoice,
+    Turn,
+    TurnOptions,
+)
+from ..domain.notes import Note
+from ..domain.parameters import Parameters
 from ..domain.windows import Window
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
@@ -33,13 +62,9 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class _Shape(BaseModel):
+    """More fields than these may be there: they are only shown as they are, or not read."""
+
     model_config = ConfigDict(strict=True, extra="ignore")
-
-
-class _Open(BaseModel):
-    """Data with more fields than these, which are only shown as they are."""
-
-    model_config = ConfigDict(strict=True, extra="allow")
 
 
 def _block(value: Any) -> Any:
@@ -51,20 +76,7 @@ def _block(value: Any) -> Any:
 Block = Annotated[JSON, BeforeValidator(_block)]
 
 
-class MessageShape(_Shape):
-    role: Literal["user", "assistant"]
-    content: list[Block]
-
-
-class UsageShape(_Shape):
-    input_tokens: Count = 0
-    output_tokens: Count = 0
-    cache_read_tokens: Count = 0
-    cache_write_tokens: Count = 0
-    thinking_tokens: Count = 0
-
-
-class RepairShape(_Open):
+class RepairShape(_Shape):
     """Of a link, or of a repair that a turn tells itself (`explain`); `why` and `done` in 0.1."""
 
     code: str | None = None
@@ -86,102 +98,81 @@ class RepairShape(_Open):
     turns: Count | list[str] | None = None
 
 
-class PlacedShape(_Shape):
-    rule: str | None = None
-    messages: Count | None = None
-    matched: Count | None = None
-    imported: Count | None = None
-    diverged_at: Count | None = None
-    delta: bool = False
-    side: bool = False
-
-
-class ToolShape(_Shape):
-    name: str
-    description: str = ""
-    parameters: JSON = Field(alias="schema")
-    strict: bool = False
-
-
-class ToolChoiceShape(_Shape):
-    mode: Literal["auto", "none", "required"] = "auto"
-    allowed: list[str] | None = None
-    parallel: bool = True
-
-
-class WantsShape(_Shape):
-    tools: list[ToolShape] = []
-    tool_choice: ToolChoiceShape | None = None
-    stop: list[str] = []
-
-
-class OptionsShape(WantsShape):
-    format: JSON | None = None
-    metadata: dict[str, str | int | float | bool] = {}
-    window: Annotated[str, AfterValidator(lambda text: str(Window.parse(text)))] | None = None
-
-
-class FallbackShape(BaseModel):
-    model_config = ConfigDict(strict=True, extra="forbid")
-
-    asked: Model
-    model: Model
-    why: Word
-    until: Time
-    here: bool
-
-
-class CutShape(_Shape):
-    text: Count
-    thinking: Count
-
-
-class BroughtShape(_Shape):
-    by: Literal["client", "adoption"]
-    session: str | None = None
-    note: str | None = None
-
-
-class RefusalShape(_Shape):
-    category: str | None = None
-    explanation: str | None = None
-    behind: Count = 0
-
-
-class RecalledShape(_Shape):
-    fix_id: str
-    commits: list[str]
-
-
-class CacheMissShape(_Shape):
-    reason: Word
-    tokens: Count | None = None
-
-
-class EvidenceShape(_Open):
-    brought: BroughtShape | None = None
-    left_off: str | None = None
-    sandbox: str | None = None
-    verified: str | None = None
-    written: RepairShape | None = None
+class AttemptShape(_Shape):
+    n: Count | None = None
+    why: str | None = None
+    code: str | None = None
+    status: str | None = None
     repaired: RepairShape | None = None
-    waited: bool = False
-    shared: bool = False
-    exit_code: int | None = None
-    reloaded: list[str] = []
-    output_refused: str | None = None
-    retries: list[JSON] = []
-    cuts: list[CutShape] = []
-    compacted: JSON | None = None
-    refusal: RefusalShape | None = None
-    settled: bool = False
-    recalled: RecalledShape | None = None
-    records: str | None = None
-    other: JSON = {}
-    cache_miss: CacheMissShape | None = None
 
 
-class ReasonShape(_Open):
+class StoredErrorShape(_Shape):
+    code: str | None = None
+    message: str | None = None
+    param: str | None = None
+    retry_after: Cost | None = None
+    detail: JSON | None = None
+
+
+class CallShape(_Shape):
+    shown: list[str] | None = None
+    behind: TurnId | None = None
+    beside: list[str] = []
+    system_ids: list[str | None] = []
+    items: dict[str, list[str | None]] = {}
+    previous_response_id: str | None = None
+    previous_interaction_id: str | None = None
+
+
+# Of each record, what is read where the record is part of another one.
+_SHAPE_OF: dict[Any, Any] = {
+    Window: Annotated[str, AfterValidator(lambda text: str(Window.parse(text)))],
+    Repair: RepairShape,
+    int: Count,
+    float: Time,
+}
+
+
+def _shape(kind: Any, *, without: Collection[str] = (), whole: bool = False, **narrowed: Any) -> type[BaseModel]:
+    """The JSON of a record. A field has its type there; `narrowed` says more of it. `whole`: those with a default have
+    to be there as well, but for `call` and `fallback`, which younger versions added."""
+    types = get_type_hints(kind)
+    made: dict[str, Any] = {}
+    for one in dataclasses.fields(kind):
+        if one.name in without:
+            continue
+        type_ = narrowed.get(one.name) or _in_json(types[one.name])
+        no_default = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
+        required = no_default or (whole and one.name not in ("call", "fallback"))
+        # Under another name: a model has attributes of its own, such as `schema`.
+        made[f"{one.name}_"] = (Annotated[type_, Field(alias=one.name)], ... if required else None)
+    _SHAPE_OF[kind] = create_model(f"{kind.__name__}Shape", __base__=_Shape, **made)
+    shape: type[BaseModel] = _SHAPE_OF[kind]
+    return shape
+
+
+def _in_json(type_: Any) -> Any:
+    of = get_args(type_)
+    if get_origin(type_) in (Union, UnionType):
+        return Optional[_in_json(of[0])]  # noqa: UP045 - of a type that is made here
+    if get_origin(type_) is tuple:
+        return list[_in_json(of[0])]  # type: ignore[misc] # as above
+    if isinstance(type_, type) and issubclass(type_, Recorded) and type_ not in _SHAPE_OF:
+        return _shape(type_)
+    return _SHAPE_OF.get(type_, type_)
+
+
+_shape(Message, content=list[Block])
+_shape(Placed, rule=str | None)
+_shape(Note, code=Word)
+_shape(CacheMiss, reason=Word)
+_shape(Fallback, asked=Model, model=Model, why=Word)
+_shape(Parameters, seed=int | None)
+_OPTIONS: Any = _shape(TurnOptions, metadata=dict[str, str | int | float | bool], tool_choice=_shape(ToolChoice) | None)
+_shape(Evidence, exit_code=int | None, records=str | None, unmet=list[Word], other=JSON)
+
+
+class ReasonShape(_Shape):
     """What 0.1 noted of a turn (`domain.former`)."""
 
     rule: str | None = None
@@ -191,7 +182,7 @@ class ReasonShape(_Open):
     diverged_at: Count | None = None
     delta: bool = False
     format: JSON | None = None
-    wants: WantsShape = WantsShape()
+    wants: _OPTIONS = None
     stop_sequence: str | None = None
     left_off: str | None = None
     sandbox: str | None = None
@@ -203,105 +194,47 @@ class ReasonShape(_Open):
     reloaded: list[str] = []
     repaired: RepairShape | None = None
     retries: list[JSON] = []
-    cuts: list[CutShape] = []
+    cuts: list[_SHAPE_OF[StreamCut]] = []  # type: ignore[valid-type] # it is made above
     compacted: JSON | None = None
 
 
-class AttemptShape(_Open):
-    n: Count | None = None
-    why: str | None = None
-    code: str | None = None
-    status: str | None = None
-    repaired: RepairShape | None = None
+# What is this store's own: where a turn stands in it, and what recognises a client's retry.
+_OWN = {"seq", "agent_key", "fingerprint", "instance"}
+_TURN: dict[str, Any] = {
+    "id": TurnId, "parent_id": TurnId | None, "model": Model, "effort": Word | None, "origin": Word,
+    "status": Literal["completed", "requires_action", "refused", "failed", "cancelled"],
+    "profile": Annotated[str, Field(max_length=256)] | None, "output": list[Block], "stop_reason": Word | None,
+    "session_id": SessionId | None, "cost_usd": Cost | None, "error": StoredErrorShape | None,
+    "attempts": list[AttemptShape], "timings": dict[str, float | None], "backend": Word | None,
+    "frame_uuid": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None,
+    "path_hash": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,128}$")] | None,
+    "answered_by": Model | None, "call": CallShape | None,
+}  # fmt: skip
+# What 0.1 had in its `reason`, or did not know.
+_LATER = {"placed", "options", "evidence", "stop_sequence", "backend", "answered_by", "fallback"}
+
+SHAPES = {
+    "turn": _shape(Turn, without=_OWN, whole=True, **_TURN),
+    "session": _shape(
+        Session, without={"agent_key", "transcript", "mark"}, id=SessionId, tip_turn_id=TurnId | None,
+        cli_version=Version,
+    ),
+    "link": _shape(
+        Link, from_session=SessionId | None, to_session=SessionId, turn_id=TurnId | None, detail=RepairShape
+    ),
+    "conversation": _shape(Conversation, removed=list[ItemId]),
+    "item": _shape(Item, id=ItemId, turn_id=TurnId | None),
+}  # fmt: skip
+_FORMER_TURN = create_model(
+    "FormerTurnShape", __base__=_shape(Turn, without=_OWN | _LATER, whole=True, **_TURN), reason=(ReasonShape, ...)
+)
 
 
-class StoredErrorShape(_Open):
-    code: str | None = None
-    message: str | None = None
-    param: str | None = None
-    retry_after: Cost | None = None
-    detail: JSON | None = None
-
-
-class CallShape(_Open):
-    shown: list[str] | None = None
-    behind: TurnId | None = None
-    beside: list[str] = []
-    system_ids: list[str | None] = []
-    items: dict[str, list[str | None]] = {}
-    previous_response_id: str | None = None
-    previous_interaction_id: str | None = None
-
-
-class _Turn(_Shape):
-    id: TurnId
-    parent_id: TurnId | None
-    status: Literal["completed", "requires_action", "refused", "failed", "cancelled"]
-    model: Model
-    input: list[MessageShape]
-    created_at: Time
-    system: str | None
-    effort: Word | None
-    profile: Annotated[str, Field(max_length=256)] | None
-    output: list[Block]
-    stop_reason: Word | None
-    session_id: SessionId | None
-    continuity: Continuity | None
-    usage: UsageShape
-    cost_usd: Cost | None
-    error: StoredErrorShape | None
-    attempts: list[AttemptShape]
-    timings: dict[str, float | None]
-    tools: list[JSON]
-    delivery: Delivery
-    origin: Word
-    frame_uuid: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None
-    path_hash: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,128}$")] | None
-    depth: Count
-    started_at: Time | None
-    finished_at: Time | None
-    call: CallShape | None = None
-
-
-class TurnShape(_Turn):
-    placed: PlacedShape
-    options: OptionsShape
-    evidence: EvidenceShape
-    stop_sequence: str | None
-    backend: Word | None
-    answered_by: Model | None
-    fallback: FallbackShape | None = None
-
-
-class FormerTurnShape(_Turn):
-    reason: ReasonShape
-
-
-class SessionShape(_Shape):
-    id: SessionId
-    tip_turn_id: TurnId | None
-    cli_version: Version
-    created_at: Time
-
-
-class LinkShape(_Shape):
-    from_session: SessionId | None
-    to_session: SessionId
-    turn_id: TurnId | None
-    reason: LinkReason
-    detail: RepairShape
-    at: Time
-
-
-class ConversationShape(_Shape):
-    metadata: JSON
-    removed: list[ItemId]
-
-
-class ItemShape(_Shape):
-    id: ItemId
-    data: JSON
-    turn_id: TurnId | None
+def of_turn(told: JSON, *, former: bool) -> JSON:
+    """The fields of a turn that were checked: one of a later version's is no field of ours."""
+    checked = _FORMER_TURN if former else SHAPES["turn"]
+    names = (field.alias or name for name, field in checked.model_fields.items())
+    return {name: told[name] for name in names if name in told}
 
 
 class AgentShape(_Shape):
@@ -313,11 +246,6 @@ class AgentShape(_Shape):
 class Header(_Shape):
     agent: AgentShape
     head: TurnId | None
-
-
-_SHAPES: dict[str, type[BaseModel]] = {
-    "turn": TurnShape, "session": SessionShape, "link": LinkShape, "conversation": ConversationShape, "item": ItemShape,
-}  # fmt: skip
 
 
 class _RecordLine(_Shape):
@@ -346,8 +274,8 @@ def check_line(where: str, line: JSON, *, former: bool) -> str:
         _check(_RecordLine, line, where, kind)
     elif kind == "image":
         _check(_ImageLine, line, where)
-    elif kind in _SHAPES:
-        _check(FormerTurnShape if former and kind == "turn" else _SHAPES[kind], line[kind], where, kind)
+    elif kind in SHAPES:
+        _check(_FORMER_TURN if former and kind == "turn" else SHAPES[kind], line[kind], where, kind)
     else:
         raise InvalidRequest(
             f"{where}: {kind[:40]} is no part of an export; upgrade cli-session-proxy, or export it again"

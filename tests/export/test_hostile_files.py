@@ -255,6 +255,18 @@ async def test_a_turn_of_an_export_has_only_values_of_ours(settings: Settings, t
     await refused(settings, path, f"line 2: turn.{field}")
 
 
+@pytest.mark.parametrize(
+    ("field", "told"),
+    [
+        ("evidence", {"notes": [{"code": "<b>", "count": 1}]}), ("evidence", {"unmet": [5]}),
+        ("options", {"parameters": {"max_tokens": "many"}}), ("options", {"window": "wide"}),
+    ],
+)  # fmt: skip
+async def test_so_has_what_is_inside_of_them(settings: Settings, tmp_path: Path, field: str, told: Any) -> None:
+    path = sealed(tmp_path / "x.jsonl", turn_line(**{field: told}), session_line())
+    await refused(settings, path, f"line 2: turn.{field}")
+
+
 BAD_LINKS: dict[str, Any] = {
     "reason": 'rebuilt|b1\nclick b1 href "javascript:alert(1)"', "detail": {"also_at": [5]}, "at": None,
     "turn_id": "click", "to_session": None,
@@ -307,11 +319,15 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
     own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript"}
-    for row, shape in (
-        (Turn, shapes.TurnShape), (Session, shapes.SessionShape), (Link, shapes.LinkShape), (Item, shapes.ItemShape),
-        (Conversation, shapes.ConversationShape),
-    ):  # fmt: skip
-        assert {field.name for field in dataclasses.fields(row)} - own == set(shape.model_fields), row
+    for row, kind in (
+        (Turn, "turn"),
+        (Session, "session"),
+        (Link, "link"),
+        (Item, "item"),
+        (Conversation, "conversation"),
+    ):
+        checked = {field.alias for field in shapes.SHAPES[kind].model_fields.values()}
+        assert {field.name for field in dataclasses.fields(row)} - own == checked, row
 
 
 async def test_a_sound_file_comes_in(settings: Settings, tmp_path: Path) -> None:
