@@ -7,9 +7,14 @@ comes before it. The model is the scripted upstream, told what to answer.
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
+import gzip
+import io
 import json
 import os
+import struct
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,6 +186,91 @@ async def worst_json(target: Target) -> list[int]:
     return [await target.post("json", body) for body in bodies]
 
 
+async def blanks(target: Target) -> list[int]:
+    """Each pattern that begins with a repeat is tried at each of them."""
+    system = {"role": "system", "content": "a" + "\n" * 1024**2 + "b"}
+    return [await target.send("blanks", {"model": "sonnet", "messages": [system, *_spoken(0, ("user",))]})]
+
+
+def _png(width: int, height: int, *more: tuple[bytes, bytes]) -> bytes:
+    """All of one colour, which takes a byte for a thousand of its own."""
+    rows = zlib.compressobj(9)
+    packed = b"".join(rows.compress(bytes(1 + width)) for _ in range(height)) + rows.flush()
+    parts = [(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 0, 0, 0, 0)), *more, (b"IDAT", packed), (b"IEND", b"")]
+    sums = (
+        (struct.pack(">I", len(data)), kind + data, struct.pack(">I", zlib.crc32(kind + data))) for kind, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(map(b"".join, sums))
+
+
+def _scans(count: int) -> bytes:
+    """A JPEG of 4 million pixels, each of which is drawn so many times."""
+    from PIL import Image  # noqa: PLC0415 - of the tests
+
+    out = io.BytesIO()
+    Image.new("RGB", (1990, 1990)).save(out, "JPEG", progressive=True)
+    plain = out.getvalue()
+    last = plain.rindex(b"\xff\xda")
+    return plain[:last] + plain[last:-2] * count + plain[-2:]
+
+
+def _pdf(*objects: bytes) -> bytes:
+    """The first object is the catalogue."""
+    out, places = b"%PDF-1.5\n", []
+    for number, told in enumerate(objects, 1):
+        places.append(len(out))
+        out += b"%d 0 obj\n%b\nendobj\n" % (number, told)
+    table = b"".join(b"%010d 00000 n \n" % place for place in places)
+    end = b"trailer\n<</Root 1 0 R/Size %d>>\nstartxref\n%d\n%%%%EOF" % (len(places) + 1, len(out))
+    return out + b"xref\n0 %d\n0000000000 65535 f \n%b%b" % (len(places) + 1, table, end)
+
+
+def _pages(levels: int) -> bytes:
+    """Each folder of pages has the next one twice: 2^levels pages in a few KB."""
+    kids = (b"<</Type/Pages/Count 4/Kids[%d 0 R %d 0 R]>>" % (n, n) for n in range(3, levels + 3))
+    return _pdf(b"<</Type/Catalog/Pages 2 0 R>>", *kids, b"<</Type/Page/Parent 2 0 R>>")
+
+
+def _streams(size: int) -> bytes:
+    """Its objects are in a stream that is a thousand times as long as it was sent."""
+    packed = zlib.compress(bytes(size), 9)
+    xref = b"<</Type/XRef/W[1 2 1]/Size 100000/Root 1 0 R/Filter/FlateDecode/Length %d>>stream\n%b\nendstream"
+    return b"%%PDF-1.5\n1 0 obj\n%b\nendobj\nstartxref\n9\n%%%%EOF" % (xref % (len(packed), packed))
+
+
+def _bombs() -> tuple[list[bytes], list[bytes]]:
+    """Images and documents of some KB that are gigabytes, or years, to who reads them."""
+    long = b"a\0\0" + zlib.compress(bytes(64 * 1024**2), 9)
+    vast = (b"IHDR", struct.pack(">IIBBBBB", 60_000, 60_000, 8, 0, 0, 0, 0))
+    images = [_png(9_900, 10_000), _png(4, 4, vast), _png(4, 4, (b"zTXt", long), (b"iCCP", long)), _scans(400)]
+    return images, [_pages(40), _streams(256 * 1024**2)]
+
+
+async def media(target: Target) -> list[int]:
+    """The images are of the past: those of the newest message are the provider's to refuse."""
+    images, documents = await asyncio.to_thread(_bombs)  # the scripted model is in this process
+    urls = [f"data:image/png;base64,{base64.b64encode(one).decode()}" for one in images]
+    seen = [({"type": "image_url", "image_url": {"url": url}}, *_spoken(2, ("assistant", "user"))) for url in urls]
+    urls = [f"data:application/pdf;base64,{base64.b64encode(one).decode()}" for one in documents]
+    seen += [({"type": "file", "file": {"filename": "a.pdf", "file_data": url}},) for url in urls]
+    said = [[{"role": "user", "content": [part]}, *more] for part, *more in seen]
+    bodies = [{"model": "sonnet", "messages": messages} for messages in said]
+    return list(await asyncio.gather(*(target.send(f"media-{n}", body) for n, body in enumerate(bodies))))
+
+
+async def packed(target: Target) -> list[int]:
+    """A body of 128 MB in 128 KB. The proxy unpacks none."""
+    data = await asyncio.to_thread(gzip.compress, bytes(128 * 1024**2))
+    path = CHAT.format(agent="packed")
+    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\nContent-Encoding: gzip\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", target.port)
+    try:
+        writer.write(f"{head}Content-Length: {len(data)}\r\n\r\n".encode() + data)
+        return [int((await reader.readuntil(b"\r\n")).split()[1])]
+    finally:
+        writer.close()
+
+
 # --- files in a transcript's place ----------------------------------------------------------------------------
 
 
@@ -236,6 +326,26 @@ async def unread_answers(target: Target) -> list[int]:
     return []
 
 
+async def followers(target: Target) -> list[int]:
+    """More than are taken; none reads what the agent says."""
+    request = f"GET /v1/chains/followed/events?live=1 HTTP/1.1\r\nHost: 127.0.0.1:{target.port}\r\n\r\n".encode()
+    target.upstream.when("at length", Reply("word " * 20_000), times=None)
+    statuses: list[int] = []
+    writers: list[asyncio.StreamWriter] = []
+    try:
+        for _ in range(100):
+            reader, writer = await asyncio.open_connection("127.0.0.1", target.port, limit=1024)
+            writers.append(writer)
+            writer.write(request)
+            statuses.append(int((await reader.readuntil(b"\r\n")).split()[1]))
+            if statuses[-1] == 200:
+                reader._transport.pause_reading()  # type: ignore[attr-defined]
+        return statuses + [await target.ask("followed", "at length") for _ in range(5)]
+    finally:
+        for writer in writers:
+            writer.transport.abort()
+
+
 SURVIVED = frozenset({200, 400, 502})
 ATTACKS = (
     Attack("a slow pattern in a schema", slow_pattern, frozenset({502})),
@@ -249,7 +359,11 @@ ATTACKS = (
     Attack("100,000 messages", many_messages, frozenset({400})),
     Attack("19,000 messages", a_megabyte_of_messages, frozenset({200})),
     Attack("the worst JSON", worst_json, frozenset({400})),
+    Attack("a megabyte of empty lines", blanks, frozenset({200})),
+    Attack("bombs in images and PDFs", media, frozenset({200, 400})),
+    Attack("a packed bomb", packed, frozenset({400})),
     Attack("pipes and /dev/zero as transcripts", pipes_and_endless_files, SURVIVED, WITH_FILES),
     Attack("a line nested 1,100 deep", deep_line, SURVIVED, ("nested",)),
     Attack("answers that nobody reads", unread_answers, frozenset()),
+    Attack("followers that read nothing", followers, frozenset({200, 429}), ("followed",)),
 )
