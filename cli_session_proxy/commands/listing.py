@@ -139,7 +139,8 @@ async def spent(settings: Settings, by: By) -> list[JSON]:
     now = time.time()
     async with opened(settings) as store:
         facts = [] if store is None else await store.facts(None, since=now - DAYS * DAY, limit=TURNS)
-    days, models, keys = summed(facts, now)
+        forgotten = [] if store is None else await store.forgotten(None, now - DAYS * DAY)
+    days, models, keys = summed(facts, now, forgotten)
     return {"day": days[::-1], "model": models, "key": keys}[by]
 
 

@@ -36,7 +36,8 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     now = time.time()
     async with opened(settings) as store:
         facts = [] if store is None else await store.facts(None, since=now - WEEK * DAY, limit=TURNS)
-    today, week = status.costs(facts, now)
+        forgotten = [] if store is None else await store.forgotten(None, now - WEEK * DAY)
+    today, week = status.costs(facts, now, forgotten)
     known = None
     problem = await missing_of(settings) or STOPPED.format(var=settings.var)
     with contextlib.suppress(ClaudeUnavailable):  # which `problem` says

@@ -183,6 +183,12 @@ class TurnRequest:
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
     compose: Compose | None = None  # decides what the turn says when it runs
     kept: bool = True  # False: its chain is deleted once the answer was delivered
+    client: str | None = None  # of an unnamed request that stores nothing: kept only where this one may go on from it
+
+    @property
+    def goes_on(self) -> bool:
+        """It says what came before it."""
+        return self.continues is not None or any(message.role == "assistant" for message in self.messages)
 
 
 @dataclass(frozen=True, slots=True)

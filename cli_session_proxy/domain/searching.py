@@ -76,11 +76,12 @@ class Hit:
 @dataclass(frozen=True, slots=True)
 class Found:
     """The best first: agents, sessions and turns by their ids, then the words. `agents` and `turns`: how many there
-    were to look through."""
+    were to look through; `one_shots`: how many of the agents have no row in a list."""
 
     hits: tuple[Hit, ...]
     agents: int
     turns: int
+    one_shots: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ executor  3 the backend: a process whose memory is the path                    4
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import uuid
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from functools import partial
 from pathlib import Path
@@ -28,7 +29,6 @@ from ..domain.models import (
     FINISHED,
     JSON,
     ON_PATH,
-    ONCE,
     Agent,
     CancelledBy,
     Message,
@@ -52,17 +52,18 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, Settings
 from ..stores.auto import registry_for, store_for
-from ..stores.base import Accepted, KeyTaken, Lease, MirrorKey, Store
+from ..stores.base import Accepted, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
 from .committing import CommitOrder, Committed, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
+from .forgetting import Forgetting
 from .lanes import LanePlace, Lanes, Slots
 from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import ORIGIN, Elsewhere, Passing
-from .placement import HOUR, Placement
+from .placement import Placement
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
@@ -143,8 +144,9 @@ class Engine:
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
+        self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
-            self.store, self._instances, self._tasks, settings.disconnect_grace, self._delivered
+            self.store, self._instances, self._tasks, settings.disconnect_grace, self.forgetting.delivered
         )
         self.mirrors = Mirroring(self.store, self.backend, self._sandboxes, self._ownership, self.observers)
         self._executor = Executor(
@@ -181,7 +183,7 @@ class Engine:
         self._tasks.serve(self._recovery.watch(self._ownership.hold_if_free))
         if self.store.spans_hosts:
             self._tasks.serve(self._introduce())
-        self._tasks.serve(self._retention())
+        self._tasks.serve(self.forgetting.serve())
 
     async def _introduce(self) -> None:
         """What must be equal on every host, so that a turn at one of them extends what another one sent."""
@@ -344,6 +346,9 @@ class Engine:
                     continue
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
+                    with contextlib.suppress(StoreUnavailable):
+                        if not found.agent.named and await self.store.agent_by_key(found.agent.key) is None:
+                            continue  # forgotten meanwhile: the request is placed anew
                     if exc.detail.get("in_doubt"):
                         self._ends.never_ran(found.new.turn.id)
                     raise not_run(exc) from exc
@@ -361,6 +366,8 @@ class Engine:
         live = self._deliveries.live(turn, agent.agent_id)
         live.compose = request.compose
         self._live[turn.id] = live
+        if known is not None:
+            self.forgetting.accepted(live, request)
         answer = live.attach(timeout=request.timeout)
         live.task = self._tasks.own(self._run(live, agent, place, known))
         return answer
@@ -649,16 +656,14 @@ class Engine:
 
     # --- data
 
-    async def delete(
-        self, owner: str, agent_id: str, *, still: Callable[[Agent], Awaitable[bool]] | None = None
-    ) -> bool:
+    async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
         """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
 
-        `still` says whether it is to go, before its turns are ended and once more under its lease: a client may have
-        gone on since the agent was chosen.
+        With an `expiry` only what still is to go, also when the chain is removed: a client may have gone on since the
+        agent was chosen. Its turn then finds no files, and writes them again from the chain.
         """
         agent = await self.store.agent(owner, agent_id)
-        if agent is None or (still is not None and not await still(agent)):
+        if agent is None or (expiry is not None and not await self.store.expired_agents(expiry, only=agent.key)):
             return False
         running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
         for live in running:
@@ -670,13 +675,14 @@ class Engine:
         if tasks:
             await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
-            if still is not None and not await still(agent):
+            if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
                 return False
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
             await asyncio.to_thread(self._sandboxes.remove, agent.dir)
-            await self.store.delete_agent(agent.key)
+            if not await self.store.delete_agent(agent.key, expiry):
+                return False
         if self.registry is not None:
             await self.registry.forget(agent)
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
@@ -781,41 +787,6 @@ class Engine:
             if found is not None and found.ended:
                 adopted = await adopt(self.store, lease, found, self.observers)
                 log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
-
-    def _delivered(self, live: LiveTurn) -> None:
-        if live.agent_id.startswith(f"{ONCE}_"):
-            self._tasks.own(self._forget_once(live.turn.agent_key))
-
-    async def _forget_once(self, key: int) -> None:
-        """Delete the agent of a request with `X-Chain: none`. Where that fails, `forget_idle` does it later."""
-        with survived("not_forgotten"):
-            agent = await self.store.agent_by_key(key)
-            if agent is not None and not agent.named:
-                await self.delete(agent.owner, agent.agent_id)
-
-    async def _retention(self) -> None:
-        """Once an hour, delete what `retention_days` and `forget_unnamed` do not keep, and what a crash left of
-        requests with `X-Chain: none`."""
-        while True:
-            with survived("not_expired"):
-                hours = self.settings.forget_unnamed
-                await self.forget_idle(self.settings.retention_days, None if hours == "never" else hours)
-            await asyncio.sleep(HOUR)
-
-    async def forget_idle(self, days: float | None, unnamed_hours: float | None = None) -> None:
-        """Delete the agents whose last turn is older than so many days, and one-shots older than so many hours."""
-        now = self._instances.now()
-        left = now - HOUR
-        before = None if days is None else now - days * 24 * HOUR
-        one_shots = None if unnamed_hours is None else now - unnamed_hours * HOUR
-
-        async def still(agent: Agent) -> bool:
-            return bool(await self.store.expired_agents(before, one_shots, left, only=agent.key))
-
-        for agent in await self.store.expired_agents(before, one_shots, left):
-            with survived("not_expired", agent=agent.agent_id):
-                if await self.delete(agent.owner, agent.agent_id, still=still):
-                    log.info("expired")  # without its name: nothing is left of it
 
 
 def _prepare_var(var: Path) -> None:

@@ -17,6 +17,7 @@ def as_json(wanted: Search, found: Found, indexed: Indexed) -> JSON:
         "query": wanted.text,
         "agents": found.agents,
         "turns": found.turns,
+        "one_shots": found.one_shots,
         "indexed": {"done": indexed.done, "total": indexed.total},
         "data": [hit_json(hit) for hit in found.hits],
     }
@@ -59,7 +60,8 @@ def place(hit: Hit) -> str:
 
 def summed_up(wanted: Search, found: Found) -> str:
     """How many there are, or that there is nothing, and in how much was looked."""
-    among = f"{count(found.agents, 'agent')} ({count(found.turns, 'turn')})"
+    folded = f", {count(found.one_shots, 'one-shot')} among them" if found.one_shots else ""
+    among = f"{count(found.agents, 'agent')} ({count(found.turns, 'turn')}{folded})"
     if found.hits:
         more = "the best " if len(found.hits) >= wanted.limit else ""
         return f"{more}{count(len(found.hits), 'hit')} in {among}"

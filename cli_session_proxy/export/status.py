@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 
 from ..domain.models import FINISHED, JSON
-from ..stores.base import TurnFacts
+from ..stores.base import Forgotten, TurnFacts
 from .words import count
 
 DAY = 86400.0
@@ -67,14 +67,12 @@ def answers(facts: Sequence[TurnFacts], since: float) -> bool:
     return any(one.created_at > since and one.status in ("completed", "requires_action") for one in facts)
 
 
-def costs(facts: Sequence[TurnFacts], now: float) -> tuple[float, float]:
+def costs(facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()) -> tuple[float, float]:
     """USD of today and of the last seven days, today among them. Days are UTC."""
     today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
-    week = [one for one in facts if one.created_at >= today - (WEEK - 1) * DAY]
-    return (
-        sum(one.cost_usd or 0.0 for one in week if one.created_at >= today),
-        sum(one.cost_usd or 0.0 for one in week),
-    )
+    spent = [(one.created_at, one.cost_usd or 0.0) for one in facts] + [(one.at, one.cost_usd) for one in forgotten]
+    week = [(at, cost) for at, cost in spent if at >= today - (WEEK - 1) * DAY]
+    return sum(cost for at, cost in week if at >= today), sum(cost for _, cost in week)
 
 
 def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from ..domain.models import JSON
 from ..settings import MODELS
-from ..stores.base import TurnFacts
+from ..stores.base import Forgotten, TurnFacts
 from .summaries import DAY
 
 DAYS = 14
@@ -16,17 +16,28 @@ DAYS = 14
 TURNS = 20_000
 
 
-def summed(facts: Sequence[TurnFacts], now: float) -> tuple[list[JSON], list[JSON], list[JSON]]:
-    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure."""
+def summed(
+    facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()
+) -> tuple[list[JSON], list[JSON], list[JSON]]:
+    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure.
+
+    Of what is forgotten it is only known how many requests there were, and what they cost.
+    """
     days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
     names = _full_names({one.model for one in facts})
+
+    def rows(at: float, model: str, owner: str) -> list[JSON]:
+        found = days.get(_day(at)), models[names.get(model, model)], keys[owner]
+        return [row for row in found if row is not None]  # there is none for the rest of the day before the first one
+
+    for gone in forgotten:
+        for row in rows(gone.at, gone.model, gone.owner):
+            row["turns"] += gone.turns
+            row["cost_usd"] += gone.cost_usd
     for one in facts:
-        of_day = _day(one.created_at)
-        for row in (days.get(of_day), models[names.get(one.model, one.model)], keys[one.owner]):
-            if row is None:  # the rest of the day before the first one
-                continue
+        for row in rows(one.created_at, one.model, one.owner):
             row["turns"] += 1
             row["failed"] += one.status == "failed"
             row["refused"] += one.status == "refused"

@@ -17,7 +17,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import (
@@ -473,6 +473,29 @@ class Leases(Protocol):
         """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
 
 
+class Expiry(NamedTuple):
+    """Which agents are to be forgotten, by when they were last active (None: none of that kind): those before `before`;
+    one-shots; and those that were to be deleted once their answer was delivered (`once`).
+
+    A one-shot is an unnamed agent with one turn, whose client was given no id to come back with.
+    """
+
+    before: float | None = None
+    one_shots: float | None = None
+    once: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Forgotten:
+    """Requests whose unnamed agents are forgotten: of one hour, which began `at`, one owner and one model."""
+
+    at: float
+    owner: str
+    model: str
+    turns: int
+    cost_usd: float
+
+
 class Agents(Protocol):
     """Whose conversations there are."""
 
@@ -483,10 +506,11 @@ class Agents(Protocol):
     async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
         """The agent, created when new. Two callers at once get the same one."""
 
-    async def delete_agent(self, key: int) -> None:
+    async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
         """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images.
 
-        Nothing of it is left in what the store has freed.
+        Nothing of it is left in what the store has freed. With an `expiry` only where it still is one of those: then
+        what an unnamed agent of one request cost is counted (`forgotten`). False where nothing was removed.
         """
 
     async def forget_copies(self, agent: Agent) -> None:
@@ -495,26 +519,17 @@ class Agents(Protocol):
     async def named_by(self, agent_key: int) -> list[str]:
         """The ids of its turns and sessions, and of sessions that only its turns name: what else may speak of it."""
 
-    async def expired_agents(
-        self,
-        before: float | None,
-        one_shots: float | None = None,
-        once: float | None = None,
-        *,
-        only: int | None = None,
-    ) -> list[Agent]:
-        """Agents whose last turn is older than `before`, one-shots that are older than `one_shots`, and agents that
-        were to be deleted once their answer was delivered and are older than `once` (None: none).
-
-        A one-shot is an unnamed agent with one turn, whose client was given no id to come back with. Of the agent
-        `only`, where one is given.
-        """
+    async def expired_agents(self, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
+        """Those that are to be forgotten; of the agent `only`, where one is given."""
 
     def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
         """One row an agent (of every owner when None), last active first; without one-shots older than `folded`."""
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
-        """How many one-shots were last active in this time, and what they cost."""
+        """How many one-shots were last active in this time, and what they cost; with those that are forgotten."""
+
+    async def forgotten(self, owner: str | None, since: float) -> list[Forgotten]:
+        """What unnamed agents of one request cost that are forgotten by now and were active since then, to the hour."""
 
     async def chain(self, agent_key: int) -> Chain | None: ...
 

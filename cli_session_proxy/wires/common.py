@@ -67,6 +67,10 @@ INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
 # --- who asks
 
 
+# Characters by which two programs are told apart.
+MAX_CLIENT = 200
+
+
 @dataclass(frozen=True, slots=True)
 class Naming:
     """What the request says about itself outside its body: path, headers, key."""
@@ -80,6 +84,7 @@ class Naming:
     request_id: str | None = None
     owner: str = LOCAL_OWNER
     window: Window | None = None
+    client: str = ""  # which program asks, in its own words
 
     def agent_id(self, body: Mapping[str, Any]) -> str | None:
         """The agent's name, by the first place that gives one; None where the history has to name it."""
@@ -137,6 +142,7 @@ def naming(
         request_id=request_id,
         owner=owner,
         window=window,
+        client=headers.get("user-agent", "")[:MAX_CLIENT],
     )
 
 

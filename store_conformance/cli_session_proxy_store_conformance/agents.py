@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cli_session_proxy.domain.models import Agent, Link, Session
+from cli_session_proxy.domain.models import ONCE, Agent, Link, Session
+from cli_session_proxy.domain.searching import Search
+from cli_session_proxy.stores.base import Expiry, Forgotten
 
 from .samples import (
     IMAGE,
@@ -89,8 +91,8 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (first.cost_usd, first.last_at) == (0.25, 30.0)
         assert first.bytes > 0
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
-        assert [agent.key for agent in await store.expired_agents(30.0)] == [idle.key]
-        assert {agent.key for agent in await store.expired_agents(31.0)} == {idle.key, busy.key}
+        assert [agent.key for agent in await store.expired_agents(Expiry(30.0))] == [idle.key]
+        assert {agent.key for agent in await store.expired_agents(Expiry(31.0))} == {idle.key, busy.key}
 
 
 async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory: StoreFactory) -> None:
@@ -107,14 +109,45 @@ async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory:
         await store.accept(a_turn(kept["longer"], "longer2", "longer1", at=10.0))
         await store.annotate(kept["talking"].key, {})
         shot, late = kept["shot"], kept["late"]
-        assert [one.key for one in await store.expired_agents(None, 40.0)] == [shot.key]
-        assert await store.expired_agents(None, 40.0, only=late.key) == []
-        assert [one.key for one in await store.expired_agents(None, 60.0)] == [shot.key, late.key]
-        assert await store.expired_agents(None, None) == []
+        assert [one.key for one in await store.expired_agents(Expiry(one_shots=40.0))] == [shot.key]
+        assert await store.expired_agents(Expiry(one_shots=40.0), only=late.key) == []
+        assert [one.key for one in await store.expired_agents(Expiry(one_shots=60.0))] == [shot.key, late.key]
+        assert await store.expired_agents(Expiry()) == []
         number, cost = await store.one_shots("local", since=0.0, until=40.0)
         assert (number, cost) == (1, 0.25)
         rows = await gathered(store.summaries("local", folded=40.0))
         assert {row.agent.agent_id for row in rows} == set(kept) - {"shot"}
+        found = await store.search(Search("", "local"))
+        assert (found.agents, found.one_shots) == (len(kept), 2)
+
+
+async def of_what_is_forgotten_cost_and_count_are_left(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        for name, at in (("one", 7250.0), ("two", 7300.0), ("later", 11000.0)):
+            agent = await an_agent(store, name, named=False)
+            accepted = await store.accept(a_turn(agent, f"{name}1", at=at))
+            await store.begin(a_begin(accepted))
+            await store.commit(a_commit(accepted, agent, name, finished_at=at))
+            assert not await store.delete_agent(agent.key, Expiry(one_shots=at))
+            assert await store.delete_agent(agent.key, Expiry(one_shots=at + 1))
+        await store.delete_agent((await an_agent(store, "gone", named=False)).key)
+        first, second = await store.forgotten("local", 7300.0)
+        assert first == Forgotten(7200.0, "local", "sonnet", 2, 0.5)
+        assert (second.at, second.turns) == (10800.0, 1)
+        assert await store.forgotten("local", 10800.0) == [second]
+        assert await store.forgotten("another", 0.0) == []
+        assert await store.forgotten(None, 0.0) == [first, second]
+        assert await store.one_shots("local", since=7300.0, until=9999.0) == (3, 0.75)
+
+
+async def nobody_goes_on_from_an_agent_that_is_asked_once(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        for name in (f"{ONCE}_1", "auto_1"):
+            agent = await an_agent(store, name, named=False)
+            accepted = await store.accept(a_turn(agent, f"{name}t"))
+            await store.commit(a_commit(accepted, agent, name, path_hash=name))
+        assert await store.deepest("local", [f"{ONCE}_1"]) is None
+        assert await store.deepest("local", ["auto_1"]) is not None
 
 
 async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> None:

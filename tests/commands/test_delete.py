@@ -108,7 +108,7 @@ async def test_what_retention_forgets_is_gone_from_the_copies_too(tmp_path: Path
         await filled(engine, AGENT, at=long_ago)
         await filled(engine, OTHER)
         copy_aside(settings.var / FILE, settings.var / f"{FILE}.v1.bak")
-        await engine.forget_idle(days=1)
+        await engine.forgetting.idle(days=1)
     assert holders(settings.var, of=f"{WORDS} {AGENT}") == []
     assert len(holders(settings.var, of=f"{WORDS} {OTHER}")) == 2
     assert len(holders(settings.var, of=IMAGE)) == 2  # the other one shows it too
@@ -126,7 +126,7 @@ async def test_an_agent_that_cannot_be_deleted_keeps_no_other_from_being_forgott
     try:
         for number, name in enumerate((AGENT, OTHER)):
             await filled(engine, name, at=time.time() - (4 - number) * 24 * 3600)
-        await engine.forget_idle(days=1)
+        await engine.forgetting.idle(days=1)
         assert [row.agent.agent_id async for row in engine.store.summaries()] == [AGENT]
     finally:
         await engine.stop()

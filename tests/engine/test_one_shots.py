@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import httpx
 import pytest
 
-from cli_session_proxy.commands import listing
-from cli_session_proxy.domain.models import Agent
-from cli_session_proxy.engine import engine
+from cli_session_proxy.backends.base import Completed
+from cli_session_proxy.commands import finding, listing
+from cli_session_proxy.domain.searching import Search
+from cli_session_proxy.engine import forgetting
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import summaries
 from cli_session_proxy.http import routes
 from cli_session_proxy.settings import Settings, load
+from cli_session_proxy.stores.base import Accepted, Expiry, NewTurn
 from cli_session_proxy.testing.upstream import Upstream
 
+from .. import without_cli
 from ..conftest import MakeSettings
 from ..every_wire import chains, proxied
 from ..until import until
@@ -42,9 +47,12 @@ class Proxy:
         return len(await chains(self.engine))
 
 
-@pytest.fixture
-async def proxy(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[Proxy]:
-    settings = make_settings()
+@pytest.fixture(params=["sqlite", "postgresql"])
+async def proxy(
+    make_settings: MakeSettings, upstream: Upstream, request: pytest.FixtureRequest
+) -> AsyncIterator[Proxy]:
+    there = {} if request.param == "sqlite" else {"store": request.getfixturevalue("postgres_url")}
+    settings = make_settings(**there)
     async with (
         proxied_without_cli(settings, upstream) as (engine, root),
         httpx.AsyncClient(base_url=root, trust_env=False, timeout=60) as http,
@@ -54,7 +62,7 @@ async def proxy(make_settings: MakeSettings, upstream: Upstream) -> AsyncIterato
 
 async def forget(proxy: Proxy) -> None:
     """As if `forget_unnamed` had passed."""
-    await proxy.engine.forget_idle(None, -1.0)
+    await proxy.engine.forgetting.idle(None, -1.0)
 
 
 async def test_one_shots_are_forgotten_with_their_files_and_nothing_else_is(proxy: Proxy) -> None:
@@ -88,20 +96,39 @@ async def test_who_goes_on_while_it_is_being_forgotten_keeps_the_chain(
 ) -> None:
     talk = list(HELLO)
     said = (await proxy.ask(messages=talk))["choices"][0]["message"]
-    delete = proxy.engine.delete
+    talk += [said, {"role": "user", "content": "two"}]
+    going_on: list[asyncio.Task[Any]] = []
+    remove = proxy.engine.store.delete_agent
 
-    async def late(owner: str, agent_id: str, *, still: Any = None) -> bool:
-        async def still_as_it_was(agent: Agent) -> bool:
-            goes = bool(await still(agent))
-            if goes and len(talk) == 1:  # the first look: then the client goes on
-                talk.extend((said, {"role": "user", "content": "two"}))
-                await proxy.ask(messages=talk)
-            return goes
+    async def accepted() -> bool:
+        return [row.turns for row in await chains(proxy.engine)] == [2]
 
-        return await delete(owner, agent_id, still=still_as_it_was)
+    async def late(key: int, expiry: Expiry | None = None) -> bool:
+        going_on.append(asyncio.create_task(proxy.ask(messages=talk)))
+        await until(accepted)
+        return await remove(key, expiry)
 
-    monkeypatch.setattr(proxy.engine, "delete", late)
+    monkeypatch.setattr(proxy.engine.store, "delete_agent", late)
     await forget(proxy)
+    assert (await going_on[0])["choices"][0]["message"]["content"]
+    assert await accepted()
+
+
+async def test_who_goes_on_from_what_was_forgotten_a_moment_ago_brings_it_along(
+    proxy: Proxy, monkeypatch: pytest.MonkeyPatch, upstream: Upstream
+) -> None:
+    talk = list(HELLO)
+    talk += [(await proxy.ask(messages=talk))["choices"][0]["message"], {"role": "user", "content": "two"}]
+    accept = proxy.engine.store.accept_next
+
+    async def late(new: NewTurn) -> Accepted:
+        monkeypatch.setattr(proxy.engine.store, "accept_next", accept)
+        await forget(proxy)
+        return await accept(new)
+
+    monkeypatch.setattr(proxy.engine.store, "accept_next", late)
+    await proxy.ask(messages=talk)
+    assert len(upstream.requests[-1].messages) == 3
     (row,) = await chains(proxy.engine)
     assert row.turns == 2
 
@@ -153,13 +180,79 @@ async def test_it_goes_on_from_nothing_that_is_kept_and_cannot_be_gone_on_from(p
     await until(as_before)
 
 
+async def test_nobody_goes_on_from_what_is_about_to_be_deleted(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(proxy.engine.forgetting, "_forget", nothing)  # it has not come to that yet
+    once = await proxy.http.post("/v1/chat/completions", json={"model": "sonnet", "messages": HELLO}, headers=NONE)
+    said = once.json()["choices"][0]["message"]
+    await proxy.ask(messages=[*HELLO, said, {"role": "user", "content": "two"}])
+    assert sorted(row.turns for row in await chains(proxy.engine)) == [1, 2]
+
+
+async def nothing(*_: object) -> None: ...
+
+
+RESPONSES = "/v1/responses"
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+async def test_of_a_client_that_stores_nothing_and_never_goes_on_only_cost_and_count_are_left(
+    proxy: Proxy, at_once: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end_of = without_cli.end_of
+    monkeypatch.setattr(without_cli, "end_of", lambda *said: replace(cast(Completed, end_of(*said)), cost_usd=0.25))
+    asked = [proxy.ask(RESPONSES, input=f"question {number}", store=False) for number in range(5)]
+    if at_once:
+        await asyncio.gather(*asked)
+    else:
+        for one in asked:
+            await one
+
+    async def gone() -> bool:
+        return not await chains(proxy.engine)
+
+    await until(gone)
+    now = time.time()
+    (left,) = await proxy.engine.store.forgotten("local", now - 3600)
+    assert (left.model, left.turns, left.cost_usd) == ("sonnet", 5, 1.25)
+    assert await proxy.engine.store.one_shots("local", since=now - 3600, until=now) == (5, 1.25)
+    assert (await proxy.http.get("/v1/chains")).json()["one_shots"]["count"] == 5
+    overview = (await proxy.http.get("/v1/overview")).json()
+    assert overview["days"][-1]["cost_usd"] == overview["status"]["cost_today"] == 1.25
+    (day,) = [row for row in await listing.spent(proxy.settings, "day") if row["turns"]]
+    assert (day["turns"], day["cost_usd"]) == (5, 1.25)
+
+
+async def test_a_client_that_stores_nothing_and_goes_on_by_its_history_keeps_its_chains(proxy: Proxy) -> None:
+    async def chat(word: str) -> None:
+        talk: list[Any] = [{"role": "user", "content": word}]
+        for more in ("two", "three"):
+            answer = await proxy.ask(RESPONSES, input=talk, store=False)
+            talk += [*answer["output"], {"role": "user", "content": more}]
+
+    await chat("one")
+    await chat("uno")
+    await proxy.ask(RESPONSES, input="once", store=False)
+    await proxy.ask(RESPONSES, input="once more", store=False)
+    assert sorted(row.turns for row in await chains(proxy.engine)) == [1, 1, 2, 2]
+
+
+async def test_what_else_the_client_may_come_back_for_is_kept(proxy: Proxy) -> None:
+    await proxy.ask(RESPONSES, input="named", store=False, agent_id="ada")
+    await proxy.ask(RESPONSES, input="stored")
+    other = {"User-Agent": "another program"}
+    for number in range(2):
+        body = {"model": "sonnet", "input": f"question {number}", "store": False}
+        await proxy.http.post(RESPONSES, json=body, headers=other if number else {})
+    assert await proxy.agents() == 4
+
+
 async def test_what_a_crash_left_of_it_is_deleted_later(proxy: Proxy, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(proxy.engine._deliveries, "_delivered", lambda _: None)  # as if it had died here
+    monkeypatch.setattr(proxy.engine.forgetting, "_forget", nothing)  # as if it had died here
     await proxy.http.post("/v1/chat/completions", json={"model": "sonnet", "messages": HELLO}, headers=NONE)
     await proxy.ask(messages=HELLO)
     assert await proxy.agents() == 2
-    monkeypatch.setattr(engine, "HOUR", -1.0)
-    await proxy.engine.forget_idle(None)
+    monkeypatch.setattr(forgetting, "HOUR", -1.0)
+    await proxy.engine.forgetting.idle(None)
     (row,) = await chains(proxy.engine)
     assert row.agent.agent_id.startswith("auto_")
 
@@ -180,6 +273,8 @@ async def test_its_files_go_too(make_settings: MakeSettings, upstream: Upstream,
         assert not [one for one in settings.var.glob("sandbox/agents/*") if not one.name.startswith(".")]
         assert settings.claude_config_dir is not None
         assert not [one for one in settings.claude_config_dir.rglob("*.jsonl") if one.stat().st_size]
+        (left,) = await running.store.forgotten(None, time.time() - 3600)
+        assert left.cost_usd > 0
 
 
 async def test_lists_tell_them_in_one_number(
@@ -199,13 +294,17 @@ async def test_lists_tell_them_in_one_number(
     assert [row["agent_id"] for row in told["data"]] == ["ada"]
     assert (told["has_more"], told["one_shots"]["count"]) == (False, 3)
     assert len((await listed("?one_shots=1"))["data"]) == 4
+    assert (await proxy.http.get("/v1/search?q=hello")).json()["one_shots"] == 3
+    wanted = Search("hello")
+    found, _ = await finding.find(proxy.settings, wanted)
+    finding.print_found(wanted, found)
+    assert "4 agents (4 turns, 3 one-shots among them)" in capsys.readouterr().out
     some = await listed("?one_shots=1&limit=2")
     assert (len(some["data"]), some["has_more"]) == (2, True)
     monkeypatch.setattr(routes, "LISTED", 1)
     assert len((await listed("?one_shots=1"))["data"]) == 1
     assert summaries.LISTED == 1000
-    found = await listing.chains(proxy.settings, listing.ChainFilter())
-    listing.print_chains(found)
+    listing.print_chains(await listing.chains(proxy.settings, listing.ChainFilter()))
     assert "3 one-shots today" in capsys.readouterr().out
     assert len((await listing.chains(proxy.settings, listing.ChainFilter(one_shots=True))).rows) == 4
 

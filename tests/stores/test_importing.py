@@ -18,7 +18,7 @@ from cli_session_proxy.domain.models import Agent, Conversation, Item, Message, 
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
+from cli_session_proxy.stores.base import ChainPart, Expiry, NewChain, WholeTurn
 from cli_session_proxy.stores.sql import importing
 from cli_session_proxy.stores.sql.tables import COMING
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
@@ -70,7 +70,7 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
     for number, store in enumerate((one, two)):
         assert await store.agent("local", "a") is None
         assert [row async for row in store.summaries()] == []
-        assert await store.expired_agents(time.time() + 1) == []
+        assert await store.expired_agents(Expiry(time.time() + 1)) == []
         other = await store.ensure_agent("local", f"b{number}", f"b{number}", named=True, now=time.time())
         began = time.monotonic()
         await store.accept(a_turn(other, f"turn_b{number}"))

@@ -18,7 +18,7 @@ from cli_session_proxy.domain.models import Item, Link, Record
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import move_of, store_for
-from cli_session_proxy.stores.base import MirrorKey, Proxy, Store, TurnWords
+from cli_session_proxy.stores.base import Expiry, MirrorKey, Proxy, Store, TurnWords
 from cli_session_proxy.stores.sql import moving
 from cli_session_proxy.stores.sql.moving import COPIED, LAST, LEFT, Move, NotHeld, Side
 from cli_session_proxy.stores.sql.tables import metadata, turns
@@ -86,6 +86,9 @@ async def fill(store: Store) -> None:
     await store.import_turns([*imported_turns(gone, 0)])
     await complete(store, gone, "lost", session="s-lost")
     await store.delete_agent(gone.key)
+    shot = await an_agent(store, "shot", named=False)
+    await complete(store, shot, "shot1", session="s-shot")
+    assert await store.delete_agent(shot.key, Expiry(one_shots=99.0))
     await store.accept(a_turn(await an_agent(store, "late"), "late"))
 
 

@@ -16,7 +16,7 @@ from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
 from ...export.summaries import DAY
 from ...export.sums import DAYS, TURNS, summed
-from ...stores.base import TurnFacts
+from ...stores.base import Forgotten, TurnFacts
 from .titles import title_of
 
 # Seconds for which sums are kept, at least; and how many times as long as they took, so that an open page costs 2 %.
@@ -46,6 +46,7 @@ class _Sums:
     made_at: float
     took: float
     facts: list[TurnFacts]
+    forgotten: list[Forgotten]
     days: list[JSON]
     models: list[JSON]
     keys: list[JSON]
@@ -73,10 +74,11 @@ class Overview:
             if sums is None or time.monotonic() - sums.made_at > max(KEPT, SHARE * sums.took):
                 began = time.monotonic()
                 facts = await self._engine.store.facts(whose, since=now - DAYS * DAY, limit=TURNS)
-                days, models, keys = await asyncio.to_thread(summed, facts, now)
+                forgotten = await self._engine.store.forgotten(whose, now - DAYS * DAY)
+                days, models, keys = await asyncio.to_thread(summed, facts, now, forgotten)
                 done = time.monotonic()
-                sums = self._sums[whose] = _Sums(done, done - began, facts, days, models, keys)
-            told = await self._status(owner, sums.facts, now)
+                sums = self._sums[whose] = _Sums(done, done - began, facts, forgotten, days, models, keys)
+            told = await self._status(owner, sums, now)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
         for key, *_ in attention[:NAMED]:
@@ -106,14 +108,15 @@ class Overview:
             "store_bytes": await self._engine.store.size(),
         }
 
-    async def _status(self, owner: str, facts: Sequence[TurnFacts], now: float) -> ProxyStatus:
-        """The costs are of all in `facts`; what is remembered is of this owner's agents."""
+    async def _status(self, owner: str, sums: _Sums, now: float) -> ProxyStatus:
+        """The costs are of all in `sums`; what is remembered is of this owner's agents."""
+        facts = sums.facts
         if self._asked_at is None or now - self._asked_at > LOGIN_KEPT:
             self._missing, self._asked_at = await self._ask(), now
         if self._missing is not None and status.answers(facts, self._asked_at):
             self._missing = None  # somebody has logged in since
         program = self._engine.program()
-        today, week = status.costs(facts, now)
+        today, week = status.costs(facts, now, sums.forgotten)
         return ProxyStatus(
             problem=status.UNREADY.get(await self._engine.state()) or self._missing or status.failing(facts),
             cli=None if program is None else explain.program(program),

@@ -29,6 +29,7 @@ from .tables import (
     conversations,
     findings,
     followers,
+    forgotten,
     image_refs,
     images,
     items,
@@ -210,6 +211,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("whereabouts", _whereabouts),
     Migration("totals of agents", _totals, alone=True),
     Migration("findings", lambda conn: metadata.create_all(conn, tables=[findings])),
+    Migration("one-shots that were forgotten", lambda conn: metadata.create_all(conn, tables=[forgotten])),
 )
 
 

@@ -17,9 +17,12 @@ from sqlalchemy import (
     case,
     false,
     func,
+    literal,
     not_,
     or_,
     select,
+    true,
+    tuple_,
 )
 
 from ...domain.models import (
@@ -36,7 +39,7 @@ from ...domain.models import (
     Session,
     Turn,
 )
-from ..base import Tree, TurnFacts, TurnOutline, TurnPage
+from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
 from .database import Prepared
 from .rows import chunks
@@ -45,6 +48,7 @@ from .tables import (
     PROBE,
     agents,
     conversations,
+    forgotten,
     frames,
     idempotency_keys,
     items,
@@ -70,6 +74,9 @@ FACTS = 500
 
 # Places of turns that are counted one by one, 0.3 ms each in a chain of 20,000.
 FEW = 50
+
+# Seconds that one row of `forgotten` stands for.
+HOUR = 3600.0
 
 # Links that a reader of a long chain looks for.
 MARKED = REPAIR_REASONS | {"adopted"}
@@ -120,8 +127,9 @@ _AWAITED = (
 )
 _TALKED = select(conversations.c.agent_key).where(conversations.c.agent_key == agents.c.key).exists()
 _BUSY = select(turns.c.seq).where(turns.c.agent_key == agents.c.key, turns.c.status.not_in(ENDED)).exists()
-_ONCE = and_(agents.c.named.is_(false()), agents.c.agent_id.startswith(f"{ONCE}_", autoescape=True), not_(_BUSY))
-_ONE_SHOT = and_(agents.c.named.is_(false()), agents.c.turns == 1, not_(_AWAITED), not_(_TALKED))
+ASKED_ONCE = agents.c.agent_id.startswith(f"{ONCE}_", autoescape=True)
+_ONCE = and_(agents.c.named.is_(false()), ASKED_ONCE, not_(_BUSY))
+ONE_SHOT = and_(agents.c.named.is_(false()), agents.c.turns == 1, not_(_AWAITED), not_(_TALKED))
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
 _SESSION_AT = Prepared(
     select(*rows.SESSION).where(
@@ -161,19 +169,9 @@ def named_by(conn: Connection, agent_key: int) -> list[str]:
     return list(conn.scalars(own.union(said, opened)))
 
 
-def expired_agents(
-    conn: Connection,
-    before: float | None,
-    one_shots: float | None = None,
-    once: float | None = None,
-    *,
-    only: int | None = None,
-) -> list[Agent]:
-    old = [] if before is None else [agents.c.last_at < before]
-    if one_shots is not None:
-        old.append(and_(_ONE_SHOT, agents.c.last_at < one_shots))
-    if once is not None:
-        old.append(and_(_ONCE, agents.c.last_at < once))
+def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
+    kinds = (true(), expiry.before), (ONE_SHOT, expiry.one_shots), (_ONCE, expiry.once)
+    old = [and_(kind, agents.c.last_at < before) for kind, before in kinds if before is not None]
     found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
     if only is not None:
         found = found.where(agents.c.key == only)
@@ -182,11 +180,18 @@ def expired_agents(
 
 def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
     found = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).select_from(agents)
-    found = found.where(_ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until)
+    found = found.where(ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until)
     number, cost = conn.execute(
         found.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
     ).one()
-    return number, cost
+    gone = forgotten_since(conn, owner, since)
+    return number + sum(one.turns for one in gone), cost + sum(one.cost_usd for one in gone)
+
+
+def forgotten_since(conn: Connection, owner: str | None, since: float) -> list[Forgotten]:
+    found = select(forgotten).where(forgotten.c.at > since - HOUR)
+    found = found if owner is None else found.where(forgotten.c.owner == owner)
+    return [Forgotten(**row) for row in conn.execute(found.order_by(*forgotten.primary_key)).mappings()]
 
 
 def chain(conn: Connection, agent_key: int) -> Chain | None:
@@ -204,10 +209,9 @@ def summaries(
     """A page of summaries, last active first, and where the next page starts (None: there is none)."""
     page = _SUMMARY.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
     if folded is not None:
-        page = page.where(or_(agents.c.last_at >= folded, not_(_ONE_SHOT)))
+        page = page.where(or_(agents.c.last_at >= folded, not_(ONE_SHOT)))
     if after is not None:
-        at, key = after
-        page = page.where(or_(agents.c.last_at < at, and_(agents.c.last_at == at, agents.c.key < key)))
+        page = page.where(tuple_(agents.c.last_at, agents.c.key) < tuple_(*map(literal, after)))
     found = conn.execute(page).all()
     return _summaries(conn, found), (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
 
@@ -277,11 +281,13 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
 
 
 def _answered(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
-    """Only turns with an answer: those of one agent, or of the owner's agents that are not named."""
+    """Only turns with an answer: those of one agent, or of the owner's agents that are not named and that stay."""
     query = query.join(agents, agents.c.key == turns.c.agent_key).where(
         agents.c.owner == owner, turns.c.status.in_(sorted(ANSWERED))
     )
-    return query.where(agents.c.named.is_(False) if agent_key is None else turns.c.agent_key == agent_key)
+    if agent_key is not None:
+        return query.where(turns.c.agent_key == agent_key)
+    return query.where(agents.c.named.is_(False), not_(ASKED_ONCE))
 
 
 def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:

@@ -16,6 +16,7 @@ from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, fun
 from ... import redact
 from ...domain.models import REPAIR_REASONS, Agent
 from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
+from .reading import ONE_SHOT
 from .rows import loads
 from .tables import COMING, agents, links, sessions, turns
 
@@ -145,7 +146,8 @@ def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     elif left > 0 and wanted.is_filtered:
         newest = _of_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
         hits += [_hit(conn, "words", row) for row in conn.execute(newest).all()]
-    return Found(tuple(hits[: wanted.limit]), len(everyone), sum(row.turns for row in everyone))
+    shots = conn.scalar(select(func.count()).select_from(agents).where(whose, ONE_SHOT)) or 0
+    return Found(tuple(hits[: wanted.limit]), len(everyone), sum(row.turns for row in everyone), shots)
 
 
 def theirs(wanted: Search) -> ColumnElement[bool]:

@@ -31,6 +31,7 @@ from ..base import (
     AgentState,
     ChainPart,
     Commit,
+    Expiry,
     Granted,
     LeaseHeld,
     NewChain,
@@ -122,6 +123,7 @@ class SqlStore(Store):
     named_by = _read(reading.named_by)
     expired_agents = _read(reading.expired_agents)
     one_shots = _read(reading.one_shots)
+    forgotten = _read(reading.forgotten_since)
     chain = _read(reading.chain)
 
     turn = _read(reading.turn)
@@ -207,9 +209,11 @@ class SqlStore(Store):
             return found
         return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
 
-    async def delete_agent(self, key: int) -> None:
-        await self._db.write(lambda conn: writing.delete_agent(conn, key), alone=True)
-        await self._db.purge()
+    async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
+        deleted = await self._db.write(lambda conn: writing.delete_agent(conn, key, expiry), alone=True)
+        if deleted:
+            await self._db.purge()
+        return deleted
 
     async def forget_copies(self, agent: Agent) -> None:
         await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)

@@ -234,6 +234,17 @@ findings = Table(
     Column("until", Double),
 )
 
+# What is left of one-shots that were forgotten: how many in an hour, which began `at`, and their cost (migration 10).
+forgotten = Table(
+    "forgotten",
+    metadata,
+    Column("at", Double, primary_key=True),
+    Column("owner", Text, primary_key=True),
+    Column("model", Text, primary_key=True),
+    Column("turns", BigInteger, nullable=False),
+    Column("cost_usd", Double, nullable=False),
+)
+
 # Every frame that was sent, of every attempt: `turns.frame_uuid` knows only the latest.
 frames = Table(
     "frames",

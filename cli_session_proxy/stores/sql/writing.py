@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Row, bindparam, or_, select
+from sqlalchemy import Connection, Row, bindparam, func, or_, select
 
 from ...domain.models import (
     ANSWERED,
@@ -24,10 +24,10 @@ from ...domain.models import (
     Turn,
 )
 from ...errors import SessionBusy, StoreUnavailable
-from ..base import ImportedTurn, Lease, Taken
+from ..base import Expiry, ImportedTurn, Lease, Taken
 from . import conversing, leases, mirroring, reading, rows
 from .database import Cursor, InsertNew, Prepared
-from .tables import PROBE, agents, frames, idempotency_keys, links, meta, records, sessions, turns
+from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
 from .way import (
     ACTIVE,
     COUNT,
@@ -51,6 +51,9 @@ from .way import (
 _INSERT_FRAME = Prepared(InsertNew(frames))
 _INSERT_AGENT = Prepared(InsertNew(agents))
 _INSERT_META = Prepared(InsertNew(meta))
+_INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
+# Seconds that `forgotten` reaches back behind what is added to it: no sum looks further.
+REMEMBERED = 90 * 86_400.0
 _MOVE_HEAD = Prepared(THIS_AGENT)
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
 _NOT_ANSWERED: frozenset[Status] = UNFINISHED | _FAILED
@@ -79,7 +82,13 @@ def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named
     return found
 
 
-def delete_agent(conn: Connection, key: int) -> None:
+def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bool:
+    if expiry is not None:
+        # The lock keeps turns out: who accepts one writes this row.
+        conn.execute(select(agents.c.key).where(agents.c.key == key).with_for_update())
+        if not reading.expired_agents(conn, expiry, only=key):
+            return False
+        _remember_cost(conn, key)
     own = select(turns.c.id).where(turns.c.agent_key == key)
     leases.forget(conn, key, own)
     conn.execute(idempotency_keys.delete().where(idempotency_keys.c.turn_id.in_(own)))
@@ -92,6 +101,27 @@ def delete_agent(conn: Connection, key: int) -> None:
     rows.forget_images(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
+    return True
+
+
+def _remember_cost(conn: Connection, key: int) -> None:
+    """What an unnamed agent of one request cost, before it is forgotten."""
+    model = func.coalesce(turns.c.answered_by, turns.c.model)
+    last = select(model).where(turns.c.agent_key == agents.c.key).order_by(turns.c.seq.desc()).limit(1)
+    spent = select(agents.c.owner, agents.c.last_at, agents.c.cost_usd, last.scalar_subquery().label("model"))
+    single = or_(agents.c.turns == 1, reading.ASKED_ONCE)
+    row = conn.execute(spent.where(agents.c.key == key, agents.c.named.is_(False), single)).first()
+    if row is None or row.model is None:
+        return
+    kept = forgotten.c
+    conn.execute(forgotten.delete().where(kept.at < row.last_at - REMEMBERED))
+    own = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
+    _INSERT_FORGOTTEN.run(conn, {**own, "turns": 0, "cost_usd": 0.0})
+    conn.execute(
+        forgotten.update()
+        .where(*(kept[name] == value for name, value in own.items()))
+        .values(turns=kept.turns + 1, cost_usd=kept.cost_usd + row.cost_usd)
+    )
 
 
 # --- turns ---

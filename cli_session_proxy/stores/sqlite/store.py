@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...domain.searching import Found, Indexed, Search
-from ..base import Telling
+from ..base import Expiry, Telling
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore, logged
 from .database import SqliteDatabase
@@ -41,9 +41,11 @@ class SqliteStore(SqlStore):
         self.words = SearchIndex(self.database.path, busy_timeout)
         super().__init__(self.database, migrations, telling)
 
-    async def delete_agent(self, key: int) -> None:
-        await super().delete_agent(key)
-        await asyncio.to_thread(self.words.forget, key)
+    async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
+        deleted = await super().delete_agent(key, expiry)
+        if deleted:
+            await asyncio.to_thread(self.words.forget, key)
+        return deleted
 
     async def index(self, seconds: float) -> Indexed:
         return await asyncio.to_thread(self.words.index, seconds)

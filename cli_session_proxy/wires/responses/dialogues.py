@@ -60,21 +60,25 @@ class Dialogues:
         return turn
 
     async def submit(
-        self, call: ResponsesCall, *, own: Collection[str] = (), has_left: HasLeft | None = None
+        self, call: ResponsesCall, *, own: Collection[str] | None = None, has_left: HasLeft | None = None
     ) -> Answer:
         """Accept what a client of Responses asks. Raises `ProxyError`.
 
-        `own` are responses that were not to be stored, and that its connection may go on from all the same.
+        `own` are responses that were not to be stored, and that its connection (a WebSocket) may go on from all the
+        same.
         """
         call = await self._with_items(call)
         if call.conversation is not None:
             agent = await self._conversation_agent(call.naming.owner, call.conversation)
             return await self._in_conversation(call, agent, has_left)
         if call.previous is not None:
-            parent = await self._previous(call.naming.owner, call.previous, own)
+            parent = await self._previous(call.naming.owner, call.previous, own or ())
             return await self._engine.submit(_request(call, compose(call, parent, continues=parent.id)), has_left)
         delta = all(message.role == "user" for message in call.messages)
-        return await self._engine.submit(_request(call, compose(call, await self._head(call), delta=delta)), has_left)
+        request = _request(call, compose(call, await self._head(call), delta=delta))
+        if own is None and call.agent_id is None and not call.call["store"] and call.naming.keep:
+            request = replace(request, client=call.naming.client)
+        return await self._engine.submit(request, has_left)
 
     async def parent(self, call: ResponsesCall) -> Turn | None:
         """The turn that the call would continue, as far as that is known before it runs."""
