@@ -7,6 +7,7 @@ Times are UTC seconds since the epoch (float). Ids of turns are `turn_…`, ids 
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -212,23 +213,14 @@ class Usage(Recorded):
         return round(self.cache_read_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
 
     def plus(self, other: Usage) -> Usage:
-        return Usage(
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cache_read_tokens + other.cache_read_tokens,
-            self.cache_write_tokens + other.cache_write_tokens,
-            self.thinking_tokens + other.thinking_tokens,
-        )
+        return Usage(*map(operator.add, _COUNTS(self), _COUNTS(other)))
 
     def minus(self, other: Usage) -> Usage:
         """None below 0."""
-        return Usage(
-            max(0, self.input_tokens - other.input_tokens),
-            max(0, self.output_tokens - other.output_tokens),
-            max(0, self.cache_read_tokens - other.cache_read_tokens),
-            max(0, self.cache_write_tokens - other.cache_write_tokens),
-            max(0, self.thinking_tokens - other.thinking_tokens),
-        )
+        return Usage(*(max(0, mine - theirs) for mine, theirs in zip(_COUNTS(self), _COUNTS(other), strict=True)))
+
+
+_COUNTS = operator.attrgetter(*Usage.__slots__)
 
 
 @dataclass(frozen=True, slots=True)

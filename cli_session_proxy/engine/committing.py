@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from .. import logs, redact
+from ..domain.forms import Recorded
 from ..domain.lineage import answer_text
 from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, did_you_mean
@@ -105,7 +106,7 @@ class CommitOrder:
 
 
 @dataclass(frozen=True, slots=True)
-class Committed:
+class Committed(Recorded):
     """`commit` is the new one, or the one that has a note now; `message` is what was written."""
 
     agent_id: str
@@ -116,15 +117,7 @@ class Committed:
     message: str
 
     def as_json(self) -> JSON:
-        return {
-            "object": "chain.committed",
-            "agent_id": self.agent_id,
-            "fix_id": self.fix_id,
-            "attempt": self.attempt,
-            "commit": self.commit,
-            "note": self.note,
-            "message": self.message,
-        }
+        return {"object": "chain.committed", **super(Committed, self).as_json()}
 
 
 async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitOrder, ask: Ask) -> Committed:

@@ -7,6 +7,7 @@ import re
 from dataclasses import dataclass
 
 from .. import logs
+from ..domain.forms import Recorded
 from ..domain.models import JSON, Agent
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..stores.base import Store
@@ -21,7 +22,7 @@ _BACK = re.compile(r"-[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
-class Rewound:
+class Rewound(Recorded):
     """Where the head was and where it is now (None: before the first turn); how many turns that is."""
 
     agent_id: str
@@ -30,13 +31,7 @@ class Rewound:
     turns: int
 
     def as_json(self) -> JSON:
-        return {
-            "object": "chain.rewound",
-            "agent_id": self.agent_id,
-            "was": self.was,
-            "head": self.head,
-            "turns": self.turns,
-        }
+        return {"object": "chain.rewound", **super(Rewound, self).as_json()}
 
 
 async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> Rewound:

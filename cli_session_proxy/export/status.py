@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 
+from ..domain.forms import Recorded
 from ..domain.models import FINISHED, JSON
 from ..stores.base import Forgotten, TurnFacts
 from .words import count
@@ -25,7 +26,7 @@ UNREADY: Mapping[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Remembered:
+class Remembered(Recorded):
     """Of the newest requests of some agents: how many earlier turns they should have held, and held."""
 
     agents: int
@@ -34,7 +35,7 @@ class Remembered:
 
 
 @dataclass(frozen=True, slots=True)
-class ProxyStatus:
+class ProxyStatus(Recorded):
     """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
     self-check saw, in words. Costs are in USD, of days in UTC, today among the last seven."""
 
@@ -47,13 +48,7 @@ class ProxyStatus:
     remembered: Remembered | None
 
     def as_json(self) -> JSON:
-        return {"working": self.problem is None, **asdict(self)}
-
-    @staticmethod
-    def from_json(told: JSON) -> ProxyStatus:
-        """What `as_json` has made. Raises `KeyError`, `TypeError`."""
-        remembered = None if told["remembered"] is None else Remembered(**told["remembered"])
-        return ProxyStatus(**{**{name: told[name] for name in ProxyStatus.__slots__}, "remembered": remembered})
+        return {"working": self.problem is None, **super(ProxyStatus, self).as_json()}
 
 
 def failing(facts: Sequence[TurnFacts]) -> str | None:
