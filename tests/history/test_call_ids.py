@@ -24,12 +24,11 @@ from cli_session_proxy.testing.script import ToolUse
 from cli_session_proxy.testing.seen import Seen, parts, spoken
 from cli_session_proxy.testing.upstream import Upstream
 
-from ..clis import old_cli_in_full
 from ..conftest import CLI_ENV, MakeSettings
 from ..every_wire import proxied
 from ..matrix import rest_in_full
 from ..talking import ask, text
-from ..without_cli import engine_without_cli
+from ..without_cli import engine_without_cli, proxied_without_cli
 
 JSON = dict[str, Any]
 # ("user" or "assistant", a text); ("call", id, argument); ("result", id, text)
@@ -206,12 +205,19 @@ AGAIN: list[Item] = [
 ]  # fmt: skip
 
 
-@old_cli_in_full
-@pytest.mark.parametrize("wire", WIRES)
+# By which wire calls come makes no difference to the CLI: each time two with it, and the others without.
+WITH_CLI = [(chat, "claude_2"), (generate, "claude_2")]
+WITHOUT = [(wire, None) for wire in (messages, ollama, responses, interactions)]
+IN_FULL = [(wire, cli) for wire in WIRES for cli in ("claude_2", "claude_1") if (wire, cli) not in WITH_CLI]
+
+
+@pytest.mark.parametrize(("wire", "cli"), rest_in_full(*WITH_CLI, *WITHOUT, *IN_FULL, quick=len(WIRES)))
 async def test_a_provider_that_numbers_its_calls_anew_each_turn(
-    wire: Wire, claude: Path, make_settings: MakeSettings, upstream: Upstream
+    wire: Wire, cli: str | None, make_settings: MakeSettings, upstream: Upstream, request: pytest.FixtureRequest
 ) -> None:
-    async with proxied(make_settings(claude_bin=claude)) as (_, root), httpx.AsyncClient(base_url=root) as http:
+    settings = make_settings() if cli is None else make_settings(claude_bin=request.getfixturevalue(cli))
+    through = proxied_without_cli(settings, upstream) if cli is None else proxied(settings)
+    async with through as (_, root), httpx.AsyncClient(base_url=root) as http:
 
         async def say(history: Sequence[Item]) -> Item:
             path, body = wire(history)
