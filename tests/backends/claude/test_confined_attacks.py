@@ -161,6 +161,17 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     assert not [one for one in psutil.process_iter(["cmdline"]) if "86397.5" in (one.info["cmdline"] or [])]
 
 
+async def test_the_machines_own_settings_are_read_only(shells: Shells) -> None:
+    """The kernel lets its root write them, in a namespace and without a capability: bubblewrap does not see to that."""
+    looks = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -5; echo looked"
+    async with running(shells.settings) as engine:
+        if os.getuid() == 0:
+            assert "/proc/" in await shells.run(engine, "free", looks)
+        said = await shells.run(engine, "confined", looks)
+        assert "looked" in said
+        assert "/proc" not in said
+
+
 async def test_namespaces_within_the_boundary_are_refused(shells: Shells) -> None:
     tries = "; ".join(f"unshare -{kind} true && echo $((40 + 2))" for kind in ("U", "Ur", "Urm", "Urn", "Urp", "m"))
     bwrap = "bwrap --unshare-user --ro-bind / / true && echo $((40 + 2))"

@@ -201,7 +201,8 @@ def _wrapper(
     # From the top downwards: what is hidden first, then what of it is shown again.
     mounts.sort(key=lambda mount: len(mount.at.parts))
     words = (word for mount in mounts for word in mount.words())
-    closed = (word for at in ("/dev", str(settings.var), "/") for word in ("--remount-ro", at))
+    # Of /proc, too: the kernel lets root write its settings there, without a capability and in a namespace.
+    closed = (word for at in ("/dev", "/proc", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
     bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
