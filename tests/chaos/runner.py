@@ -198,7 +198,9 @@ async def one_host(
     history: History, binary: Path, folder: Path, behave: Callable[[Seen], Behaviour]
 ) -> AsyncIterator[World]:
     async with Upstream(behave=behave) as upstream:
-        yield World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+        world = World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+        world.checks = history.shape.wide and history.shape.cli == "2" and history.seed % 2 == 1
+        yield world
 
 
 class _Run:

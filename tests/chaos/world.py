@@ -19,7 +19,10 @@ from asyncio.subprocess import Process
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+
+import httpx
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.cli import main
@@ -29,6 +32,7 @@ from cli_session_proxy.stores.sqlite.store import FILE
 from ..conftest import CLI_ENV, ROOT
 from ..forked import Forked, forked
 from ..recovery.others import paused
+from ..until import until
 from . import asking
 from .client import NoAnswer
 from .history import Damage, Ending, Network
@@ -159,6 +163,10 @@ class Place:
     home: Path
 
 
+async def _has_seen(http: httpx.AsyncClient, url: str) -> bool:
+    return 'cli_observation{observation="rewind_conversation"} 1' in (await http.get(f"{url}/metrics")).text
+
+
 class World:
     """Proxies that share one `var/`, on one host. A cluster of hosts is one as well (see `cluster`).
 
@@ -166,6 +174,7 @@ class World:
     """
 
     headers: Mapping[str, str] = {}
+    checks = False  # its proxies check the CLI, and use from the first turn on what was seen of it
     front = ""  # the load balancer's address
 
     def __init__(self, folder: Path, binary: Path, upstream: str, proxies: int, *, wrapper: bool) -> None:
@@ -183,6 +192,10 @@ class World:
 
     async def joined(self) -> None:
         """Called when every proxy has started for the first time."""
+        if self.checks:
+            async with httpx.AsyncClient(trust_env=False, headers=self.headers) as http:
+                for proxy in self.proxies:
+                    await until(partial(_has_seen, http, proxy.url))
 
     async def ready(self) -> list[Entry]:
         """Wait until every proxy takes turns again by itself; who does not."""
@@ -219,6 +232,8 @@ class World:
             "VAR": str(place.var), "CLAUDE_BIN": str(self._binary), "CLAUDE_CONFIG_DIR": str(place.config_dir),
             "CLAUDE_ENV": json.dumps(cli), **SETTINGS,
         }  # fmt: skip
+        if self.checks:
+            own |= {"SELF_CHECK": "true", "SHARE_PROCESSES": "always"}
         surroundings = {"PATH": os.environ["PATH"], "HOME": str(place.home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
         return surroundings | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
 
