@@ -7,6 +7,8 @@ count retries ourselves.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import importlib
 import inspect
 import os
 from collections.abc import MutableMapping
@@ -20,6 +22,10 @@ from ...errors import ConfigError
 log = logs.get(__name__)
 
 
+# What it would import at its first request and its first failure, which held the event loop for a second (1.106).
+PARTS = ("openai.resources.chat", "fastapi")
+
+
 @cache
 def litellm() -> Any:
     """The module. Raises `ConfigError` where it is not installed."""
@@ -30,6 +36,9 @@ def litellm() -> Any:
         raise ConfigError(
             "[models.*] needs LiteLLM, which is not installed: pip install 'cli-session-proxy[models]'"
         ) from exc
+    for part in PARTS:
+        with contextlib.suppress(ImportError):  # another version has it elsewhere, or not at all
+            importlib.import_module(part)
     module.telemetry = False
     module.suppress_debug_info = True
     return module

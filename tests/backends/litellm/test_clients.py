@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 from aiohttp import ClientSession
 
+from bench.servers import free_port
 from cli_session_proxy.settings import Settings
 
 from ...talking import ask, running
@@ -50,3 +53,26 @@ async def test_an_engine_that_is_started_again_has_new_ones(
             await engine.stop()
             assert open_sessions() == 0
             await engine.start()
+
+
+def test_the_first_request_imports_nothing_large() -> None:
+    """The event loop would be held for a second. In a program of its own: here all is imported already."""
+    program = f"""
+import asyncio, sys
+from cli_session_proxy.backends.litellm.library import litellm
+module = litellm()
+before = set(sys.modules)
+refused = module.acompletion(
+    model="openai/m", messages=[{{"role": "user", "content": "x"}}], api_base="http://127.0.0.1:{free_port()}/v1",
+    api_key="none", num_retries=0, max_retries=0, stream=True,
+)
+try:
+    asyncio.run(refused)
+except Exception as exc:
+    print(type(exc).__name__)
+print(len([name for name in set(sys.modules) - before if name.split(".")[0] in ("openai", "fastapi")]))
+"""
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
+    error, imported = ran.stdout.split()
+    assert error == "InternalServerError"
+    assert int(imported) < 20
