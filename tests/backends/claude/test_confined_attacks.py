@@ -143,6 +143,23 @@ async def test_a_home_that_a_link_leads_to_in_a_folder_of_software_is_hidden(
         assert "SQLite" not in said
 
 
+async def test_other_sessions_are_hidden_where_a_shown_folder_holds_what_the_config_dir_leads_to(
+    shells: Shells, tmp_path: Path
+) -> None:
+    real = shells.shared / "config"
+    real.mkdir()
+    (tmp_path / "config-link").symlink_to(real)
+    settings = shells.settings.model_copy(update={"claude_config_dir": tmp_path / "config-link"})
+    async with running(settings) as engine:
+        await ask(engine, "remember the word is marmalade", agent="other")
+        looks = f"grep -rlo marmalade {shells.shared} rules/; ls {shells.shared}; echo looked"
+        assert ".jsonl" in await shells.run(engine, "free", looks)
+        said = await shells.run(engine, "confined", looks)
+        assert "rules.md" in said
+        assert "looked" in said
+        assert ".jsonl" not in said
+
+
 async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     """The kernel does not count root's processes: the bomb itself is of another user."""
     async with running(shells.settings) as engine:

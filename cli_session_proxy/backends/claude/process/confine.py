@@ -281,9 +281,7 @@ class _Boundary:
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
         hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
-        # Where a link leads from there into a folder of software, that would show it.
-        real = [path.resolve() for path in (*hidden, self._home, place.config_dir) if _in_system(path)]
-        self._mounts += [_Mount("--tmpfs", path) for path in dict.fromkeys((*hidden, *real))]
+        self._mounts += [_Mount("--tmpfs", path) for path in hidden]
         self._mounts.append(_Mount("--bind", place.config_dir, place.private))
         # What is mounted on cannot be renamed inside: nor can `projects`, which the next mount is found through.
         own = (place.tmpdir / SOCKETS, place.config_dir / REGISTER, self._project.parent)
@@ -368,6 +366,10 @@ class _Boundary:
         shown = {
             mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
         }
+        made = {mount.at for mount in self._mounts}
+        for real in (path.resolve() for path in (*self._others, self._home)):  # where a link leads to what is shown
+            seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
+            self._mounts += [_Mount("--tmpfs", at) for at in seen - made]
         for path, what in self._settings.secret_files().items():
             real = path.resolve()
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
