@@ -20,6 +20,9 @@ PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
+# With it every process of a test compiles the tests and the package anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 # What builds the wheel, a line each.
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
