@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 import uvloop
-from sqlalchemy import Connection, select
+from sqlalchemy import Connection, select, text
 
 from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.errors import StoreUnavailable
@@ -101,12 +101,24 @@ def test_turns_of_many_agents_at_once(postgres_url: str, loop: str) -> None:
 
 
 async def test_a_cancelled_callers_transaction_ends_whole(store: PostgresqlStore) -> None:
-    write = asyncio.create_task(store.database.write(partial(slowly, names="ab"), quick=True))
-    await asyncio.sleep(0.05)
-    write.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await write
-    assert await noted(store) == set()
+    def held_up(conn: Connection) -> None:
+        note(conn, "a")
+        conn.exec_driver_sql("SELECT pg_advisory_xact_lock(7)")
+        note(conn, "b")
+
+    async def is_held_up() -> bool:
+        waits = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
+        return await store.database.read(lambda conn: conn.scalar(waits) is not None)
+
+    with store.database.apart() as other:
+        other.exec_driver_sql("SELECT pg_advisory_lock(7)")
+        write = asyncio.create_task(store.database.write(held_up, quick=True))
+        await until(is_held_up)
+        write.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await write
+        assert await noted(store) == set()
+        other.exec_driver_sql("SELECT pg_advisory_unlock(7)")
     await store.close()
     await store.open()
     assert await noted(store) == {"a", "b"}
