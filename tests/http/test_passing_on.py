@@ -553,6 +553,35 @@ async def test_a_key_in_an_address_goes_no_further(postgres_url: str, tmp_path: 
         assert "a-secret-of-alice" not in told
 
 
+async def test_what_is_between_two_neighbours_and_what_connection_names_goes_no_further(
+    postgres_url: str, tmp_path: Path
+) -> None:
+    seen: list[str] = []
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        original = Relay._request
+
+        def noted(self: Relay, *given: Any) -> httpx.Request:
+            request = original(self, *given)
+            seen.append(repr(request.headers.raw))
+            return request
+
+        own = {
+            "Connection": "keep-alive, X-Mine ,X-Other",
+            "X-Mine": "marmalade",
+            "X-Other": "marmalade",
+            "X-Kept": "kept",
+        }
+        known = dict.fromkeys(("Proxy-Authorization", "X-Cluster-Owner", "Cookie", "TE", "X-Api-Key"), "marmalade")
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Relay, "_request", noted)
+            assert said(await two.chat("two", headers=own | known)) == "You said: two (2)"
+        assert one.asked == [["one"], ["one", "two"]]
+        (told,) = seen
+        assert "kept" in told
+        assert "marmalade" not in told
+
+
 async def test_what_is_passed_on_is_counted_where_it_came_in(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
