@@ -210,6 +210,7 @@ async def test_nothing_of_one_question_reaches_the_wire_in_another_ones(
                 if marker in gates:
                     await gates[marker].reached.wait()
                     answer.cancel()
+                    gates[marker].open()
                 try:
                     assert marker in text(await answer.turn())
                     answer.acknowledge()
