@@ -25,7 +25,7 @@ __all__ = ["bubblewrap", "shells"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
 
 NOBODY = 65534
-PROCESS_KEYRING, SESSION_KEYRING = -2, -3
+PROCESS_KEYRING, SESSION_KEYRING, USER_KEYRING = -2, -3, -4
 
 
 def with_profile(settings: Settings, **more: object) -> Settings:
@@ -125,6 +125,29 @@ async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
     async with running(shells.settings) as engine:
         assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
         assert "-1 b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
+
+
+async def test_the_keys_of_the_user_stay_outside(shells: Shells) -> None:
+    """Their keyring belongs to the uid in every namespace: who links it to a keyring of their own reads it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(os.uname().machine)
+    if numbers is None:
+        pytest.skip("the numbers of the calls are not known here")
+    add_key, keyctl = numbers
+    key = libc.syscall(add_key, b"user", b"csp-test-user", b"marmalade", ctypes.c_size_t(9), USER_KEYRING)
+    if key < 0:
+        pytest.skip("this kernel keeps no keys")
+    keyring = libc.syscall(keyctl, 0, USER_KEYRING, 0)  # its number, as /proc/keys tells it to everybody
+    reads = (
+        "import ctypes; call = ctypes.CDLL(None).syscall; text = ctypes.create_string_buffer(64); "
+        f"call({keyctl}, 8, {keyring}, {PROCESS_KEYRING}); call({keyctl}, 11, {key}, text, 64); print(text.value)"
+    )
+    try:
+        async with running(shells.settings) as engine:
+            assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
+            assert "b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
+    finally:
+        libc.syscall(keyctl, 9, key, USER_KEYRING)
 
 
 async def test_a_home_that_a_link_leads_to_in_a_folder_of_software_is_hidden(
