@@ -135,10 +135,14 @@ async def test_a_client_that_goes_on_has_a_session_from_its_first_turn(
             assert heard(upstream) == [f"a chat {n}", "and then?"]
 
 
-async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(settings: Settings, upstream: Upstream) -> None:
+@pytest.mark.parametrize("asked", [{"kept": False}, {"call": {"wire": "responses", "store": False}, "client": "one"}])
+async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(
+    asked: dict[str, Any], settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "IDLE", 600.0)
     async with running(settings) as engine:
-        await ask(engine, "kept", agent=None)
-        await ask(engine, "a secret of somebody's", agent=None, kept=False)
+        await ask(engine, "kept", agent=None, **asked | {"kept": True})
+        await ask(engine, "a secret of somebody's", agent=None, **asked)
 
         def left() -> list[Path]:
             files = [

@@ -344,7 +344,7 @@ class _ClaudeExecution:
         self._owner._full.discard(self._job.turn.id)
         job, use = self._job, self._ready.shared
         if use is not None:
-            once = job.agent.agent_id.startswith(f"{ONCE}_")
+            once = job.agent.agent_id.startswith(f"{ONCE}_") or (job.turn.call or {}).get("store") is False
             await self._owner.sessions.sharing.give_back(use, job.frame_uuid, at_once=once)
         else:
             await self._owner.pool.checkin(self._ready.process, stays=STALE if job.turn.placed.side else None)
