@@ -11,6 +11,7 @@ AGENTS := .tools/agents
 AGENTS_MORE := .tools/agents-more
 AXE := .tools/axe
 FRAMEWORKS := .tools/frameworks
+EVALUATORS := .tools/evaluators
 SUITES := .tools/suites
 CCPROXY := .tools/ccproxy
 CLAUDE_MAX := .tools/claude-max
@@ -75,7 +76,7 @@ chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and thre
 cluster: $(VENV)/.test tools  ## random histories of breakages on three hosts in network namespaces, with and without tools; needs root, 20 minutes
 	@chaos="$(CHAOS) --hosts --proxies 3 --minutes $(or $(MINUTES),10)"; $$chaos; one=$$?; $$chaos --tools; exit $$((one + $$?))
 
-agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
+agents: $(VENV)/.test tools $(AGENTS_MORE)/.programs $(FRAMEWORKS)/.installed $(EVALUATORS)/.installed  ## long conversations of agent programs, and of frameworks; a quarter of an hour
 	$(BIN)/python -m pytest tests/agents -n 2 -m 'agents or not agents'
 
 conformance: $(VENV)/.test $(SUITES)/.installed $(SUITES)/.sdks  ## other people's suites over the real CLI, a quarter of an hour; writes docs/conformance.md
@@ -268,6 +269,20 @@ $(FRAMEWORKS)/.installed: $(UV)/.installed
 	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/venv langgraph==1.2.22 \
 		langchain-openai==1.7.3 crewai==1.15.30 'smolagents[openai]==1.26.0' dspy==3.4.1 autogen-agentchat==0.7.5 \
 		'autogen-ext[openai]==0.7.5' llama-index-core==0.14.25 llama-index-llms-openai-like==0.8.1
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/google
+	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/google google-genai==2.34.0 google-adk==2.13.0 \
+		instructor==1.17.0
+	@touch $@
+
+# promptfoo: newer ones need Node.js 22. Of all the scripts of its packages only the one that builds its database is run.
+$(EVALUATORS)/.installed: $(UV)/.installed
+	@mkdir -p $(EVALUATORS)
+	npm install --prefix $(EVALUATORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+		promptfoo@0.119.0
+	cd $(EVALUATORS)/node_modules/better-sqlite3 && \
+		node "$$(npm root -g)/npm/node_modules/node-gyp/bin/node-gyp.js" rebuild --release --silent
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(EVALUATORS)/venv
+	$(UV)/bin/uv pip install --quiet --python $(EVALUATORS)/venv deepeval==4.3.1
 	@touch $@
 
 $(SUITES)/.installed: $(VENV)/.made

@@ -25,6 +25,8 @@ _PROMPTS = re.compile(
     r"|Analyze if this message indicates a new conversation topic|\[SUGGESTION MODE:"
     # Gemini CLI and qwen-code: who speaks next, which model
     r"|Analyze \*only\* the content and structure of your immediately preceding|You are a specialized Task Routing AI"
+    # gptme: titles
+    r"|Your task: Create a 2-4 word title for this conversation"
     # opencode: titles
     r"|You are a title generator|Generate a title for this conversation"
     r")"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from ..obedient import newest
 
 PYTHON = ROOT / ".tools" / "frameworks" / "venv" / "bin" / "python"
 # Of what cannot be in one environment with the others.
-APART = {"aider_agent": ROOT / ".tools" / "agents-more" / "venv" / "bin" / "python"}
+APART = {"aider_agent": ROOT / ".tools" / "agents-more" / "venv" / "bin" / "python"} | dict.fromkeys(
+    ("adk_agent", "genai_agent", "instructor_agent"), ROOT / ".tools" / "frameworks" / "google" / "bin" / "python"
+)
 PROGRAMS = Path(__file__).parent / "frameworks"
 # Seconds for a program that imports much on a busy machine.
 LONGEST = 240.0
@@ -28,7 +31,7 @@ LONGEST = 240.0
 QUIET = {"CREWAI_DISABLE_TELEMETRY": "true", "OTEL_SDK_DISABLED": "true", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
 # Those that tell the results of tools as plain text, and those whose program has no tool.
 IN_TEXT = ("smolagents_agent",)
-WITHOUT_TOOLS = ("aider_agent", "dspy_agent")
+WITHOUT_TOOLS = ("aider_agent", "dspy_agent", "instructor_agent")
 # Its tasks are conversations of their own.
 ALONE = ("crewai_agent",)
 
@@ -37,14 +40,14 @@ _FACT = re.compile(r"Remember: secret (\d+) is value-")
 pytestmark = [pytest.mark.agents, pytest.mark.timeout(300)]
 
 
-def behave(seen: Seen) -> Behaviour:
+def behave(seen: Seen, *, thinks: bool = False) -> Behaviour:
     """Has the note of the newest fact read, and answers with it; by the tool for answers, where there is one."""
     offered = [tool["name"] for tool in seen.body.get("tools") or ()]
     if cli_name("final_answer") in offered and "content-" in newest(seen):
         return ToolUse([(cli_name("final_answer"), {"answer": "It is noted."})])
     facts = _FACT.findall(newest(seen))
     if not facts or cli_name("note") not in offered or seen.texts()[-1][1].startswith(TOOL_RESULT):
-        return Reply()
+        return Reply(thinking="It is to be noted.") if thinks else Reply()
     return ToolUse([(cli_name("note"), {"number": int(facts[-1])})])
 
 
@@ -53,7 +56,7 @@ async def test_a_framework_has_two_turns_with_a_tool_each(
     name: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
     python = required(APART.get(name, PYTHON), "make agents", what="the frameworks")
-    upstream.behave = behave
+    upstream.behave = partial(behave, thinks=name == "genai_agent")
     async with proxied(make_settings(claude_bin=claude_2)) as (_, root):
         env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ROOT": root, **QUIET}
         process = await asyncio.create_subprocess_exec(

@@ -69,6 +69,7 @@ def test_what_continues_a_suspected_turn_is_not_suspected_for_another_prompt_aga
         "[SUGGESTION MODE: Suggest what the user might naturally type next into Claude Code.]\n\nFIRST:",
         "Analyze *only* the content and structure of your immediately preceding response (your last turn)",
         "Generate a title for this conversation:",
+        "Your task: Create a 2-4 word title for this conversation.\n\nRules:\n- Respond with ONLY the title",
     ],
 )
 def test_prompts_of_programs_are_known(text: str) -> None:
