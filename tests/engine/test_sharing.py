@@ -21,11 +21,12 @@ from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Behaviour, Cut, Fail, HeldReply, Refusal
+from cli_session_proxy.testing.script import Behaviour, Cut, Fail, HeldReply, Refusal, Reply
 from cli_session_proxy.testing.upstream import Upstream
 
 from ..clis import seen_working
 from ..conftest import MakeSettings
+from ..cutting import held, let_go
 from ..talking import ask, claude, heard, request, running, text
 from ..until import until
 
@@ -153,6 +154,41 @@ async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(
         await until(lambda: not [path for path in left() if path.suffix == ".jsonl"])
         await ask(engine, "after", agent=None)
         assert heard(upstream) == ["after"]
+
+
+@pytest.mark.parametrize("how", ["at a stop sequence", "by the provider"])
+async def test_nothing_is_left_of_an_answer_that_was_cut(how: str, settings: Settings, upstream: Upstream) -> None:
+    """Its records are written into a transcript again, when its process is dead."""
+    secret = "a secret of somebody's"
+    cut = held(Cut(3, Reply("These are the words of an attempt that is never finished.")))
+    async with running(settings) as engine, let_go(cut, engine=engine, stream=True):
+        await _asked(engine, "one")
+        if how == "by the provider":
+            upstream.next(cut, Reply("The answer."))
+        else:
+            upstream.next(Reply("one STOP two three four"))
+        answer = await engine.submit(request(secret, agent=None, kept=False, stop=("STOP",)))
+        async for _ in answer.events():
+            pass
+        answer.acknowledge()
+        turn = await answer.turn()
+        answer.leave()
+        assert turn.evidence.shared
+        assert text(turn) == "one " or turn.evidence.cuts
+        await _asked(engine, "after")
+        files = (settings.claude_config_dir or Path()).rglob("*.jsonl")
+        assert not [path for path in files if secret in path.read_text()]
+
+
+async def test_of_a_kind_that_nobody_asks_any_more_nothing_is_held(settings: Settings) -> None:
+    """A system prompt may be as large as a body, and each question may have another one."""
+    async with running(settings.model_copy(update={"max_processes": 1})) as engine:
+        shared = claude(engine).sessions.sharing
+        for n in range(3):
+            await ask(engine, "one", agent=None, system=f"{n}" * 100_000)
+            await until(lambda: all(process.state != "busy" for process in claude(engine).processes()))
+        assert len(shared._groups) == 1
+        assert all(len(repr(kind)) < 1000 for kind in [*shared._groups, *shared._firsts])
 
 
 async def test_what_a_killed_proxy_left_is_removed_at_the_next_start(settings: Settings) -> None:

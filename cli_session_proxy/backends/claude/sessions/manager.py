@@ -47,7 +47,7 @@ from .capture import Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
-from .sharing import SharedUse, Sharing, kind_of
+from .sharing import SharedUse, Sharing
 
 # How often a process is started anew because it loaded something else than the transcript that was verified, and what
 # a client is told to wait when even that did not help, in seconds.
@@ -323,7 +323,7 @@ class Sessions:
     async def _shared(self, now: TurnContext) -> LiveSession:
         """A process that serves strangers, one after the other. The agent's own session has an id, and no file yet."""
         shared = await self.sharing.take(now.job, partial(_launch, now, resume=False))
-        use = SharedUse(shared, kind_of(now.job), str(uuid.uuid4()))
+        use = SharedUse(shared, str(uuid.uuid4()))
         process = shared.process
         try:
             unmet = await parameters.tell(process, now.job, plain=now.plain)

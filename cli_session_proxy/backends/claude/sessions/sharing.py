@@ -9,6 +9,7 @@ removed with the process; the chain keeps the exchange like any other, and its s
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import time
 import uuid
@@ -40,8 +41,8 @@ NOTE_WAIT, NOTE_POLL = 1.0, 0.02
 SOON = 0.03  # until a process that has answered is given back
 RETRY_AFTER = 1.0  # seconds
 
-# Owner, profile, model, effort and system prompt.
-Kind = tuple[str, str | None, str, str | None, str | None]
+# Owner, profile, model, effort and the system prompt's SHA-256: a prompt may be as large as a body.
+Kind = tuple[str, str | None, str, str | None, bytes]
 
 
 @dataclass(eq=False, slots=True)
@@ -50,6 +51,7 @@ class SharedProcess:
 
     process: ClaudeProcess
     path: Path
+    group: _Group
     uses: int = 0
     total: float = 0.0
 
@@ -60,7 +62,6 @@ class SharedUse:
     that the process wrote was the turn's own."""
 
     shared: SharedProcess
-    kind: Kind
     session_id: str
     sound: bool = False
 
@@ -74,8 +75,9 @@ class _First:
 
 @dataclass(slots=True)
 class _Group:
-    """The processes of one kind. `count` are all of them, those that start too."""
+    """The processes of one kind, kept while there are any. `count` are all of them, those that start too."""
 
+    kind: Kind
     idle: list[SharedProcess] = field(default_factory=list)
     count: int = 0
     starting: int = 0
@@ -149,7 +151,7 @@ class Sharing:
     async def take(self, job: Job, launch: Callable[[str], Launch]) -> SharedProcess:
         """A process with an empty memory, in use. Raises QueueFull, and what `Pool.checkout` does."""
         kind = kind_of(job)
-        group = self._groups.setdefault(kind, _Group())
+        group = self._groups.setdefault(kind, _Group(kind))
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
                 while True:
@@ -157,7 +159,7 @@ class Sharing:
                         shared = group.idle.pop()
                         if await self._is_free(shared, launch):
                             return shared
-                        group.count -= 1
+                        self._less(group)
                     # One more only where none is free soon, and few are starting.
                     if group.count > group.starting and await self._soon(group):
                         continue
@@ -190,44 +192,58 @@ class Sharing:
         return True
 
     async def _started(self, group: _Group, launch: Callable[[str], Launch]) -> SharedProcess:
+        group = self._groups.setdefault(group.kind, group)
         group.count, group.starting = group.count + 1, group.starting + 1
         try:
             asked = launch(str(uuid.uuid4()))
             process, _ = await self._pool.checkout(asked)
         except BaseException:
-            group.count -= 1
+            self._less(group)
             raise
         finally:
             group.starting -= 1
             group.changed.set()
-        path = self._projects.path(process.cwd, process.session_id)
-        self._mine.add(path)
-        process.gone.add_done_callback(lambda _: self._left(path))
-        return SharedProcess(process, path)
+        shared = SharedProcess(process, self._projects.path(process.cwd, process.session_id), group)
+        self._mine.add(shared.path)
+        process.gone.add_done_callback(lambda _: self._gone(shared))
+        return shared
+
+    def _less(self, group: _Group) -> None:
+        """It has one process less."""
+        group.count -= 1
+        group.changed.set()
+        if not group.count and self._groups.get(group.kind) is group:
+            del self._groups[group.kind]
 
     async def give_back(self, use: SharedUse, frame_uuid: str, *, at_once: bool) -> None:
         """After its answer was kept: taken back to its beginning, it is the next one's. `at_once`: nothing of the
         question may stay with it."""
-        group, shared = self._groups[use.kind], use.shared
+        shared = use.shared
         shared.uses += 1
-        process = shared.process
+        group, process = shared.group, shared.process
         if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
             if at_once:
                 await self._emptied(shared.path)
             await self._pool.checkin(process, stays=IDLE)
-            group.idle.append(shared)
-            group.changed.set()
-        else:
-            await self.end(use)
+            if not process.gone.done():
+                group.idle.append(shared)
+                group.changed.set()
+                return
+        await self.end(use)
 
     async def end(self, use: SharedUse) -> None:
         """After any doubt: its process is ended, and its transcript removed."""
-        group = self._groups[use.kind]
         try:
             await self._pool.discard(use.shared.process.launch.session_id)
+            self._left(use.shared.path)  # an answer that was cut is written once its process is dead
         finally:
-            group.count -= 1
-            group.changed.set()
+            self._less(use.shared.group)
+
+    def _gone(self, shared: SharedProcess) -> None:
+        self._left(shared.path)
+        if shared in shared.group.idle:
+            shared.group.idle.remove(shared)
+            self._less(shared.group)
 
     def _left(self, path: Path) -> None:
         self._mine.discard(path)
@@ -264,4 +280,5 @@ class Sharing:
 
 
 def kind_of(job: Job) -> Kind:
-    return job.agent.owner, job.turn.profile, job.model, job.effort, job.system
+    said = hashlib.sha256((job.system or "").encode("utf-8", "surrogatepass")).digest()
+    return job.agent.owner, job.turn.profile, job.model, job.effort, said
