@@ -68,6 +68,28 @@ async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_
     assert shells.upstream.requests == []
 
 
+@pytest.mark.parametrize("place", ["a folder of PATH", "what a link of PATH leads to", "an empty entry of PATH"])
+async def test_programs_that_are_looked_for_are_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """bubblewrap itself is one, and runs outside."""
+    project, ran = tmp_path / "project", tmp_path / "ran"
+    (project / "bin").mkdir(parents=True)
+    (tmp_path / "bin").symlink_to(project / "bin")
+    entry = {"a folder of PATH": project / "bin", "what a link of PATH leads to": tmp_path / "bin"}.get(place, "")
+    monkeypatch.setenv("PATH", f"{entry}:{os.environ['PATH']}")
+    settings = with_profile(shells.settings, add_dirs=(project,)) if entry else shells.settings
+    for _ in range(2):
+        async with running(settings) as engine:
+            plants = f"printf '#!/bin/sh\ntouch {ran}\n' > bwrap; chmod +x bwrap; echo tried"
+            if entry:
+                with pytest.raises(SandboxError, match=r"add_dirs.* PATH"):
+                    await shells.run(engine, "confined", f"cd {project}/bin; {plants}")
+            else:
+                assert "tried" in await shells.run(engine, "confined", plants)
+    assert not ran.exists()
+
+
 async def test_a_link_on_the_way_to_a_mount_makes_nothing_outside(shells: Shells, tmp_path: Path) -> None:
     """While it starts, bubblewrap has the whole machine at /oldroot, and makes folders that it mounts on."""
     config, private = shells.settings.claude_config_dir, shells.settings.var / "confined" / "confined"

@@ -314,7 +314,10 @@ class _Boundary:
 
     def _run_outside(self) -> dict[Path, str]:
         """What runs without a boundary, and is not to be written from inside one."""
-        found = dict.fromkeys((self._program, *_links(self._program)), "the Claude CLI")
+        found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
+        named = (os.environ.get("PATH", ""), self._env.get("PATH", ""))  # bubblewrap, node and git are looked for there
+        folders = (Path(folder) for names in named for folder in names.split(os.pathsep))
+        found |= dict.fromkeys(filter(Path.is_absolute, folders), "a folder of PATH")
         python = sysconfig.get_paths()
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
         found |= dict.fromkeys(map(Path, ours), "this program")

@@ -67,6 +67,8 @@ def inherited(settings: Settings) -> dict[str, str]:
     with contextlib.suppress(KeyError):  # not in the database, as in some containers
         user = dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
     env = user | passed | settings.claude_env
+    if "PATH" in env:  # a relative folder would lie in the agent's own directory
+        env["PATH"] = os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
 
