@@ -218,6 +218,19 @@ async def test_a_shared_process_ends_after_so_many_questions(
     assert len(set(pids)) == 2
 
 
+async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each system prompt is a kind of its own."""
+    monkeypatch.setattr(sharing, "IDLE", 0.0)
+    async with running(settings) as engine:
+        for n in range(3):
+            await ask(engine, "question", agent=None, system=f"System prompt {n}.")
+        shared = claude(engine).sessions.sharing
+        await until(lambda: not shared._groups)
+        assert not shared._mine
+
+
 @pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.full)])
 async def test_nothing_of_one_question_reaches_the_wire_in_another_ones(
     count: int, settings: Settings, upstream: Upstream
