@@ -159,7 +159,7 @@ def is_sound_mark(record: Record) -> bool:
                         return False
                 return True
             case "imported":
-                return all(isinstance(Note.from_json(note).count, int) for note in mark["notes"])
+                return all(isinstance(note["count"], int) and Note.from_json(note).code for note in mark["notes"])
             case "window":
                 return isinstance(mark["kept_from"], str | None)
             case "summary":
