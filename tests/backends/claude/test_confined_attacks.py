@@ -18,6 +18,7 @@ from cli_session_proxy.backends.claude.process import confine
 from cli_session_proxy.errors import SandboxError
 from cli_session_proxy.settings import Profile, Settings
 
+from ...conftest import ROOT, required
 from ...talking import ask, running
 from .test_confined import CONFINED, Shells, bubblewrap, shells
 
@@ -87,6 +88,19 @@ async def test_programs_that_are_looked_for_are_not_written_from_inside(
                     await shells.run(engine, "confined", f"cd {project}/bin; {plants}")
             else:
                 assert "tried" in await shells.run(engine, "confined", plants)
+    assert not ran.exists()
+
+
+async def test_an_agent_that_was_confined_stays_so_in_a_turn_without_a_profile(shells: Shells, tmp_path: Path) -> None:
+    """An older CLI runs what the settings of a repository in its directory name, also without tools."""
+    ran = tmp_path / "ran"
+    old = required(ROOT / ".tools" / "claude-2.1.71" / "node_modules" / ".bin" / "claude", "make tools")
+    settings = shells.settings.model_copy(update={"claude_bin": old, "cli_retries": 0})
+    plants = f"git init -q . && git config core.fsmonitor 'touch {ran}; false' && echo planted"
+    async with running(settings) as engine:
+        assert "planted" in await shells.run(engine, "confined", plants)
+    async with running(settings) as engine:
+        await ask(engine, "hello", agent="confined")
     assert not ran.exists()
 
 

@@ -108,6 +108,10 @@ class Sessions:
         agent, parent, session = job.agent, job.parent, job.session
         gone = False
         shares = self.sharing.takes(job)
+        gives = job.profile.tools or job.profile.mcp_config or job.profile.add_dirs or job.profile.setting_sources
+        if not gives and not shares and os.access(self._sandboxes.private(agent.dir), os.F_OK):
+            # It was confined: a CLI in its directory may run what it left there (2.1.71: its repository's settings).
+            job = replace(job, profile=job.profile.model_copy(update={"confined": True}))
         prepared = self.sharing.place() if shares else self._sandboxes.prepared(agent.dir)
         if prepared is None:
             lived = parent is not None and parent.session_id is not None and not parent.evidence.shared
