@@ -367,9 +367,12 @@ def _is_taken(path: Path, form: Loading) -> bool:
     """Whether such a CLI loads this transcript as it is. It was read just now.
 
     Where turns were taken back, it is not left to the CLI which of them it loads: 2.1.330 heeds its own notes of that,
-    but not where one of those turns was compacted.
+    but not where one of those turns was compacted. Nor which records it goes over: where the turns are seconds apart,
+    2.1.330 stops at a record whose type it does not know, and goes over it where they are not.
     """
     data = contents(path)
     if transcript.REWOUND in data:
+        return False
+    if any(map(transcript.is_of_unknown_kind, data.decode("latin-1").split("\n"))):
         return False
     return form == transcript.NEWEST or form.takes(transcript.parse(data).path)

@@ -35,7 +35,7 @@ from .files import (
     remove,
     remove_project,
 )
-from .loading import Loading, loading
+from .loading import Loading, is_of_unknown_kind, loading
 from .mending import (
     SUMMARY,
     Head,
@@ -105,6 +105,7 @@ __all__ = [
     "is_complete",
     "is_file",
     "is_mark",
+    "is_of_unknown_kind",
     "is_sound",
     "is_sound_mark",
     "is_unchanged",

@@ -17,7 +17,7 @@ from typing import Any
 from ....domain.models import FileMark, Message, Record
 from .entries import mark_of, parse_records
 from .files import checked, is_file, put_back, temporary
-from .loading import Loading
+from .loading import Loading, is_of_unknown_kind
 
 # The API wants a user message first; a history that opens with the assistant gets this one before it.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
@@ -64,7 +64,7 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
     """
     put_back(checked(path).parent, records)
     records = [record for record in records if not is_file(record)]
-    if form != NEWEST:
+    if form != NEWEST or any(record.uuid and is_of_unknown_kind(record.line) for record in records):
         records = [entry.record() for entry in form.form(parse_records(records).entries)]
     lines = [with_session_id(record.line, session_id) for record in records]
     if not form.whole_records:

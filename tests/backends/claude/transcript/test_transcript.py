@@ -508,3 +508,15 @@ def test_the_prompt_of_a_body_of_any_size_that_is_taken_can_be_read(prompt: list
     [line] = [scribe.record(Message("user", tuple(prompt)), "sonnet").line]
     noted = json.dumps({"type": "queue-operation", "content": line})  # once more, as a text
     assert len(transcript.parse(f"{noted[: 64 * MEGABYTE]}\n{line}\n".encode()).path) == 1
+
+
+def test_a_record_of_an_unknown_type_is_linked_over_for_every_cli(tmp_path: Path) -> None:
+    """A CLI that goes over it does so only at times (2.1.330: not where turns were seconds apart)."""
+    path = tmp_path / f"{SESSION}.jsonl"
+    first, answer, *rest = _exchanges(2)
+    link = Record(json.dumps({"type": "checkpoint", "uuid": "c", "parentUuid": answer.uuid}), "c")
+    hung = [Record(rest[0].line.replace(str(answer.uuid), "c"), rest[0].uuid), rest[1]]
+    transcript.write(path, [first, answer, link, *hung], SESSION)
+    written = transcript.parse(path.read_bytes()).path
+    assert [entry.uuid for entry in written] == [record.uuid for record in (first, answer, *rest)]
+    assert written[2].parent == answer.uuid
