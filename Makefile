@@ -288,10 +288,11 @@ $(EVALUATORS)/.installed: $(UV)/.installed
 $(SUITES)/.installed: $(VENV)/.made
 	@mkdir -p $(SUITES)
 	npm install --prefix $(SUITES) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
-		llmprobe@0.6.12
+		llmprobe@0.6.12 compatcanary@0.2.2
 	$(BIN)/python -m venv $(SUITES)/venv
 	$(SUITES)/venv/bin/python -m pip install --quiet --disable-pip-version-check llm-comply==0.5.0 \
-		langchain-tests==1.1.9 langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-google-genai==4.4.0
+		langchain-tests==1.1.9 langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-google-genai==4.4.0 \
+		langchain-ollama==1.1.0
 	@touch $@
 
 # The tests of the SDKs' own repositories are in their sdists.

@@ -1,4 +1,4 @@
-"""LangChain's own tests of a chat model, for the four wires that it has a model for. Run in the suites' own venv; the
+"""LangChain's own tests of a chat model, for the five wires that it has a model for. Run in the suites' own venv; the
 proxy's address is in ROOT. A picture and a PDF, which they would fetch from elsewhere, are in PICTURE and PAPER."""
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import pytest
 from langchain_anthropic import ChatAnthropic
 from langchain_core.language_models import BaseChatModel
 from langchain_google_genai import ChatGoogleGenerativeAI
+from langchain_ollama import ChatOllama
 from langchain_openai import ChatOpenAI
 from langchain_tests.integration_tests import ChatModelIntegrationTests
 
@@ -81,3 +82,18 @@ class TestGenerateContent(ChatModelIntegrationTests):
     supports_json_mode = True
     supports_pdf_inputs = True
     supports_pdf_tool_message = True
+
+
+class TestOllama(ChatModelIntegrationTests):
+    @property
+    def chat_model_class(self) -> type[BaseChatModel]:
+        return ChatOllama
+
+    @property
+    def chat_model_params(self) -> dict[str, Any]:
+        return {"model": "sonnet", "base_url": ROOT}
+
+    model_override_value = "opus"
+    has_tool_choice = False  # ChatOllama drops it
+    supports_image_inputs = True
+    supports_json_mode = True

@@ -44,6 +44,7 @@ class Suite:
 
 LLMPROBE = "llmprobe"
 COMPLY = "llm-comply"
+CANARY = "compatcanary"
 LANGCHAIN = "langchain-tests"
 OPENAI = "openai-python"
 ANTHROPIC = "anthropic-python"
@@ -81,6 +82,9 @@ def all_suites() -> list[Suite]:
         for wire, (end, model) in FORMATS.items():
             options = ("--format", wire, "-u", f"ROOT{end}", "-k", "none", "-m", model, "--json")
             found.append(Suite(f"{COMPLY}, {wire}", "0.5.0", (comply, *options), thinks))
+    canary = ("node", str(SUITES / "node_modules" / ".bin" / CANARY), "scan", "--fail-on", "never", "--format", "json")
+    target = ("--base-url", "ROOT/v1", "--model", "sonnet", "--api-key", "none", "--output", "REPORT")
+    found.append(Suite(CANARY, "0.2.2", (*canary, *target)))
     # One loop for all: LangChain's models share their clients.
     pytest = (
         "-m", "pytest", "-q", "-p", "no:cacheprovider", "--noconftest", "-c", "/dev/null", "-o", "asyncio_mode=auto",
@@ -101,13 +105,18 @@ def all_suites() -> list[Suite]:
 
 def cases(suite: Suite, report: str) -> list[Case]:
     """What the report of this suite says."""
+    outcomes: Mapping[str, Outcome]
     if suite.name == LLMPROBE:
         return _llmprobe(json.loads(report)["conformance"]["results"])
     if suite.name == LANGCHAIN:
         return _junit(report)
+    if suite.name == CANARY:
+        outcomes = {"pass": "passed", "warn": "failed", "fail": "failed"}
+        results = json.loads(report)["results"]
+        return [Case(one["id"], outcomes.get(one["status"], "not run"), one["summary"]) for one in results]
     if suite.name in (OPENAI, ANTHROPIC):  # each as a method, raw and streamed, sync and async, loose and strict
         return [replace(case, id=_VARIANT.sub("", case.id)) for case in _junit(report)]
-    outcomes: Mapping[str, Outcome] = {"passed": "passed", "failed": "failed", "skipped": "not run"}
+    outcomes = {"passed": "passed", "failed": "failed", "skipped": "not run"}
     return [
         Case(case["id"], outcomes[case["status"]], "; ".join(case.get("errors", ())))
         for case in json.loads(report)["results"]
