@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import sharing
 from cli_session_proxy.domain.models import Tool, Turn, TurnRequest
 from cli_session_proxy.domain.parameters import Parameters
@@ -216,6 +217,22 @@ async def test_a_shared_process_ends_after_so_many_questions(
             await _asked(engine, f"question {n}")
             pids += [process.pid for process in claude(engine).processes()]
     assert len(set(pids)) == 2
+
+
+async def test_a_process_that_cannot_be_given_back_is_ended_and_leaves_its_place(
+    settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> bool:
+        raise RuntimeError("as no thread is free")
+
+    async with running(settings) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaudeProcess, "rewind", broken)
+            await ask(engine, "one", agent=None)
+            await until(lambda: not claude(engine).processes())
+        await until(lambda: not claude(engine).sessions.sharing._groups)
+        await ask(engine, "two", agent=None)
+        assert heard(upstream) == ["two"]
 
 
 async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(

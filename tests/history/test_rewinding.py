@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.transcript import REWOUND
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
@@ -126,6 +127,25 @@ async def test_a_turn_that_failed_leaves_its_process_in_step(
         four = await ask(engine, *said, "three", text(three), "four")
         assert heard(upstream) == ["one", "two", "three", "four"]
         assert four.continuity == "resumed"
+        await _verified(engine)
+
+
+async def test_a_process_that_cannot_be_taken_back_after_a_failure_is_ended(
+    settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def broken(*_: object) -> bool:
+        raise RuntimeError("as no thread is free")
+
+    async with running(settings) as engine:
+        _, said = await _said(engine, "one", "two")
+        upstream.when("bad", Fail(400), times=None)
+        with monkeypatch.context() as patched:
+            patched.setattr(ClaudeProcess, "rewind", broken)
+            with pytest.raises(ProxyError):
+                await ask(engine, *said, "bad")
+        assert not claude(engine).processes()
+        await ask(engine, *said, "three")
+        assert heard(upstream) == ["one", "two", "three"]
         await _verified(engine)
 
 

@@ -569,8 +569,13 @@ class Sessions:
         if ready.shared is not None:
             await self.sharing.end(ready.shared)
             return
-        if owned and failed.sound and await self._forgotten(ready, failed):
-            return
+        if owned and failed.sound:
+            try:
+                if await self._forgotten(ready, failed):
+                    return
+            except BaseException:  # the process is still ours: nobody else would end it
+                await self._end(ready.session.id)
+                raise
         for session_id in {ready.session.id, answered or ready.session.id}:
             await self._end(session_id)
         if not owned:

@@ -33,9 +33,10 @@ from ..process.process import ClaudeProcess, Launch
 
 # Questions that one process answers before it is ended, and seconds that it waits for the next one.
 USES, IDLE = 100, 30.0
-# First questions that are remembered of a kind, for so many kinds; so many that nobody went on from make a kind
-# shared, unless this part of them was gone on from.
-FIRSTS, KINDS, ALONE, OFTEN = 32, 1024, 2, 1 / 3
+# First questions are remembered by kind: so many of each, of so many kinds.
+FIRSTS, KINDS = 32, 1024
+# A kind is shared once nobody has gone on from so many of them, and clients have gone on from less than this part.
+ALONE, OFTEN = 2, 1 / 3
 # Until the CLI has noted that it was taken back (100 ms on 2.1.330), in seconds.
 NOTE_WAIT, NOTE_POLL = 1.0, 0.02
 SOON = 0.03  # until a process that has answered is given back
@@ -173,7 +174,7 @@ class Sharing:
 
     @staticmethod
     async def _soon(group: _Group) -> bool:
-        """Something changes in a moment: a process is given back after its client has had the answer."""
+        """Wait a moment for a process to be given back, which happens after its client has had the answer."""
         group.changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(SOON):
@@ -182,7 +183,11 @@ class Sharing:
         return False
 
     async def _is_free(self, shared: SharedProcess, launch: Callable[[str], Launch]) -> bool:
-        process = await self._pool.take_warm(launch(shared.process.launch.session_id))
+        try:
+            process = await self._pool.take_warm(launch(shared.process.launch.session_id))
+        except BaseException:
+            self._less(shared.group)  # it is in no list: nobody else would count it
+            raise
         if process is not shared.process:
             if process is not None:
                 await self._pool.checkin(process)
@@ -221,15 +226,19 @@ class Sharing:
         shared = use.shared
         shared.uses += 1
         group, process = shared.group, shared.process
-        if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
-            if at_once:
-                await self._emptied(shared.path)
-            await self._pool.checkin(process, stays=IDLE)
-            if not process.gone.done():
-                group.idle.append(shared)
-                group.changed.set()
-                return
-        await self.end(use)
+        kept = False
+        try:
+            if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
+                if at_once:
+                    await self._emptied(shared.path)
+                await self._pool.checkin(process, stays=IDLE)
+                kept = not process.gone.done()
+        finally:
+            if not kept:
+                await self.end(use)
+        if kept:
+            group.idle.append(shared)
+            group.changed.set()
 
     async def end(self, use: SharedUse) -> None:
         """After any doubt: its process is ended, and its transcript removed."""
@@ -251,7 +260,7 @@ class Sharing:
             transcript.remove(path)
 
     async def _emptied(self, path: Path) -> None:
-        """The CLI notes the prompt that it was taken back behind, a moment later."""
+        """Empty the transcript once the CLI has noted there that it was taken back: the note holds the prompt."""
         give_up = time.monotonic() + NOTE_WAIT
         while time.monotonic() < give_up:
             with suppress(OSError):
