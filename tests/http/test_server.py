@@ -41,7 +41,10 @@ class Door:
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.AsyncClient(base_url=self.url, trust_env=False, timeout=SOON)
         self.openai = openai.AsyncOpenAI(
-            base_url=f"{self.url}/v1", api_key="k", max_retries=0, http_client=httpx.AsyncClient(trust_env=False)
+            base_url=f"{self.url}/v1",
+            api_key="k",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(trust_env=False),
         )
 
     async def post(self, body: object = None, **options: Any) -> httpx.Response:

@@ -138,10 +138,10 @@ async def test_the_vendors_clients_are_told_of_an_error_in_mid_stream(
     engine.script = lambda _: [started(), head, first, error]
     root = str(http.base_url)
     said: list[Any] = [{"role": "user", "content": "hello"}]
-    openai = AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0, http_client=http)
-    with pytest.raises(APIError, match=error.message):
-        await drawn(await openai.chat.completions.create(model="sonnet", messages=said, stream=True))
-    failed = (await drawn(await openai.responses.create(model="sonnet", input="hello", stream=True)))[-1]
+    async with AsyncOpenAI(base_url=f"{root}/v1", api_key="k", max_retries=0) as openai:
+        with pytest.raises(APIError, match=error.message):
+            await drawn(await openai.chat.completions.create(model="sonnet", messages=said, stream=True))
+        failed = (await drawn(await openai.responses.create(model="sonnet", input="hello", stream=True)))[-1]
     assert failed.type == "response.failed"
     assert failed.response.status == ("cancelled" if error.code == "turn_cancelled" else "failed")
     told = failed.response.error

@@ -24,7 +24,7 @@ ANY_KEY = "any-key-will-do-here"
 
 
 def client_of(url: str, key: str = ANY_KEY, **options: Any) -> openai.AsyncOpenAI:
-    http = httpx.AsyncClient(trust_env=False, timeout=60)
+    http = openai.DefaultAsyncHttpxClient(trust_env=False, timeout=60)
     return openai.AsyncOpenAI(base_url=url, api_key=key, max_retries=0, http_client=http, **options)
 
 
