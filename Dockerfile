@@ -9,7 +9,8 @@ COPY deploy/build.lock /src/
 RUN pip install --no-cache-dir --only-binary :all: --require-hashes --requirement /src/build.lock
 COPY pyproject.toml README.md LICENSE /src/
 COPY cli_session_proxy /src/cli_session_proxy
-RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel /src
+COPY benchmark /src/benchmark
+RUN pip wheel --no-cache-dir --no-index --no-deps --no-build-isolation --wheel-dir /wheel /src/benchmark /src
 
 FROM ${BASE}
 RUN useradd --create-home --uid 1000 csp \

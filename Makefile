@@ -99,6 +99,7 @@ trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, fr
 
 dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
 	rm -rf dist
+	$(BIN)/python -m build --outdir dist benchmark
 	$(BIN)/python -m build --outdir dist .
 	$(BIN)/python -m twine check --strict dist/*
 
@@ -110,7 +111,7 @@ image: $(VENV)/.test  ## build the container image and try it: needs docker, pod
 LOCK := UV_CUSTOM_COMPILE_COMMAND='make lock' $(UV)/bin/uv pip compile --quiet --upgrade --universal \
 	--python-version 3.11 --generate-hashes --annotation-style line
 lock: $(UV)/.installed  ## the packages of the image with their hashes: the newest that pyproject.toml allows
-	$(LOCK) --extra claude --extra postgresql --extra redis --output-file deploy/requirements.lock pyproject.toml
+	$(LOCK) --no-emit-package turnfault --extra claude --extra postgresql --extra redis --output-file deploy/requirements.lock pyproject.toml
 	$(BUILD_REQUIRES) | $(LOCK) --output-file deploy/build.lock -
 
 check: $(VENV)/.test  ## style and types
@@ -168,16 +169,16 @@ $(VENV)/.made:
 	$(PYTHON) -m venv $(VENV)
 	@touch $@
 
-$(VENV)/.serve: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,models]'
+$(VENV)/.serve: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
+	$(PIP) --editable ./benchmark --editable '.[claude,models]'
 	@touch $@
 
-$(VENV)/.test: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,litellm,postgresql,redis,dev,clients,bench]'
+$(VENV)/.test: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
+	$(PIP) --editable ./benchmark --editable '.[claude,litellm,postgresql,redis,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
-$(VENV)/.bench: pyproject.toml $(VENV)/.made
-	$(PIP) --editable '.[claude,bench]'
+$(VENV)/.bench: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
+	$(PIP) --editable ./benchmark --editable '.[claude,bench]'
 	@touch $@ $(VENV)/.serve
 
 # The best warm peer, in a venv of its own: newer releases of the SDK break it.

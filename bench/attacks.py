@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.testing.script import Big, Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Big, Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from .client import Connections, RefusedError
 

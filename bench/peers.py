@@ -3,7 +3,7 @@
     python -m bench.peers --docs docs [--only NAME]
 
 Each is installed in an environment of its own (see the Makefile), runs the same CLI, and is asked by the same rows
-(`cli_session_proxy.continuity`). Writes docs/peers.md.
+(`turnfault`). Writes docs/peers.md.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from functools import partial
 from pathlib import Path
 
 from cli_session_proxy.commands.benching import BenchOptions, bench
-from cli_session_proxy.continuity import report
-from cli_session_proxy.continuity.rows import ROWS
-from cli_session_proxy.continuity.running import RowResult
+from turnfault import report
+from turnfault.rows import ROWS
+from turnfault.running import RowResult
 
 from .contenders import FLAGS, bundled
 from .servers import CCPROXY, CCPROXY_CLAUDE, CCPROXY_TOML, free_port

@@ -2,7 +2,7 @@
 
     python -m bench.upstream            prints its address
 
-`cli_session_proxy.testing.upstream` reads every message of every request, which at 5,000 turns takes longer than
+`turnfault.provider.upstream` reads every message of every request, which at 5,000 turns takes longer than
 what is measured. This one looks at the newest user message only: `deltas=N` in it asks for N deltas.
 """
 

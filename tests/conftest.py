@@ -10,10 +10,12 @@ import fcntl
 import gc
 import os
 import ssl
+import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterator
 from functools import lru_cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -22,7 +24,7 @@ import pytest
 from hypothesis import settings as hypothesis_settings
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from .forked import fork_server
 from .macos import FULLFSYNC, like_macos
@@ -223,6 +225,10 @@ def short_tmp() -> Iterator[Path]:
 def pytest_configure() -> None:
     """What is imported and collected stays to the end: looking through it for garbage took a third of the collection,
     and part of each test's time."""
+    try:
+        metadata.distribution("turnfault")
+    except metadata.PackageNotFoundError:
+        pytest.exit(f"run first: {sys.executable} -m pip install --no-deps -e {ROOT / 'benchmark'}", 4)
     gc.disable()
 
 

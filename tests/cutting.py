@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import BlockDelta
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Cut
+from turnfault.provider.script import Cut
 
 from .talking import claude
 from .until import until

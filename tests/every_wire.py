@@ -14,7 +14,7 @@ from google.genai.client import AsyncClient
 from cli_session_proxy.domain.models import ChainSummary, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from .serving import serving
 from .talking import running

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from cli_session_proxy.domain.client_tools import PREFIX
-from cli_session_proxy.testing.rules import BYTES_PER_TOKEN
-from cli_session_proxy.testing.script import TOOL_RESULT, Block, Reply, ToolUse, scripted_answer
-from cli_session_proxy.testing.seen import Seen, parts
+from turnfault.provider.rules import BYTES_PER_TOKEN
+from turnfault.provider.script import TOOL_RESULT, Block, Reply, ToolUse, scripted_answer
+from turnfault.provider.seen import Seen, parts
 
 JSON = dict[str, Any]
 

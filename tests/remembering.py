@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from cli_session_proxy.testing.script import TOOL_RESULT, scripted_answer
+from turnfault.provider.script import TOOL_RESULT, scripted_answer
 
 _FACT = re.compile(r"fact-\d+-\w+")
 

@@ -17,7 +17,7 @@ from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.domain.models import Message, Turn, TurnOptions, TurnRequest
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 
 @asynccontextmanager

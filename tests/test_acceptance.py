@@ -14,8 +14,8 @@ import openai
 import pytest
 
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Fail, HeldReply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from .clis import old_cli_in_full
 from .conftest import MakeSettings

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,14 @@ def test_a_wire_imports_no_other_wire(every: list[Import]) -> None:
 
 def test_the_sdk_needs_no_http_door(every: list[Import]) -> None:
     assert [str(one) for one in every if within(one.module, "sdk") and within(one.imported, "http")] == []
+
+
+def test_the_benchmark_imports_nothing_of_the_proxy() -> None:
+    sources = [path.read_text() for path in (ROOT / "benchmark").rglob("*.py")]
+    assert sources
+    assert not [
+        source for source in sources if re.search(r"^\s*(from|import) +cli_session_proxy", source, re.MULTILINE)
+    ]
 
 
 def test_few_short_helpers_are_used_once() -> None:

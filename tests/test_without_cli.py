@@ -7,8 +7,8 @@ from typing import Any
 
 from cli_session_proxy.domain.models import Message, Tool
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from .conftest import MakeSettings
 from .talking import ask, running, text

@@ -33,7 +33,7 @@ from cli_session_proxy.errors import InvalidRequest, ProxyError, UpstreamError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from .serving import serving
 

@@ -11,14 +11,16 @@ from pathlib import Path
 from typing import get_args
 from urllib.parse import urlsplit
 
+from turnfault import report
+from turnfault.errors import TargetError
+from turnfault.provider.upstream import Upstream
+from turnfault.rows import ROWS
+from turnfault.running import RowResult, provider, run
+from turnfault.targets import Cli, ServerTarget, Target, WireName
+
 from ..backends.claude.process import capability
-from ..continuity import report
-from ..continuity.rows import ROWS
-from ..continuity.running import RowResult, provider, run
-from ..continuity.targets import Cli, ServerTarget, Target, WireName
 from ..errors import ConfigError, did_you_mean
 from ..settings import Settings
-from ..testing.upstream import Upstream
 
 Say = Callable[[str], None]
 BARE = "cli"
@@ -56,7 +58,10 @@ async def bench(wanted: BenchOptions, claude_bin: Path | None, say: Say) -> list
         async with provider(wanted.upstream_port) as upstream:
             target = await asyncio.to_thread(_target, wanted, claude_bin, upstream, Path(folder))
             say(f"the provider is {upstream.url}; what is acknowledged must reach it once, in order")
-            await target.up()
+            try:
+                await target.up()
+            except TargetError as exc:
+                raise ConfigError(str(exc)) from exc
             try:
                 results = await run(target, upstream, tell, rows)
             finally:

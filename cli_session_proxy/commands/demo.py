@@ -19,12 +19,13 @@ from typing import Any
 import httpx
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
+from turnfault.provider.upstream import Upstream
+
 from .. import logs
 from ..engine.engine import Engine
 from ..http.served import place_of
 from ..http.server import Server, create_app
 from ..settings import Settings
-from ..testing.upstream import Upstream
 
 Say = Callable[[str], None]
 

@@ -17,13 +17,14 @@ import threading
 import time
 from pathlib import Path
 
+from turnfault.provider.upstream import Upstream
+
 from ..backends.claude.process import capability, environment
 from ..backends.claude.process.observed import NAMES
 from ..domain.models import JSON
 from ..errors import ProxyError
 from ..sandbox import remove_any
 from ..settings import Settings
-from ..testing.upstream import Upstream
 from .scenes import play
 from .stage import Stage
 

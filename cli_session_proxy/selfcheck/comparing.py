@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 
+from turnfault.provider.seen import Seen, parts, spoken
+
 from ..backends.claude.transcript import Entry
 from ..domain.models import JSON, Block
-from ..testing.seen import Seen, parts, spoken
 
 Said = list[tuple[str, str]]
 

@@ -13,6 +13,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from turnfault.provider.script import HeldReply, Reply, ToolUse
+from turnfault.provider.seen import Seen
+
 from ..backends.base import Called
 from ..backends.claude import transcript
 from ..backends.claude.process.child import Launch
@@ -24,8 +27,6 @@ from ..backends.claude.transcript import Entry, Scribe
 from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
-from ..testing.script import HeldReply, Reply, ToolUse
-from ..testing.seen import Seen
 from .comparing import Said, difference, said_by, said_in
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 

@@ -15,6 +15,9 @@ from typing import TypeVar
 
 import psutil
 
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
+
 from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.process.capability import Capability
@@ -28,8 +31,6 @@ from ..domain.models import JSON, Block, BlockDelta
 from ..errors import ClaudeUnavailable, ProxyError
 from ..sandbox import Sandboxes
 from ..settings import Profile, Settings
-from ..testing.seen import Seen
-from ..testing.upstream import Upstream
 
 T = TypeVar("T")
 

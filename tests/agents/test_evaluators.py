@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.testing.script import Behaviour, Reply
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Behaviour, Reply
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings, required
 from ..every_wire import chains, proxied

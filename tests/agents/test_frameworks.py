@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.domain.client_tools import cli_name
-from cli_session_proxy.testing.script import TOOL_RESULT, Behaviour, Reply, ToolUse
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import TOOL_RESULT, Behaviour, Reply, ToolUse
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings, required
 from ..every_wire import proxied

@@ -37,9 +37,9 @@ import psycopg
 from prometheus_client.parser import text_string_to_metric_families
 from redis.asyncio import Redis as RedisClient
 
-from cli_session_proxy.testing.script import Behaviour
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Behaviour
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT
 from ..postgres import Postgres, server

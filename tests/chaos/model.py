@@ -11,9 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from cli_session_proxy.domain.client_tools import cli_name
-from cli_session_proxy.testing.exchange import deltas
-from cli_session_proxy.testing.script import Behaviour, Block, Cut, ErrorEvent, Fail, HeldReply, Refusal, Reply, Stall
-from cli_session_proxy.testing.seen import Seen
+from turnfault.provider.exchange import deltas
+from turnfault.provider.script import Behaviour, Block, Cut, ErrorEvent, Fail, HeldReply, Refusal, Reply, Stall
+from turnfault.provider.seen import Seen
 
 from .journal import Answer, Asked
 from .reading import GO_ON, KEPT_PICTURE, arguments

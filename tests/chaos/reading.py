@@ -12,7 +12,7 @@ from typing import Any
 
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
-from cli_session_proxy.testing.seen import parts, spoken
+from turnfault.provider.seen import parts, spoken
 
 from . import pictures
 from .journal import JSON, Answer, Asking, Result

@@ -19,9 +19,9 @@ from urllib.parse import quote, unquote
 import httpx
 
 from cli_session_proxy.http.relay import HEARD
-from cli_session_proxy.testing.script import Behaviour
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Behaviour
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from .checker import Fault, judge
 from .client import Attempt, Caller, Client

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.seen import Seen
+from turnfault.provider.script import Reply
+from turnfault.provider.seen import Seen
 
 from .model import Model, Plan
 

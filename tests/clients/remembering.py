@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..serving import serving
 from ..talking import running

@@ -11,7 +11,7 @@ from typing import Any
 import anthropic
 import openai
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..every_wire import google_client, ollama_client, proxied, the_one_chain

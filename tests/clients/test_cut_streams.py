@@ -12,9 +12,9 @@ import pytest
 from cli_session_proxy.domain.lineage import answer_text
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export.formats import FORMATS
-from cli_session_proxy.testing.script import TOOL_RESULT, Cut, Reply, ToolUse
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import TOOL_RESULT, Cut, Reply, ToolUse
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..cutting import held, let_go

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from .remembering import facts, served_without_cli

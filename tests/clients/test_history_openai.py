@@ -7,8 +7,8 @@ from typing import Any
 
 import openai
 
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from .remembering import answer_to, facts, served

@@ -10,7 +10,7 @@ from typing import Any
 from agents import Agent, OpenAIChatCompletionsModel, Runner, SQLiteSession, set_tracing_disabled
 from openai import AsyncOpenAI
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from .remembering import Served, answer_to, facts, served_without_cli

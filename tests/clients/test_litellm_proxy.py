@@ -21,7 +21,7 @@ import openai
 import pytest
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..litellm_offline import exceptions, litellm, offline_environment, provider
 from ..without_cli import engine_without_cli, proxied_without_cli

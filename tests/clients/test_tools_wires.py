@@ -11,8 +11,8 @@ import pytest
 from agents import Agent, OpenAIResponsesModel, function_tool, set_tracing_disabled
 from google.genai import types
 
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..every_wire import google_client
 from ..matrix import rest_in_full

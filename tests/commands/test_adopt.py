@@ -20,8 +20,8 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

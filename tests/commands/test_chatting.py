@@ -20,8 +20,8 @@ from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail, HeldReply, Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, Reply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
 from ..talking import ask, heard, running

@@ -22,7 +22,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
 from cli_session_proxy.stores.sqlite.database import copy_aside
 from cli_session_proxy.stores.sqlite.store import FILE
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, running

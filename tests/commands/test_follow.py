@@ -22,8 +22,8 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy_store_conformance.samples import a_turn
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..forked import forked

@@ -24,8 +24,8 @@ from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, Store, WholeTurn
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy_store_conformance.samples import a_turn
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

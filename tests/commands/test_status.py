@@ -13,7 +13,7 @@ from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.export.status import Remembered, costs, failing, lines, remembered
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import TurnFacts
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serving

@@ -19,9 +19,9 @@ from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy_store_conformance.samples import a_turn
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

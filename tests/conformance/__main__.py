@@ -16,7 +16,7 @@ from dataclasses import astuple
 from pathlib import Path
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import FAKE_KEY
 from ..obedient import Obedient

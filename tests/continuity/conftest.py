@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from .report import Report
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from cli_session_proxy.continuity import report as benchmark
-from cli_session_proxy.continuity.running import RowResult
+from turnfault import report as benchmark
+from turnfault.running import RowResult
 
 from .row import Row
 from .score import Score, Thinking

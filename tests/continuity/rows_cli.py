@@ -8,7 +8,7 @@ import signal
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 
-from cli_session_proxy.testing.script import HeldReply, Reply
+from turnfault.provider.script import HeldReply, Reply
 
 from ..until import until
 from .misbehaving import MisbehavingCli

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.testing.script import HeldReply, Reply
+from turnfault.provider.script import HeldReply, Reply
 
 from ..talking import request
 from .row import BOTH, NEW, Breaks, Row

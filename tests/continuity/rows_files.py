@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from cli_session_proxy.continuity import files
+from turnfault import files
 
 from ..until import until
 from .row import NEW, Breaks, Row, Says

@@ -14,9 +14,9 @@ from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.client_tools import UNPARSED
 from cli_session_proxy.domain.models import Block, Message, Tool
-from cli_session_proxy.testing.rules import Rules
-from cli_session_proxy.testing.script import Fail, Reply
-from cli_session_proxy.testing.seen import Seen, parts
+from turnfault.provider.rules import Rules
+from turnfault.provider.script import Fail, Reply
+from turnfault.provider.seen import Seen, parts
 
 from ..media import document, image, paper, picture
 from .row import NEW, Breaks, Row, Says

@@ -11,7 +11,7 @@ from typing import Any
 
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.domain.models import JSON, Turn
-from cli_session_proxy.testing.script import HeldReply, ToolUse
+from turnfault.provider.script import HeldReply, ToolUse
 
 from ..recovery.others import Other, other_proxy
 from ..talking import ask, request, text

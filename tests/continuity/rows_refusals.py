@@ -6,7 +6,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.testing.script import Fail, Refusal
+from turnfault.provider.script import Fail, Refusal
 
 from ..media import document, paper
 from ..talking import request

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from cli_session_proxy.testing.script import Behaviour, Big, Cut, ErrorEvent, Fail, Reply, Stall
+from turnfault.provider.script import Behaviour, Big, Cut, ErrorEvent, Fail, Reply, Stall
 
 from ..cutting import held, let_go, quiet
 from .row import BOTH, NEW, Breaks, Row, Says

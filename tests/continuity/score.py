@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from cli_session_proxy.continuity.score import Fact, Score, messages_of, score
-from cli_session_proxy.testing.seen import Seen
+from turnfault.provider.seen import Seen
+from turnfault.score import Fact, Score, messages_of, score
 
 __all__ = ["Fact", "Score", "Thinking", "messages_of", "score", "summed_up"]
 

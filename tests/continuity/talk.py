@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.continuity.talk import RequestRefused
-from cli_session_proxy.continuity.talk import Talk as AnyTalk
-from cli_session_proxy.continuity.targets import print_mode
 from cli_session_proxy.domain.models import Block, Link, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
+from turnfault.talk import RequestRefused
+from turnfault.talk import Talk as AnyTalk
+from turnfault.targets import print_mode
 
 from ..talking import claude, request, text
 from ..until import until

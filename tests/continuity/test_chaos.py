@@ -14,8 +14,8 @@ import pytest
 
 from cli_session_proxy.errors import ClaudeUnavailable
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Cut, ErrorEvent, Fail
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Cut, ErrorEvent, Fail
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from . import rows_cli, rows_files, rows_upstream

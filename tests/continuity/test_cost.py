@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

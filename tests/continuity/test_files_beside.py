@@ -11,8 +11,8 @@ from cli_session_proxy.backends.claude.transcript.files import gather, is_file, 
 from cli_session_proxy.domain.models import Record
 from cli_session_proxy.errors import SandboxError
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import SESSION

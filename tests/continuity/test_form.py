@@ -19,10 +19,10 @@ from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.export.formats import FORMATS
-from cli_session_proxy.testing.prompt_cache import share_read
-from cli_session_proxy.testing.script import Fail, Reply
-from cli_session_proxy.testing.seen import JSON
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.prompt_cache import share_read
+from turnfault.provider.script import Fail, Reply
+from turnfault.provider.seen import JSON
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..media import image, picture

@@ -10,10 +10,10 @@ import pytest
 
 from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.export.formats import FORMATS
-from cli_session_proxy.testing.rules import Rules
-from cli_session_proxy.testing.script import Behaviour, Fail, Reply
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.rules import Rules
+from turnfault.provider.script import Behaviour, Fail, Reply
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

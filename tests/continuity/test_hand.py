@@ -12,8 +12,8 @@ import pytest
 from cli_session_proxy.backends.claude.sessions import repair
 from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.export import explain
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..until import until

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

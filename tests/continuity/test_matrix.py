@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..clis import checked
 from ..conftest import MakeSettings

@@ -6,8 +6,8 @@ import shutil
 from pathlib import Path
 
 from cli_session_proxy.export import shown
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, running

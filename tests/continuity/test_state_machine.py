@@ -23,8 +23,8 @@ from hypothesis.stateful import (
 
 from cli_session_proxy.engine.placement import RETRY_WINDOW
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import CLI_ENV
 from . import rows_cli, rows_files

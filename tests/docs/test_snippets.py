@@ -28,8 +28,8 @@ import pytest_asyncio
 
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.settings import load
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import CLI_ENV, ROOT, required
 

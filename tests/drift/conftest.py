@@ -8,7 +8,7 @@ from typing import cast
 
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..remembering import remembering
 from .report import DRIFT, Row, write

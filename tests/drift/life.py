@@ -15,15 +15,15 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
-from cli_session_proxy.continuity.score import Fact, score
 from cli_session_proxy.domain.models import BlockDelta, Finished, Message, Tool, Turn
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply, ToolUse
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, ToolUse
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
+from turnfault.score import Fact, score
 
 from ..media import image, picture
 from ..talking import request, text

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import capability
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from .cli import ChangingCli

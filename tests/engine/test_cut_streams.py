@@ -14,8 +14,8 @@ from cli_session_proxy.domain.evidence import StreamCut
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import UpstreamError
-from cli_session_proxy.testing.script import Cut, ErrorEvent, Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Cut, ErrorEvent, Reply
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

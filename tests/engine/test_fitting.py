@@ -19,7 +19,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.export.explain import turn as told
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -21,7 +21,7 @@ from cli_session_proxy.export import summaries
 from cli_session_proxy.http import routes
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import Accepted, Expiry, NewTurn
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from .. import without_cli
 from ..conftest import MakeSettings

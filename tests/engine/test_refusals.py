@@ -14,8 +14,8 @@ from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Block, Message, Turn, Usage
 from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Refusal
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Refusal
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -13,8 +13,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, LeaseLost, NotFound, SessionBusy
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Lease, Proxy
-from cli_session_proxy.testing.script import Refusal
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Refusal
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -22,8 +22,8 @@ from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Behaviour, Cut, Fail, HeldReply, Refusal, Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Behaviour, Cut, Fail, HeldReply, Refusal, Reply
+from turnfault.provider.upstream import Upstream
 
 from ..clis import seen_working
 from ..conftest import MakeSettings

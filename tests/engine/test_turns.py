@@ -11,8 +11,8 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ProxyError
-from cli_session_proxy.testing.script import Fail
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -29,7 +29,7 @@ from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import turn

@@ -19,7 +19,7 @@ from bench.attacks import ATTACKS, Attack, Target
 from bench.client import Connections
 from bench.contenders import Place
 from bench.servers import HTTPServer, start_proxy
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 # Seconds. What is frozen stays frozen for minutes or for ever; what is slow on a loaded machine does not take these.
 SERVED = 30.0

@@ -11,9 +11,9 @@ import pytest
 
 from cli_session_proxy.engine.committing import CommitOrder
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, running

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, request, running, text

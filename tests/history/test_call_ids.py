@@ -20,9 +20,9 @@ from cli_session_proxy.domain.client_tools import calls_of, cli_name
 from cli_session_proxy.domain.models import Block, Message, Tool, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.seen import Seen, parts, spoken
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.seen import Seen, parts, spoken
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import CLI_ENV, MakeSettings
 from ..every_wire import proxied

@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..every_wire import proxied

@@ -16,7 +16,7 @@ from cli_session_proxy.domain.models import Tool, Turn
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serving

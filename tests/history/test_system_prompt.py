@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, claude, heard, running, text

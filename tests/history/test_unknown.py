@@ -13,8 +13,8 @@ from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine import placement
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.testing.seen import parts
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.seen import parts
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -14,7 +14,7 @@ import pytest
 
 from cli_session_proxy.http.served import Served
 from cli_session_proxy.http.server import banner
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import FakeEngine

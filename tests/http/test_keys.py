@@ -19,7 +19,7 @@ from cli_session_proxy.errors import ConfigError, Unauthorized
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings, load
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import FakeEngine

@@ -19,8 +19,8 @@ from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Commit, RequestMatch, Store
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..talking import heard
 from ..until import until

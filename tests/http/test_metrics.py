@@ -17,8 +17,8 @@ from cli_session_proxy.domain.models import Link, Usage
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail, HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
 from ..fakes import TURN

@@ -17,7 +17,7 @@ import pytest
 
 from cli_session_proxy.http import gate
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 from pydantic import SecretStr
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serve

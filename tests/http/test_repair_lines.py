@@ -26,7 +26,7 @@ from cli_session_proxy.http.served import served_at
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
 from ..fakes import AGENT, FakeEngine, turn

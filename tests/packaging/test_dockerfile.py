@@ -21,7 +21,7 @@ import httpx
 import pytest
 
 from cli_session_proxy.settings import load
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT
 from .dockerfile import environment, health_check, instructions, only, start
@@ -76,13 +76,14 @@ def test_what_is_copied_is_enough_to_build_the_wheel_that_the_last_step_installs
     made = [str(tmp_path / word[1:]) if word.startswith("/") else word for word in build.words()]
     path = {"PATH": f"{Path(sys.executable).parent}:{os.defpath}", "HOME": str(tmp_path)}
     subprocess.run(made, env=path, check=True, capture_output=True, text=True, timeout=SOON)
-    (wheel,) = (tmp_path / "wheel").iterdir()
+    wheels = tmp_path / "wheel"
+    assert len(list(wheels.iterdir())) == 2
     (copied,) = [one.words() for one in steps if one.text.startswith("--from=build")]
     assert copied[1:] == ["/wheel", "/wheel"]
     (installed,) = [one.text for one in steps if "/wheel/*.whl" in one.text]
     programs = tmp_path / "venv" / "bin"
     subprocess.run([sys.executable, "-m", "venv", programs.parent], check=True, timeout=SOON)
-    step = installed.partition(" && ")[0].replace("/wheel/", f"{wheel.parent}/")
+    step = installed.partition(" && ")[0].replace("/wheel/", f"{wheels}/")
     path["PATH"] = f"{programs}:{os.defpath}"
     subprocess.run(["sh", "-c", step], env=path, check=True, capture_output=True, text=True, timeout=SOON)
     assert (programs / start()[0]).exists()

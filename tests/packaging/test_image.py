@@ -34,7 +34,7 @@ TOKEN = "sk-ant-oat01-fake-for-tests"
 SESSION = Template("""
 set -eu
 trap 'kill $$model $${served:-} 2> /dev/null || true' EXIT
-python -m cli_session_proxy.testing.upstream --port 8999 > /dev/null & model=$$!
+python -m turnfault.provider.upstream --port 8999 > /dev/null & model=$$!
 export CLI_SESSION_PROXY_KEYS__ME=$key CLAUDE_CODE_OAUTH_TOKEN=$token
 export ANTHROPIC_BASE_URL=http://127.0.0.1:8999 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 $start & served=$$!

@@ -48,7 +48,8 @@ def dist(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ".git", ".venv", ".tools", "var", ".*_cache", ".hypothesis", "__pycache__", "*.sqlite3*"
     )
     shutil.copytree(ROOT, source, ignore=ignore)
-    run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, source, cwd=folder)
+    for project in (source / "benchmark", source):
+        run(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, project, cwd=folder)
     return folder
 
 
@@ -61,7 +62,8 @@ def venv(dist: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     lent = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
     own = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
     Path(own, "lent_by_the_tests.pth").write_text("\n".join(lent))
-    run(python, "-m", "pip", "install", "--no-index", "--no-deps", dist / f"{STEM}-py3-none-any.whl", cwd=folder)
+    wheels = dist.glob("*.whl")
+    run(python, "-m", "pip", "install", "--no-index", "--no-deps", *wheels, cwd=folder)
     return folder / "venv"
 
 

@@ -20,10 +20,14 @@ from .dockerfile import instructions, only
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PROJECT = PYPROJECT["project"]
 EXTRAS: dict[str, list[str]] = PROJECT["optional-dependencies"]
+# A distribution of this checkout: the image builds its wheel beside the proxy's.
+OURS = "turnfault"
+BENCHMARK = tomllib.loads((ROOT / "benchmark" / "pyproject.toml").read_text())["project"]
 # What each lock has to hold.
 LOCKS = {
     "requirements.lock": [
-        *PROJECT["dependencies"],
+        *(one for one in PROJECT["dependencies"] if Requirement(one).name != OURS),
+        *BENCHMARK["dependencies"],
         *(one for name in ("claude", "postgresql", "redis") for one in EXTRAS[name]),
     ],
     "build.lock": PYPROJECT["build-system"]["requires"],

@@ -14,8 +14,8 @@ from cli_session_proxy.domain.models import BlockDelta
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import InvalidRequest, ProxyError, TurnCancelled
-from cli_session_proxy.testing.script import Fail, HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
 from ..docs.test_snippets import blocks_of

@@ -16,8 +16,8 @@ from cli_session_proxy.backends.claude.sessions.tails import Tails
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Agent, Message, Turn
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import turn as a_turn

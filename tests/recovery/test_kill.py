@@ -15,8 +15,8 @@ from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.testing.script import HeldReply, Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, Reply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard, running, text

@@ -16,8 +16,8 @@ import pytest
 
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import HeldReply, Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings, processes

@@ -14,8 +14,8 @@ import pytest
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -7,8 +7,8 @@ import signal
 from pathlib import Path
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

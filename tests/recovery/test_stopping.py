@@ -18,8 +18,8 @@ import pytest
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -14,7 +14,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, heard

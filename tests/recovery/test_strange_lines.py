@@ -12,8 +12,8 @@ import pytest
 from cli_session_proxy.backends.claude.transcript.entries import LINE_VALUES
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, events, heard, request, running

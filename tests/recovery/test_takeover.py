@@ -14,8 +14,8 @@ from cli_session_proxy.backends.claude import backend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import Proxy
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.testing.script import HeldReply, Stall
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, Stall
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import ask, by_hand, heard, running

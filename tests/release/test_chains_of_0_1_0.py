@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..chaos.checker import judge
 from ..chaos.client import Caller, Client

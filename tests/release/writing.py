@@ -17,7 +17,7 @@ import sys
 import tarfile
 from pathlib import Path
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..chaos.__main__ import binary
 from ..chaos.client import Caller, Client, Speaker

@@ -23,8 +23,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, TurnTimeout, UpstreamError
 from cli_session_proxy.sdk import runtime
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Block, Reply, Stall, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Block, Reply, Stall, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

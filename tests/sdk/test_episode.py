@@ -15,7 +15,7 @@ from cli_session_proxy import Episode, ask
 from cli_session_proxy.errors import ClaudeUnavailable, InvalidRequest, NotFound, Unauthorized
 from cli_session_proxy.sdk import runtime
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..talking import heard

@@ -14,8 +14,8 @@ import pytest
 
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Stall
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Stall
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import CLI_ENV, ROOT

@@ -21,7 +21,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sdk import ChainSessionStore, runtime
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serving

@@ -18,8 +18,8 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import capture
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -18,8 +18,8 @@ from cli_session_proxy.domain.models import BlockDelta, BlockStart, Message, Too
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..matrix import rest_in_full

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..backends.claude.process.test_ahead import pid, ready
 from ..conftest import MakeSettings

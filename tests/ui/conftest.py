@@ -18,7 +18,7 @@ from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import ImportedTurn
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, required
 from ..serving import serving

@@ -14,8 +14,8 @@ from playwright.async_api import Browser, Page, async_playwright, expect
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail
+from turnfault.provider.upstream import Upstream
 
 from ..serving import serving
 from ..talking import ask, running

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, Page, Route, expect
 from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Agent
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serving

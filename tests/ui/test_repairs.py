@@ -15,8 +15,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import brief, shown
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..continuity.misbehaving import MisbehavingCli

@@ -9,8 +9,8 @@ from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Tool, Turn
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serving

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from cli_session_proxy.backends.claude.process.capability import PACKAGE
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import CLI_ENV, FORBIDDEN, ROOT
 from ..remembering import remembering

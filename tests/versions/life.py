@@ -10,14 +10,14 @@ import time
 from dataclasses import dataclass, field
 
 from cli_session_proxy.backends.claude.process import capability, environment
-from cli_session_proxy.continuity.score import Fact, score
 from cli_session_proxy.domain.models import Block, Message, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Cut, Reply
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Cut, Reply
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
+from turnfault.score import Fact, score
 
 from ..media import image, picture
 from ..talking import request, text

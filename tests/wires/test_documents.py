@@ -13,13 +13,13 @@ import pytest
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.generate import content as generate
 from cli_session_proxy.wires.interactions import steps as interactions
 from cli_session_proxy.wires.messages import content as messages
 from cli_session_proxy.wires.responses import items as responses
+from turnfault.provider.script import Fail
+from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings

@@ -13,8 +13,6 @@ import pytest
 
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.generate import body as generate
@@ -22,6 +20,8 @@ from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.messages import body as messages
 from cli_session_proxy.wires.ollama import body as ollama
 from cli_session_proxy.wires.responses import body as responses
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..every_wire import proxied

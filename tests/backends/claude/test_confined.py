@@ -30,8 +30,8 @@ from cli_session_proxy.http.server import serve
 from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.settings import ModelSettings, Profile, SandboxSettings, Settings
 from cli_session_proxy.stores.sqlite.store import FILE
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings, required
 from ...talking import ask, heard, running, text

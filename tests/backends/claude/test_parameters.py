@@ -19,8 +19,8 @@ from cli_session_proxy.domain.client_tools import Offers, ToolOptions
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Fail, HeldReply, Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ...clis import old_cli_in_full
 from ...conftest import MakeSettings

@@ -12,9 +12,9 @@ from cli_session_proxy.backends.choosing import Backends
 from cli_session_proxy.backends.claude.backend import ClaudeBackend
 from cli_session_proxy.domain.models import Block, Message, Tool, Turn
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Reply as Thought
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply as Thought
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ...talking import ask
 from .servers import Provider, Reply, texts

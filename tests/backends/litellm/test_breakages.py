@@ -10,7 +10,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ...recovery.others import other_proxy
 from ...talking import ask, heard, running, text

@@ -17,7 +17,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.sdk import ChainSessionStore, runtime
 from cli_session_proxy.settings import CONFIG_FILE, ModelSettings, Settings, load
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import ROOT
 from ...litellm_offline import offline_environment

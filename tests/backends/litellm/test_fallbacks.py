@@ -23,8 +23,8 @@ from cli_session_proxy.errors import (
     UpstreamError,
 )
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Fail, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ...serving import serving
 from ...talking import ask, events, running, text

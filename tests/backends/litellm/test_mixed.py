@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ...matrix import rest_in_full
 from ...talking import running

@@ -14,8 +14,8 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.windows import TurnSize, Window, left_out
 from cli_session_proxy.export import explain
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.script import Reply as Thought
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply as Thought
+from turnfault.provider.upstream import Upstream
 
 from ...talking import ask, request, running
 from .mixed import WEATHER, claude_told

@@ -13,8 +13,8 @@ from google.genai.client import AsyncClient
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import ALIASES
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, google_client, proxied, the_one_chain

@@ -14,8 +14,8 @@ from google.genai._interactions import BadRequestError, NotFoundError
 from pydantic import TypeAdapter
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import HeldReply, Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, Reply
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import five_turns, google_client, proxied, the_one_chain

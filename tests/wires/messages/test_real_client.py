@@ -14,8 +14,8 @@ from pydantic import TypeAdapter
 
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import ALIASES
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import five_turns, proxied, the_one_chain

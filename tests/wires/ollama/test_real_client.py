@@ -12,9 +12,9 @@ import ollama
 import pytest
 
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.seen import parts
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.seen import parts
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import chains, five_turns, ollama_client, proxied, the_one_chain

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply, scripted_answer
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, scripted_answer
+from turnfault.provider.upstream import Upstream
 
 from ...talking import running
 from ...until import until

@@ -9,10 +9,10 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.responses import body as responses
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from .conftest import Door
 

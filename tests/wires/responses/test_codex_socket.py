@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.responses.socket import ResponsesSocket
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import ROOT, MakeSettings, required
 from ...every_wire import proxied, the_one_chain

@@ -8,9 +8,9 @@ from typing import Any
 import openai
 import pytest
 
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.asgi import MIDDLING
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ...talking import heard
 from .conftest import Door

@@ -9,7 +9,7 @@ from typing import Any
 
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.identifiers import conversation_id
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from .conftest import Door, OpenDoor
 

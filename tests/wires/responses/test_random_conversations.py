@@ -18,8 +18,8 @@ import openai
 import pytest
 
 from cli_session_proxy.backends.claude.transcript.writing import OPENED_BY_ASSISTANT
-from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, Refusal
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...matrix import half, rest_in_full

@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...every_wire import the_one_chain

@@ -14,9 +14,9 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
-from cli_session_proxy.testing.script import Fail, HeldReply, Reply
-from cli_session_proxy.testing.seen import parts as parts_of
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, Reply
+from turnfault.provider.seen import parts as parts_of
+from turnfault.provider.upstream import Upstream
 
 from ...talking import heard
 from .conftest import Door, OpenDoor

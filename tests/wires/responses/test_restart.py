@@ -10,8 +10,8 @@ from pathlib import Path
 import openai
 
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...forked import Forked

@@ -23,8 +23,8 @@ from cli_session_proxy.http import gate
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.upstream import Upstream
 from cli_session_proxy.wires.responses import socket as sockets
+from turnfault.provider.upstream import Upstream
 
 from ...serving import serving
 from ...until import until

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.script import Fail, HeldReply, Refusal
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply, Refusal
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...matrix import half

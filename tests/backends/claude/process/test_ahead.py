@@ -13,8 +13,8 @@ from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Tool, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import Instances
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....recovery.others import other_proxy

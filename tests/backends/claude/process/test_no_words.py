@@ -9,8 +9,8 @@ import pytest
 from cli_session_proxy.domain.models import BlockDelta
 from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy, TurnCancelled
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Commit
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....simulated import still

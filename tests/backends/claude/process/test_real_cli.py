@@ -16,8 +16,8 @@ from cli_session_proxy.backends.claude.process.frames import unsafe_prompt
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.domain.models import BlockStart, BlockStop
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.testing.script import Cut, Fail, HeldReply, Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Cut, Fail, HeldReply, Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from .conftest import MakeLaunch, MakeSettings, Start

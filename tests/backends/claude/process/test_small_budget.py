@@ -9,8 +9,8 @@ import pytest
 
 from cli_session_proxy.engine.ownership import Instances
 from cli_session_proxy.errors import QueueFull
-from cli_session_proxy.testing.script import HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....matrix import rest_in_full

@@ -15,8 +15,8 @@ from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import Tool, ToolChoice
-from cli_session_proxy.testing.script import ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....until import until

@@ -24,8 +24,8 @@ from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
 from cli_session_proxy.domain.models import Block, Message, Role, Turn
-from cli_session_proxy.testing.script import Reply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Reply
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....talking import ask, by_hand, heard, running, text

@@ -15,7 +15,7 @@ import pytest
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.errors import SessionBusy
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cli_session_proxy.backends.claude.sessions.verifying import Verifier
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings

@@ -12,8 +12,8 @@ from cli_session_proxy.backends.claude.sessions.exchanges import is_prompt
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import HeldReply, Reply, ToolUse
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import HeldReply, Reply, ToolUse
+from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
 from ....recovery.others import overwritten

@@ -10,7 +10,7 @@ from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.backends.claude.sessions.seeing import _seen
 from cli_session_proxy.domain.models import Usage
 from cli_session_proxy.export import explain
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings

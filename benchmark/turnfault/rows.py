@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..testing.script import Behaviour, Cut, ErrorEvent, Fail, HeldReply, Refusal
-from ..testing.upstream import Upstream
 from . import files
+from .provider.script import Behaviour, Cut, ErrorEvent, Fail, HeldReply, Refusal
+from .provider.upstream import Upstream
 from .score import Fact
 from .talk import RequestRefused
 from .targets import AnyTalk, ServerTalk, Surface, Target, transcript_of

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ..testing.upstream import Upstream
+from .provider.upstream import Upstream
 from .rows import ROWS, TOLD, Lab, NotHereError, Row
 from .score import Score
 from .talk import RequestRefused

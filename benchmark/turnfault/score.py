@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from ..testing.prompt_cache import share_read
-from ..testing.seen import Seen
+from .provider.prompt_cache import share_read
+from .provider.seen import Seen
 
 FAULTS = ("doubled", "lost", "reordered", "foreign")
 _TOKEN = re.compile(r"fact-\d+-[0-9a-f]{8}")
@@ -39,7 +39,7 @@ class Fact:
 class Score:
     """Counts of acknowledged turns. `prefix`: bytes of the request before the breakage that are still a prefix of
     this one ÷ its bytes. `cached`: of what that request wrote into the prompt cache, the share that this one reads
-    (`testing.prompt_cache`). `refused`: the client got this error instead of an answer. `flattened`: told once, with
+    (`provider.prompt_cache`). `refused`: the client got this error instead of an answer. `flattened`: told once, with
     their answers, but squeezed into one text of the user's with others."""
 
     acknowledged: int

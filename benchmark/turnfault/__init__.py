@@ -8,5 +8,5 @@
     running   the rows, one after another
     report    the table, JSON, a badge and a picture
 
-The strict upstream is `testing.upstream`. The project's own matrix (tests/continuity) judges and talks with this code.
+The strict upstream is `provider.upstream`. The project's own matrix (tests/continuity) judges and talks with this code.
 """

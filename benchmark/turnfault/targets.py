@@ -23,8 +23,8 @@ from urllib.parse import quote, urlsplit
 import httpx
 import psutil
 
-from ..errors import ConfigError
-from ..testing.upstream import Upstream
+from .errors import TargetError
+from .provider.upstream import Upstream
 from .talk import RequestRefused, Talk
 
 WireName = Literal["chat", "responses", "messages", "generate"]
@@ -96,7 +96,7 @@ class ServerTarget:
         return ServerTalk(self, agent, by_id=by_id)
 
     async def up(self) -> None:
-        """Start it, and wait until it takes connections. Raises `ConfigError`."""
+        """Start it, and wait until it takes connections. Raises `TargetError`."""
         at = urlsplit(self.url)
         if self.start is not None:
             env = environment(self.folder / "home", self.upstream, self.config or self.folder / "config")
@@ -113,7 +113,7 @@ class ServerTarget:
                 ended = self.process is not None and self.process.returncode is not None
                 if ended or time.monotonic() > deadline:
                     said = (self.folder / "log").read_text(errors="replace")[-500:] if self.start else ""
-                    raise ConfigError(f"nothing takes connections at {self.url}: start it first. {said}") from exc
+                    raise TargetError(f"nothing takes connections at {self.url}: start it first. {said}") from exc
                 await asyncio.sleep(POLL)
             else:
                 writer.close()

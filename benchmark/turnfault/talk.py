@@ -5,8 +5,8 @@ from __future__ import annotations
 import secrets
 from abc import ABC, abstractmethod
 
-from ..testing.seen import Seen
-from ..testing.upstream import Upstream
+from .provider.seen import Seen
+from .provider.upstream import Upstream
 from .score import Fact, Score, score
 
 

@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.upstream import Upstream
 
 
 async def run(binary: Path, env: dict[str, str], prompt: str, *flags: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.testing.script import (
+from turnfault.provider.script import (
     Big,
     Cut,
     ErrorEvent,
@@ -21,7 +21,7 @@ from cli_session_proxy.testing.script import (
     ToolUse,
     scripted_answer,
 )
-from cli_session_proxy.testing.upstream import Upstream, UpstreamThread
+from turnfault.provider.upstream import Upstream, UpstreamThread
 
 
 def body(*texts: str, stream: bool = False, **more: Any) -> dict[str, Any]:

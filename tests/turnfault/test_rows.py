@@ -18,15 +18,15 @@ import uvloop
 
 from cli_session_proxy import cli
 from cli_session_proxy.commands import benching
-from cli_session_proxy.continuity import report as table
-from cli_session_proxy.continuity import rows
-from cli_session_proxy.continuity.running import RowResult, provider, run
-from cli_session_proxy.continuity.score import Fact, Score, score
-from cli_session_proxy.continuity.talk import RequestRefused, Talk
-from cli_session_proxy.continuity.targets import ServerTalk, ServerTarget, WireName, print_mode
 from cli_session_proxy.errors import ConfigError
-from cli_session_proxy.testing.seen import Seen
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault import report as table
+from turnfault import rows
+from turnfault.provider.seen import Seen
+from turnfault.provider.upstream import Upstream
+from turnfault.running import RowResult, provider, run
+from turnfault.score import Fact, Score, score
+from turnfault.talk import RequestRefused, Talk
+from turnfault.targets import ServerTalk, ServerTarget, WireName, print_mode
 
 from ..conftest import MakeSettings
 from ..without_cli import proxied_without_cli

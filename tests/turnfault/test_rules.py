@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cli_session_proxy.testing.rules import Rules, refusal, sealed
+from turnfault.provider.rules import Rules, refusal, sealed
 
 JSON = dict[str, Any]
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.testing.prompt_cache import LOOK_BACK, PromptCache, share_read
-from cli_session_proxy.testing.seen import Seen
+from turnfault.provider.prompt_cache import LOOK_BACK, PromptCache, share_read
+from turnfault.provider.seen import Seen
 
 MARK = {"cache_control": {"type": "ephemeral"}}
 

@@ -9,7 +9,7 @@ It speaks POST /v1/messages (streamed or not) and /v1/messages/count_tokens; any
 is which prefixes it was sent, for the cache figures of `usage`, as the provider does. What the real API refuses, it
 refuses (see `rules`).
 
-By hand: `python -m cli_session_proxy.testing.upstream --port 8999`.
+By hand: `python -m turnfault.provider.upstream --port 8999`.
 """
 
 from __future__ import annotations
@@ -25,19 +25,17 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-import uvicorn
-
-from ..http.listening import Listening
 from .exchange import GoneError, Receive, ScriptedRequest, Send, before, stream
 from .prompt_cache import PromptCache
 from .rules import BYTES_PER_TOKEN, Rules, refusal, sealed
 from .script import Answer, Behaviour, Block, Cut, ErrorEvent, Fail, Reply, Rule, scripted_answer
 from .seen import Seen
+from .serving import Serving
 
 Scope = dict[str, Any]
 T = TypeVar("T")
 
-STOP_TIMEOUT = 5.0  # seconds for the server to close; every wait inside a response ends at once when it stops
+STOP_TIMEOUT = 5.0  # seconds for the thread to start, answer and end
 
 
 class Upstream:
@@ -73,8 +71,7 @@ class Upstream:
         self._closing = asyncio.Event()
         self._failures: list[Exception] = []
         self._numbers = iter(range(1, 1 << 62))
-        self._server: Listening | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._serving: Serving | None = None
 
     # --- for the test ---------------------------------------------------------------------------------
 
@@ -126,27 +123,15 @@ class Upstream:
     async def __aenter__(self) -> Self:
         listener = socket.create_server((self.host, self.port))
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(
-            self._app, interface="asgi3", lifespan="off", ws="none", log_config=None, log_level="critical",
-            access_log=False, timeout_graceful_shutdown=1,
-        )  # fmt: skip
-        self._server = Listening(config)
-        self._task = asyncio.create_task(self._server.serve(sockets=[listener]))
-        ready = asyncio.create_task(self._server.ready.wait())
-        await asyncio.wait({ready, self._task}, return_when=asyncio.FIRST_COMPLETED)
-        ready.cancel()
-        if self._task.done():
-            self._task.result()
+        self._serving = await Serving.on(listener, self._app)
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        assert self._server is not None
-        assert self._task is not None
+        assert self._serving is not None
         self._closing.set()
-        self._server.should_exit = True
-        await asyncio.wait_for(self._task, STOP_TIMEOUT)
+        await self._serving.stop()
         if self._failures:
             raise self._failures[0]
 
