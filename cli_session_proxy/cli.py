@@ -48,11 +48,10 @@ STORE = CONFIG | {
         ),
     ],
 }
-CLAUDE_BIN: dict[str, Any] = {
-    "claude_bin": Annotated[
-        Path | None, typer.Option(help="The Claude CLI to run.", show_default="PATH, then the [claude] extra")
-    ]
-}
+ClaudeBin = Annotated[
+    Path | None, typer.Option(help="The Claude CLI to run.", show_default="PATH, then the [claude] extra")
+]
+CLAUDE_BIN: dict[str, Any] = {"claude_bin": ClaudeBin}
 CLAUDE_FILES: dict[str, Any] = {
     "claude_config_dir": Annotated[
         Path | None, typer.Option(help="The CLI's own directory (login, transcripts).", show_default="the user's own")
@@ -530,42 +529,24 @@ def memory(
     _say(json.dumps(found, indent=1) if as_json else attempts.print_memory(found))
 
 
-@_command(
-    "bench-continuity --target http://127.0.0.1:8787/agents/{agent}/v1",
-    "bench-continuity --target cli",
-    name="bench-continuity",
-    options=CLAUDE_BIN,
+@app.command(
+    "bench-continuity",
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+    epilog=_examples(
+        "bench-continuity --target http://127.0.0.1:8787/agents/{agent}/v1 --upstream-port 9100",
+        "bench-continuity --target cli",
+    ),
 )
-def bench_continuity(
-    settings: Settings,
-    target: Annotated[
-        list[str],
-        typer.Option(
-            help="A URL up to /v1, or `cli` for the bare CLI. {agent} in it names the conversation; a second one, "
-            "without it, is for clients that send their whole history."
-        ),
-    ],
-    wire: Annotated[str, typer.Option(help="chat, responses, messages or generate.")] = "chat",
-    agent_header: Annotated[str | None, typer.Option(help="The header that names a conversation.")] = None,
-    model: Annotated[str, typer.Option(help="What to ask for.")] = "sonnet",
-    start: Annotated[str | None, typer.Option(help="Its command: run with our ANTHROPIC_BASE_URL.")] = None,
-    stop: Annotated[str | None, typer.Option(help="What ends it.", show_default="SIGTERM")] = None,
-    claude_config_dir: Annotated[Path | None, typer.Option(help="Where its CLI keeps transcripts.")] = None,
-    upstream_port: Annotated[int, typer.Option(help="Of the scripted provider, for a target that runs.")] = 0,
-    key: Annotated[str | None, typer.Option(envvar="BENCH_CONTINUITY_KEY", help="What the target asks for.")] = None,
-    only: Annotated[str | None, typer.Option(help="Only rows whose name holds this.")] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="A folder: JSON, table, badge, picture.")
-    ] = None,
-    name: Annotated[str | None, typer.Option(help="What the target is called.", show_default="the URL")] = None,
-) -> None:
-    """Measure what any server forgets. Breaks one thing at a time (see docs/peers.md)."""
-    from .commands import benching
+def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
+    """Measure what any server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
+    from turnfault.cli import main as turnfault
 
-    wanted = benching.BenchOptions(
-        tuple(target), wire, agent_header, model, start, stop, claude_config_dir, upstream_port, key, only, output, name
-    )
-    asyncio.run(benching.bench(wanted, settings.claude_bin, _say))
+    from .backends.claude.process import capability
+
+    given = [*context.args]
+    if "cli" in given:
+        given += ["--claude", str(capability.find(load(claude_bin=claude_bin)))]
+    turnfault(["run", *given])
 
 
 @_command(

@@ -1,15 +1,20 @@
-"""What was measured, as a table, JSON, a badge and a picture. Pure."""
+"""What one run measured, as a table, JSON, traces, a badge and a picture."""
 
 from __future__ import annotations
 
+import json
+import os
+import platform
 from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib import metadata
 from typing import Any
 from xml.sax.saxutils import escape
 
 from .running import RowResult
 from .score import FAULTS
 
-SCHEMA = "cli-session-proxy/continuity/1"
+SCHEMA = "turnfault/results/1"
 WHOLE, FLAT, BROKEN, LEFT_OUT = "#2da44e", "#d4a72c", "#cf222e", "#8c959f"
 # Pixels of the picture: a row, where the squares begin, and one square.
 LINE, LEFT, SQUARE = 20, 300, 14
@@ -21,19 +26,41 @@ def kept(results: Sequence[RowResult]) -> tuple[int, int]:
     return sum(score.whole for score in ran), len(ran)
 
 
-def as_json(target: str, results: Sequence[RowResult]) -> dict[str, Any]:
+@dataclass(frozen=True, slots=True)
+class About:
+    """Which run: of this target, in this version where it is known, by this seed. `note`: what to know of it."""
+
+    target: str
+    seed: int
+    version: str | None = None
+    note: str | None = None
+
+
+def as_json(about: About, results: Sequence[RowResult]) -> dict[str, Any]:
+    """As `schema.json` says."""
     whole, ran = kept(results)
     rows: list[dict[str, Any]] = []
     for result in results:
-        row: dict[str, Any] = {"group": result.row.group, "name": result.row.name}
+        row: dict[str, Any] = {"id": result.row.id, "group": result.row.group, "name": result.row.name}
         if result.score is None:
             rows.append({**row, "left_out": result.why})
             continue
         score = result.score
         counts = {name: getattr(score, name) for name in ("acknowledged", "remembered", *FAULTS, "flattened")}
         measured = {"prefix": score.prefix, "cached": score.cached, "refused": score.refused, "calls": result.calls}
-        rows.append({**row, **counts, **measured, "seconds": round(result.seconds, 2)})
-    return {"schema": SCHEMA, "target": target, "whole": whole, "rows_run": ran, "rows": rows}
+        rows.append({**row, "whole": score.whole, **counts, **measured, "seconds": round(result.seconds, 2)})
+    made_by = {"name": "turnfault", "version": metadata.version("turnfault")}
+    machine = {"system": platform.platform(), "python": platform.python_version(), "processors": os.cpu_count()}
+    return {
+        "schema": SCHEMA, "made_by": made_by, "machine": machine, **asdict(about), "whole": whole, "rows_run": ran,
+        "rows": rows,
+    }  # fmt: skip
+
+
+def traces(results: Sequence[RowResult]) -> str:
+    """JSON lines, a row each."""
+    lines = (json.dumps({"id": one.row.id, "events": one.trace}, ensure_ascii=False) for one in results if one.score)
+    return "".join(f"{line}\n" for line in lines)
 
 
 def table(target: str, results: Sequence[RowResult]) -> str:

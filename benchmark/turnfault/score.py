@@ -85,8 +85,11 @@ def messages_of(seen: Seen) -> list[tuple[str, str]]:
     return told
 
 
-def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Sequence[Seen]) -> Score:
-    """How the request that carries `probe` tells the acknowledged `facts`, and extends each of those before it."""
+def score(
+    seen: Seen, facts: Sequence[Fact], probe: Fact, before: Sequence[Seen], doubtful: Sequence[Fact] = ()
+) -> Score:
+    """How the request that carries `probe` tells the acknowledged `facts`, and extends each of those before it. A
+    `doubtful` turn may be there, once, or not."""
     told = messages_of(seen)
     said = [text for role, text in told if role == "user"]
     answered = [_squeezed(text) for role, text in told if role == "assistant"]
@@ -109,11 +112,13 @@ def score(seen: Seen, facts: Sequence[Fact], probe: Fact, before: Sequence[Seen]
         if at is not None:
             places.append((at, said[at].index(fact.key)))
     # Facts anywhere in the request that nobody acknowledged: a failed prompt, another agent's, a file of ours.
-    strangers = set(_TOKEN.findall(seen.raw.decode("utf-8", "replace"))) - {fact.key for fact in (*facts, probe)}
+    known = {fact.key for fact in (*facts, *doubtful, probe)}
+    strangers = set(_TOKEN.findall(seen.raw.decode("utf-8", "replace"))) - known
     return Score(
         acknowledged=len(facts),
         remembered=sum(pair == (1, 1) for pair in counts),
-        doubled=sum(asked > 1 or told > 1 for asked, told in counts) + (_count(said, probe) > 1),
+        doubled=sum(asked > 1 or told > 1 for asked, told in counts)
+        + sum(_count(said, fact) > 1 for fact in (*doubtful, probe)),
         lost=sum(not asked or not told for asked, told in counts) + (_count(said, probe) < 1),
         reordered=sum(later < earlier for earlier, later in pairwise(places)),
         foreign=len(strangers),

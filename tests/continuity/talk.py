@@ -22,7 +22,7 @@ from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 from turnfault.talk import RequestRefused
 from turnfault.talk import Talk as AnyTalk
-from turnfault.targets import print_mode
+from turnfault.targets.command import print_mode
 
 from ..talking import claude, request, text
 from ..until import until

@@ -78,9 +78,10 @@ class ScriptedRequest:
         await self.write(body, more=False)
 
 
-async def before(behaviour: Behaviour, exchange: ScriptedRequest) -> None:
-    """What happens before the status line."""
-    if isinstance(behaviour, HeldReply | Stall) and behaviour.after == 0:
+async def before(behaviour: Behaviour, exchange: ScriptedRequest, *, streamed: bool) -> None:
+    """What happens before the status line. An answer in one piece is held there, wherever it was to be."""
+    whole = isinstance(behaviour, HeldReply) and not streamed
+    if isinstance(behaviour, HeldReply | Stall) and (behaviour.after == 0 or whole):
         await _hold(behaviour, exchange)
     elif isinstance(behaviour, Slow):
         await exchange.wait(asyncio.sleep(behaviour.delay))

@@ -191,7 +191,7 @@ class Upstream:
             seen.outcome = "failed"
             await exchange.json(behaviour.status, behaviour.error, dict(behaviour.headers))
             return
-        await before(behaviour, exchange)
+        await before(behaviour, exchange, streamed=bool(seen.body.get("stream")))
         reply = behaviour if isinstance(behaviour, Reply) else behaviour.reply
         message = self._message(seen, reply)
         if seen.body.get("stream"):
@@ -298,10 +298,8 @@ class UpstreamThread:
         self._thread.join(STOP_TIMEOUT)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description="A scripted Messages API on loopback.")
-    parser.add_argument("--port", type=int, default=0)
-    port = parser.parse_args().port
+def serve(port: int) -> None:
+    """Until Ctrl-C."""
 
     async def run() -> None:
         async with Upstream(port=port, keep=1) as upstream:
@@ -313,4 +311,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    parser = argparse.ArgumentParser(description="A scripted Messages API on loopback.")
+    parser.add_argument("--port", type=int, default=0)
+    serve(parser.parse_args().port)
