@@ -15,6 +15,7 @@ EVALUATORS := .tools/evaluators
 SUITES := .tools/suites
 CCPROXY := .tools/ccproxy
 CLAUDE_MAX := .tools/claude-max
+CONTENDERS := .tools/contenders
 UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
@@ -91,7 +92,7 @@ bench-quick: $(VENV)/.test $(CCPROXY)/.installed chromium postgresql  ## the sam
 million: $(VENV)/.test postgresql  ## what a turn costs PostgreSQL over a million stored turns, beside ten thousand; ten minutes, 6 GB
 	PYTHONPATH=store_conformance $(BIN)/python -m bench.million --json var/million.json
 
-peers: $(VENV)/.bench $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed  ## the continuity benchmark on the peers, half an hour; writes docs/peers.md
+peers: $(VENV)/.test $(CONTENDERS)/.installed $(CCPROXY)/.installed $(CLAUDE_MAX)/.installed postgresql  ## turnfault on whoever keeps conversations, five runs each, hours; writes docs/peers.md
 	$(BIN)/python -m bench.peers --docs docs
 
 trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
@@ -193,6 +194,17 @@ $(CLAUDE_MAX)/.installed:
 	npm install --prefix $(CLAUDE_MAX) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		claude-max-api-proxy@1.0.0
 	@test -d $(CLAUDE_MAX)/node_modules/claude-max-api-proxy
+	@touch $@
+
+# What keeps conversations, from PyPI at its newest, each in an environment of its own.
+$(CONTENDERS)/.installed: $(UV)/.installed
+	@mkdir -p $(CONTENDERS)
+	for name in langgraph openai-agents agent-sdk; do \
+		$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(CONTENDERS)/$$name || exit 1; done
+	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/langgraph langgraph langgraph-checkpoint-sqlite \
+		langgraph-checkpoint-postgres langchain-anthropic 'psycopg[binary,pool]'
+	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/openai-agents 'openai-agents[litellm]'
+	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/agent-sdk claude-agent-sdk
 	@touch $@
 
 $(UV)/.installed: $(VENV)/.made

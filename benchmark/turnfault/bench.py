@@ -99,7 +99,7 @@ async def bench(
         if output is not None:
             about = report.About(wanted.called, seed, wanted.version, wanted.note)
             await asyncio.to_thread(_write, output, about, results)
-            say(f"wrote seed-{seed}.json, its trace, table, picture and badge to {output}")
+            say(f"wrote seed-{seed}.json, its trace, and a table, a picture and a badge of it to {output}")
     return found
 
 
@@ -158,10 +158,10 @@ def _write(output: Path, about: report.About, results: list[RowResult]) -> None:
     with gzip.GzipFile(output / f"{seed}.trace.jsonl.gz", "wb", mtime=0) as file:
         file.write(report.traces(results).encode("utf-8", "replace"))
     for name, text in (
-        (f"{seed}.md", report.table(about.target, results)),
-        (f"{seed}.svg", report.picture(about.target, results)), ("badge.svg", report.badge(results)),
+        ("table.md", report.table(about.target, results)), ("picture.svg", report.picture(about.target, results)),
+        ("badge.svg", report.badge(results)),
         # the last one: it says that the run is there
-        (f"{seed}.json", json.dumps(report.as_json(about, results), indent=1, ensure_ascii=False) + "\n"),
+        (f"{seed}.json", report.as_text(about, results)),
     ):  # fmt: skip
         (output / name).write_text(text, encoding="utf-8")
 

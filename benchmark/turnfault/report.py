@@ -57,6 +57,14 @@ def as_json(about: About, results: Sequence[RowResult]) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def as_text(about: About, results: Sequence[RowResult]) -> str:
+    """JSON, a line for each row."""
+    data = as_json(about, results)
+    rows = ",\n".join(json.dumps(row, ensure_ascii=False) for row in data.pop("rows"))
+    head = json.dumps(data, indent=1, ensure_ascii=False).removesuffix("\n}")
+    return f'{head},\n "rows": [\n{rows}\n]}}\n'
+
+
 def traces(results: Sequence[RowResult]) -> str:
     """JSON lines, a row each."""
     lines = (json.dumps({"id": one.row.id, "events": one.trace}, ensure_ascii=False) for one in results if one.score)

@@ -204,9 +204,9 @@ def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
     assert (data["schema"], data["whole"], data["rows_run"]) == (table.SCHEMA, 0, 2)
     told = data["rows"][0]["acknowledged"]
     assert (data["rows"][0]["lost"], data["seed"]) == (told, 0)
-    for file in ("badge.svg", "seed-0.svg"):
+    for file in ("badge.svg", "picture.svg"):
         ElementTree.parse(tmp_path / "out" / file)
-    assert f"0/{told}, {told} lost" in (tmp_path / "out" / "seed-0.md").read_text()
+    assert f"0/{told}, {told} lost" in (tmp_path / "out" / "table.md").read_text()
 
 
 @pytest.mark.parametrize(
