@@ -10,7 +10,7 @@ from functools import partial
 from importlib import metadata, resources
 from pathlib import Path
 
-from . import summary
+from . import summary, tasks
 from .bench import Options, bench, read
 from .chaos import LENGTH, chaos
 from .errors import TargetError
@@ -44,6 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     random.add_argument("--seed", type=int, default=0, help="of the first history (default: 0)")
     random.add_argument("--length", type=int, default=LENGTH, help=f"steps of a history (default: {LENGTH})")
     random.add_argument("--replay", type=Path, help="a history that was written before, instead of random ones")
+    working = commands.add_parser("tasks", help="small coding tasks that are interrupted")
+    _target(working)
+    working.add_argument("--seed", type=int, default=0)
     table = commands.add_parser("table", help="all runs of some folders: medians and spread, as markdown")
     table.add_argument("folders", nargs="+", type=Path)
     commands.add_parser("rows", help="what is broken")
@@ -90,6 +93,8 @@ def _run(given: argparse.Namespace) -> int:
                 )
             )  # fmt: skip
             return 1 if found else 0
+        case "tasks":
+            asyncio.run(tasks.run(_options(given), say, seed=given.seed, output=given.output))
         case "table":
             say(summary.table(read(given.folders)))
         case "rows":
