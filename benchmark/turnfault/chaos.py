@@ -39,7 +39,7 @@ Kind = Literal[
     "says",  # an ordinary turn
     "leaves",  # the client goes away while it waits
     "at once",  # several turns at the same time
-    "fails",  # the provider fails once, or for as long as this turn is asked
+    "fails",  # the provider fails once; what it calls a mistake of the client's (400), each time
     "restart",
     "kill",
     "kill answering",  # the target is killed while it answers
@@ -47,7 +47,13 @@ Kind = Literal[
     "damage",  # a transcript
     "model",
 ]
-FAILURES: tuple[Mapping[str, Any], ...] = ({"status": 500}, {"status": 529}, {"cut": True}, {"error_event": True})
+FAILURES: tuple[Mapping[str, Any], ...] = (
+    {"status": 400},
+    {"status": 500},
+    {"status": 529},
+    {"cut": True},
+    {"error_event": True},
+)
 DAMAGES = ("delete", "empty", "cut_the_last_line", "remove_a_middle_line", "wipe")
 MODELS = ("haiku", "opus", "sonnet")
 NEEDS: Mapping[Kind, Surface] = {
@@ -141,8 +147,8 @@ class World:
                 return await self._says(step.agent)
             case "fails":
                 fact = lab.talk.new_fact()
-                what = behaviour(lab, **FAILURES[step.how % len(FAILURES)])
-                self.upstream.when(fact.key, what, times=1 if step.how % 2 else None)
+                how = FAILURES[step.how % len(FAILURES)]
+                self.upstream.when(fact.key, behaviour(lab, **how), times=None if how.get("status") == 400 else 1)
                 score = await self._says(step.agent, fact)
                 self.upstream.heal()
                 return score
@@ -255,7 +261,7 @@ async def _one(target: Target, upstream: Upstream, seed: int, steps: Sequence[St
         async with asyncio.timeout(LIMIT):
             return await World(target, upstream, seed).run(steps)
     except TimeoutError:
-        return Found(("hung",), len(steps), 0, f"no end after {LIMIT:g} s")
+        return Found(("hung",), len(steps), 0, "no end in time")
     finally:
         upstream.heal()
 

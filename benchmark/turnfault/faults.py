@@ -82,10 +82,14 @@ async def transcript(lab: Lab, damage: str, *, restarted: bool = False) -> None:
     path = lab.transcript()
     if restarted:
         await lab.target.down()
-    await asyncio.to_thread(getattr(files, damage), path)
-    lab.note(f"transcript: {damage}")
-    if restarted:
-        await lab.target.up()
+    try:
+        await asyncio.to_thread(getattr(files, damage), path)
+    except (ValueError, IndexError) as exc:
+        raise NotHereError("its transcripts have another form") from exc
+    finally:
+        lab.note(f"transcript: {damage}")
+        if restarted:
+            await lab.target.up()
 
 
 async def restarted(lab: Lab, *, killed: bool = False) -> None:

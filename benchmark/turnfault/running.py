@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from .errors import TargetError
 from .faults import Lab, NotHereError
 from .provider.seen import Seen
 from .provider.upstream import Upstream
@@ -101,6 +102,8 @@ async def _measured(row: Row, name: str, target: Target, upstream: Upstream, dic
         found = Score(len(talk.facts), refused=exc.why)
     except TimeoutError:
         found = Score(len(talk.facts), refused="no end")
+    except TargetError:
+        found = Score(len(talk.facts), refused="it does not start again")
     seconds, requests = time.monotonic() - began, upstream.requests
     if found.refused is not None:
         # A row that ended half-way leaves a target that takes the next one.

@@ -40,7 +40,7 @@ async def test_what_loses_all_with_its_process_is_found_and_made_small(tmp_path:
 
 
 async def test_what_keeps_all_on_disk_is_sound(tmp_path: Path) -> None:
-    steps = [Step("says", 0), Step("kill", 0), Step("says", 0), Step("fails", 0, 3), Step("fails", 1, 2),
+    steps = [Step("says", 0), Step("kill", 0), Step("says", 0), Step("fails", 0, 0), Step("fails", 1, 3),
              Step("leaves", 1), Step("kill answering", 0), Step("model", 1), Step("restart", 1)]  # fmt: skip
     file = replayed(tmp_path / "history.json", *steps)
     assert await chaos(options("OnDisk"), print, minutes=5, seed=0, replay=file) == []
