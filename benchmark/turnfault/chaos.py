@@ -8,6 +8,7 @@ path once, or not. Everything acknowledged must be there once, in order, in its 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import random
 import secrets
@@ -103,6 +104,7 @@ class World:
         self.upstream = upstream
         self._dice = random.Random(f"{seed} chaos")
         self._named = secrets.token_hex(4)
+        self._numbers = itertools.count()
         self._labs: dict[int, Lab] = {}
         self._doubtful: dict[int, list[Fact]] = {}
         self._log: Trace = []
@@ -130,7 +132,7 @@ class World:
 
     def _lab(self, agent: int) -> Lab:
         if agent not in self._labs:
-            name = f"chaos-{self._named}-{agent}"
+            name = f"chaos-{self._named}-{next(self._numbers)}"
             talk = self.target.talk(name, by_id="id" in self.target.surfaces)
             talk.dice, talk.log = self._dice, self._log
             self._labs[agent] = Lab(name, self.target, self.upstream, talk)
@@ -153,12 +155,11 @@ class World:
                 self.upstream.heal()
                 return score
             case "at once":
-                known = list(lab.talk.facts)
                 try:
                     await six_at_once(lab)
-                except RequestRefused:  # which of them, their talk has not kept: nothing more can be said of this agent
-                    lab.talk.facts = known
+                except RequestRefused:  # of which of them is not known: somebody new takes this agent's place
                     del self._labs[step.agent]
+                    self._doubtful.pop(step.agent, None)
                     return None
                 return await self._says(step.agent)
             case "restart" | "kill":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import sys
@@ -17,16 +18,20 @@ def asked(base_url: str, messages: list[dict[str, str]]) -> str:
 
 
 class OnDisk:
-    """Keeps each conversation in a file, and writes it when the answer is there."""
+    """Keeps each conversation in a file, one turn after the other, and writes it when the answer is there."""
 
     def __init__(self, folder: str, base_url: str) -> None:
         self.folder, self.base_url = Path(folder), base_url
 
     def ask(self, agent: str, words: str) -> str:
         file = self.folder / f"{agent}.json"
-        messages = [*(json.loads(file.read_text()) if file.exists() else []), {"role": "user", "content": words}]
-        text = asked(self.base_url, messages)
-        file.write_text(json.dumps([*messages, {"role": "assistant", "content": text}]))
+        with (self.folder / f"{agent}.lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            messages = [*(json.loads(file.read_text()) if file.exists() else []), {"role": "user", "content": words}]
+            text = asked(self.base_url, messages)
+            new = file.with_suffix(".new")
+            new.write_text(json.dumps([*messages, {"role": "assistant", "content": text}]))
+            new.replace(file)
         return text
 
 

@@ -24,15 +24,12 @@ from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 from turnfault.running import TOLD, RowResult, provider, run
 from turnfault.score import Fact, Score, score
-from turnfault.talk import RequestRefused, Talk
+from turnfault.talk import RequestRefused
 from turnfault.targets.command import print_mode
 from turnfault.targets.server import ServerTalk, ServerTarget, WireName
 
 from ..conftest import MakeSettings
 from ..without_cli import proxied_without_cli
-from . import score as scores_of_the_matrix
-from . import talk as talks_of_the_matrix
-from .report import Report
 
 TOY = Path(__file__).parent / "toy.py"
 # Turns that a test tells by itself.
@@ -171,24 +168,6 @@ async def test_this_proxy_keeps_them_on_every_wire(
             assert by_id.score.prefix == 1.0
 
 
-@pytest.mark.full
-async def test_this_proxy_keeps_every_row_of_the_benchmark(claude_2: Path, tmp_path: Path, report: Report) -> None:
-    port, config = free_port(), tmp_path / "config"
-    serve = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", str(port), "--var", str(tmp_path / "var"),
-             "--claude-config-dir", str(config), "--claude-bin", str(claude_2)]  # fmt: skip
-    async with provider() as upstream:
-        server = ServerTarget(
-            f"http://127.0.0.1:{port}/v1", "chat", upstream, tmp_path, agent_header="X-Agent-Id",
-            start=shlex.join(serve), config=config,
-        )  # fmt: skip
-        await server.up()
-        try:
-            report.served = await run(server, upstream, lambda _result: None)
-        finally:
-            await server.down()
-    assert {str(one.row): str(one.score) for one in report.served if one.score is None or not one.score.whole} == {}
-
-
 def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,11 +202,6 @@ async def test_what_cannot_be_run_is_refused_in_words(wrong: dict[str, Any], say
     only = wrong.pop("only", None)
     with pytest.raises(TargetError, match=says):
         await bench.bench(bench.Options(**wrong), lambda _line: None, only=only)
-
-
-def test_the_matrix_judges_and_talks_with_the_same_code() -> None:
-    assert scores_of_the_matrix.score is score
-    assert issubclass(talks_of_the_matrix.EngineTalk, Talk)
 
 
 def test_flattened_turns_are_told_apart_from_lost_ones() -> None:
