@@ -199,12 +199,14 @@ $(CLAUDE_MAX)/.installed:
 # What keeps conversations, from PyPI at its newest, each in an environment of its own.
 $(CONTENDERS)/.installed: $(UV)/.installed
 	@mkdir -p $(CONTENDERS)
-	for name in langgraph openai-agents agent-sdk; do \
+	for name in langgraph openai-agents agent-sdk google-adk llm; do \
 		$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(CONTENDERS)/$$name || exit 1; done
 	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/langgraph langgraph langgraph-checkpoint-sqlite \
 		langgraph-checkpoint-postgres langchain-anthropic 'psycopg[binary,pool]'
 	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/openai-agents 'openai-agents[litellm]'
 	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/agent-sdk claude-agent-sdk
+	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/google-adk google-adk litellm 'sqlalchemy[asyncio]' aiosqlite
+	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/llm llm llm-anthropic
 	@touch $@
 
 $(UV)/.installed: $(VENV)/.made

@@ -228,10 +228,30 @@ def openai_agents() -> Iterator[Options]:
     )  # fmt: skip
 
 
+@contextmanager
+def google_adk() -> Iterator[Options]:
+    yield Options(
+        (f"python: {ADAPTERS / 'google_adk_sessions.py'}:Sessions",), python=str(venv("google-adk")),
+        version=version(venv("google-adk"), "google-adk", "litellm"),
+        note="A Runner with a DatabaseSessionService on SQLite, over its model class for LiteLLM.",
+    )  # fmt: skip
+
+
+@contextmanager
+def llm() -> Iterator[Options]:
+    about = version(venv("llm"), "llm", "llm-anthropic")
+    program = shlex.join([str(ADAPTERS / "llm.sh"), str(venv("llm").parent / "llm")])
+    yield Options(
+        (f"command: {program} {{model}}",), version=about,
+        note="A command for each turn: `llm -c`, with a log for each conversation.",
+    )  # fmt: skip
+
+
 PEERS = (
     Peer(f"{OURS}, SQLite", on_sqlite), Peer(f"{OURS}, PostgreSQL, 3 hosts", on_three_hosts), Peer("bare CLI", bare),
     Peer("LangGraph, SQLite", langgraph_sqlite), Peer("LangGraph, PostgreSQL", langgraph_postgres),
-    Peer("openai-agents, SQLiteSession", openai_agents), Peer("Claude Agent SDK, SessionStore", agent_sdk),
+    Peer("openai-agents, SQLiteSession", openai_agents), Peer("Google ADK, DatabaseSessionService", google_adk),
+    Peer("llm, its log", llm), Peer("Claude Agent SDK, SessionStore", agent_sdk),
     Peer("ccproxy-api", ccproxy), Peer("claude-max-api-proxy", claude_max),
 )  # fmt: skip
 
