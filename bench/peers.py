@@ -24,7 +24,7 @@ from importlib import metadata
 from pathlib import Path
 
 from tests.postgres import server
-from turnfault import summary
+from turnfault import summary, tasks
 from turnfault.bench import Options, bench, read
 from turnfault.errors import TargetError
 
@@ -52,6 +52,12 @@ All ran on one machine over the same scripted provider, each in an environment o
 many runs, with the least and the greatest where they differ; each run has a seed, which decides the order of the
 rows, how many turns are told, and where in an answer the fault happens. [What it measures and what not](benchmark.md)
 · [every run and its trace](../benchmark/results). Made by `make peers`.
+"""
+TASKS = """
+## Tasks
+
+Of five small coding tasks, how many are done where an agent is interrupted in the middle, after its first attempt has
+failed ([how](benchmark.md#tasks)).
 """
 NOTES = """
 ## What to keep in mind
@@ -272,6 +278,9 @@ def page() -> str:
     for one in summary.contenders(runs):
         lines.append(f"- **{one.name}** ({one.version}). {one.note or ''}".rstrip())
     lines += [f"- – {line}." for line in summary.left_out(runs)]
+    worked = tasks.read(RESULTS)
+    if worked:
+        lines += [TASKS, tasks.table(worked)]
     differing = summary.differing(runs)
     lines += ["", "## What differed between runs", "", *(f"- {line}" for line in differing or ("Nothing.",))]
     return "\n".join(lines) + NOTES + REPEAT
@@ -289,14 +298,19 @@ def main() -> None:
     for seed in range(1, options.runs + 1):
         for peer in PEERS:
             output = RESULTS / slug(peer.name)
-            done = (output / f"seed-{seed}.json").exists()
-            if options.only not in peer.name or done or time.monotonic() > until:
+            missing = [name for name in ("seed", "tasks") if not (output / f"{name}-{seed}.json").exists()]
+            if seed > 1:
+                missing = [name for name in missing if name == "seed"]  # tasks are done once
+            if options.only not in peer.name or not missing or time.monotonic() > until:
                 continue
-            print(f"\n== {peer.name}, seed {seed}", flush=True)
+            print(f"\n== {peer.name}, {' and '.join(missing)} {seed}", flush=True)
             try:
                 with peer.made() as wanted:
                     named = replace(wanted, name=peer.name)
-                    asyncio.run(bench(named, _say, seeds=range(seed, seed + 1), output=output))
+                    if "seed" in missing:
+                        asyncio.run(bench(named, _say, seeds=range(seed, seed + 1), output=output))
+                    if "tasks" in missing:
+                        asyncio.run(tasks.run(named, _say, seed=seed, output=output))
             except TargetError as exc:
                 print(f"left out: {exc}", flush=True)
     if options.docs is not None:
