@@ -539,14 +539,9 @@ def memory(
 )
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
     """Measure what any server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
-    from turnfault.cli import main as turnfault
+    from .commands import benching
 
-    from .backends.claude.process import capability
-
-    given = [*context.args]
-    if "cli" in given:
-        given += ["--claude", str(capability.find(load(claude_bin=claude_bin)))]
-    turnfault(["run", *given])
+    benching.run(load(claude_bin=claude_bin), context.args)
 
 
 @_command(

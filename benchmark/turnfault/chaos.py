@@ -106,7 +106,6 @@ class World:
         self._named = secrets.token_hex(4)
         self._numbers = itertools.count()
         self._labs: dict[int, Lab] = {}
-        self._doubtful: dict[int, list[Fact]] = {}
         self._log: Trace = []
 
     async def run(self, steps: Sequence[Step]) -> Found | None:
@@ -159,7 +158,6 @@ class World:
                     await six_at_once(lab)
                 except RequestRefused:  # of which of them is not known: somebody new takes this agent's place
                     del self._labs[step.agent]
-                    self._doubtful.pop(step.agent, None)
                     return None
                 return await self._says(step.agent)
             case "restart" | "kill":
@@ -174,9 +172,9 @@ class World:
     async def _says(self, agent: int, fact: Fact | None = None) -> Score:
         talk = self._lab(agent).talk
         fact = fact or talk.new_fact()
-        score = await talk.probe(fact, self._doubtful.get(agent, []))
+        score = await talk.probe(fact)
         if score.refused is not None:
-            self._doubtful.setdefault(agent, []).append(fact)
+            talk.doubtful.append(fact)
         return score
 
     async def _interrupted(self, kind: Kind, agent: int) -> Score:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable
 from typing import Any, TypeVar
 
 from .provider.seen import Seen
@@ -27,7 +27,8 @@ class RequestRefused(Exception):
 
 class Talk(ABC):
     """`facts` are the acknowledged turns, in order. `before` is the last request that was answered, `sound` the last
-    one before something was broken. `leave_after`: the client goes away when this is set. `dice` makes the facts,
+    one before something was broken. `doubtful` turns ended in an error: whether they count is not
+    known. `leave_after`: the client goes away when this is set. `dice` makes the facts,
     `log` is what the client saw: {"event": "told" or "refused", …}."""
 
     def __init__(self, upstream: Upstream, model: str) -> None:
@@ -37,6 +38,7 @@ class Talk(ABC):
         self.sound: Seen | None = None
         self.model = model
         self.refusals: list[str] = []
+        self.doubtful: list[Fact] = []
         self.leave_after: asyncio.Event | None = None
         self.dice = random.Random()
         self.log: list[dict[str, Any]] = []
@@ -69,9 +71,8 @@ class Talk(ABC):
         """A turn that somebody else had in this session."""
         self.facts.append(Fact(fact.text, fact.key, answer))
 
-    async def probe(self, fact: Fact | None = None, doubtful: Sequence[Fact] = ()) -> Score:
-        """One more turn, and how its request tells all that was acknowledged before. `doubtful` turns ended in an
-        error: their client does not know whether they count."""
+    async def probe(self, fact: Fact | None = None) -> Score:
+        """One more turn, and how its request tells all that was acknowledged before."""
         facts, fact = list(self.facts), fact or self.new_fact()
         before = [one for one in (self.sound, self.before) if one is not None]
         count = len(self.upstream.requests)
@@ -82,7 +83,7 @@ class Talk(ABC):
         seen = self.request_of(fact, count)
         if seen is None:  # an answer that no model was asked for
             return Score(len(facts), lost=len(facts) + 1)
-        return score(seen, facts, fact, before, doubtful)
+        return score(seen, facts, fact, before, self.doubtful)
 
     def request_of(self, fact: Fact, start: int) -> Seen | None:
         """The last request, of those from `start` on, that the model was told this in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
@@ -11,10 +12,11 @@ from turnfault import cli
 from turnfault.bench import Options
 from turnfault.chaos import Step, chaos, history
 from turnfault.shrinking import fewest
+from turnfault.targets.base import Surface
 
 from .test_targets import ADAPTERS
 
-FULL = frozenset({"id", "process", "files", "history"})
+FULL: frozenset[Surface] = frozenset(get_args(Surface))
 
 
 def options(kind: str) -> Options:

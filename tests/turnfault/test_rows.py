@@ -191,7 +191,7 @@ def test_the_command_prints_the_table_and_writes_json_a_badge_and_a_picture(
 @pytest.mark.parametrize(
     ("wrong", "says"),
     [
-        ({"targets": ("ftp://x",)}, "must be `cli` or a URL"),
+        ({"targets": ("ftp://x",)}, "must be `cli`, .* or a URL"),
         ({"targets": ("http://127.0.0.1:1/v1",)}, "--upstream-port"),
         ({"targets": ("http://127.0.0.1:1/v1",), "wire": "chatt", "start": "true"}, "did you mean `chat`"),
         ({"targets": ("http://127.0.0.1:1/v1",), "only": "nothing like it"}, "fits no row"),

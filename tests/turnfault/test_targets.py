@@ -135,7 +135,7 @@ async def test_a_trace_holds_what_was_said_what_broke_and_what_the_model_was_sho
 
 def test_a_row_is_data() -> None:
     row = row_of({"id": "x", "group": "g", "name": "n", "fault": "says", "with": {"text": "hello"}, "needs": ["id"]})
-    assert (str(row), row.needs, row.by_id) == ("g: n", {"id"}, True)
+    assert (str(row), list(row.needs), row.by_id) == ("g: n", ["id"], True)
     assert len({row.id for row in ROWS}) == len(ROWS)
     with pytest.raises(AttributeError):
         row_of({"id": "x", "group": "g", "name": "n", "fault": "no such fault"})

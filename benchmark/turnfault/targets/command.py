@@ -56,7 +56,7 @@ class CommandTarget(PerTurn):
 
     @property
     def surfaces(self) -> frozenset[Surface]:
-        return frozenset({"id", "process"} | ({"files"} if self.config else set()))
+        return frozenset(("id", "process", "files") if self.config else ("id", "process"))
 
     def talk(self, agent: str, *, by_id: bool) -> CommandTalk:  # noqa: ARG002 - it has no other way
         return CommandTalk(self, agent)

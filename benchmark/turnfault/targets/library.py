@@ -38,7 +38,7 @@ class LibraryTarget:
 
     @property
     def surfaces(self) -> frozenset[Surface]:
-        return frozenset({"id", "process"} | ({"files"} if self.config else set()))
+        return frozenset(("id", "process", "files") if self.config else ("id", "process"))
 
     def talk(self, agent: str, *, by_id: bool) -> LibraryTalk:  # noqa: ARG002 - it has no other way
         return LibraryTalk(self, agent)
