@@ -1,0 +1,16 @@
+"""`bench-continuity`: `turnfault run`, with the CLI that this proxy would run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from turnfault import bench, cli
+
+from ..backends.claude.process import capability
+from ..settings import Settings
+
+
+def run(settings: Settings, given: Sequence[str]) -> None:
+    """Ends the process as `turnfault` does: with 2 where it cannot be run."""
+    claude = ["--claude", str(capability.find(settings))] if bench.BARE in given else []
+    cli.main(["run", *given, *claude])
