@@ -10,7 +10,7 @@ import pytest
 from cli_session_proxy.errors import ProxyError
 from turnfault.provider.script import HeldReply, Reply
 
-from ..talking import request
+from ..talking import ask, request
 from .row import BOTH, NEW, Breaks, Row
 from .rows_files import cut_the_last_line, delete
 from .talk import EngineTalk, Talk
@@ -71,8 +71,31 @@ async def cancelled(talk: Talk) -> None:
     talk.before = talk.sound
 
 
-def _row(name: str, breaks: Breaks, *, quick: tuple[str, ...] = NEW, says: dict[int, str] | None = None) -> Row:
-    return Row(EDITS, name, breaks, BOTH, quick, bare=False, prefix=False, calls=2, says=says or {0: ""})
+async def of_a_stranger(talk: Talk) -> None:
+    """The conversation is a stranger's from here on. Others ask at the same time, their CLIs die, and others ask."""
+    assert isinstance(talk, EngineTalk)
+    talk.unnamed = True
+    talk.facts.clear()
+    await talk.tell()
+    others = [talk.new_fact() for _ in range(8)]
+    await asyncio.gather(*(ask(talk.engine, other.text, agent=None) for other in others[:4]))
+    talk.kill()
+    await talk.all_dead()
+    await asyncio.gather(*(ask(talk.engine, other.text, agent=None) for other in others[4:]))
+
+
+def _row(
+    name: str,
+    breaks: Breaks,
+    *,
+    quick: tuple[str, ...] = NEW,
+    says: dict[int, str] | None = None,
+    settings: dict[str, str] | None = None,
+) -> Row:
+    return Row(
+        EDITS, name, breaks, BOTH, quick, bare=False, prefix=False, calls=2, says=says or {0: ""},
+        settings=settings or {},
+    )  # fmt: skip
 
 
 ROWS = (
@@ -82,4 +105,5 @@ ROWS = (
     _row("edited, killed, and the last line is cut", edited_and_then(cut_the_last_line, killed=True)),
     _row("edited, and everything starts anew", edited_and_then(lambda _: None)),
     _row("cancelled in the middle of its answer", cancelled, says={4: "cancelled", 5: ""}),
+    _row("asked in a process that strangers share", of_a_stranger, settings={"share_processes": "always"}),
 )

@@ -8,7 +8,7 @@ import os
 import re
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,7 @@ class EngineTalk(Talk):
         self.brings: tuple[Message, ...] = ()  # what the client's next request says before its words
         self.beside: tuple[Block, ...] = ()  # what every prompt holds beside its words
         self.streams = False  # the client takes its answers piece by piece
+        self.unnamed = False  # the client names no agent: it brings all that was said
         self._links = 0
         self.engine: Engine
         self.turn: Turn
@@ -147,8 +148,8 @@ class EngineTalk(Talk):
     async def _say(self, said: str) -> str:
         try:
             words: Block = {"type": "text", "text": said}
-            prompt = (*self.brings, Message("user", (*self.beside, words)))
-            asked = request(*prompt, agent=self.agent, **{"model": self.model, **self.extra, **self.once})
+            prompt = (*self._history(), *self.brings, Message("user", (*self.beside, words)))
+            asked = request(*prompt, agent=None if self.unnamed else self.agent, **{"model": self.model, **self.extra, **self.once})
             self.brings, self.once = (), {}
             answer = await self.engine.submit(asked)
             try:
@@ -165,6 +166,11 @@ class EngineTalk(Talk):
         self.session_id = turn.session_id or ""
         self.before = self.upstream.requests[-1]
         return text(turn)
+
+    def _history(self) -> Iterator[Message]:
+        for fact in self.facts if self.unnamed else ():
+            yield Message("user", ({"type": "text", "text": fact.text},))
+            yield Message("assistant", ({"type": "text", "text": fact.answer},))
 
     @property
     def cwd(self) -> Path:

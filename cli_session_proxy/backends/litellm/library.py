@@ -65,7 +65,8 @@ class Clients:
         if users:
             return
         cached = litellm().in_memory_llm_clients_cache
-        for key in [key for key in cached.cache_dict if key.endswith(f"-{id(loop)}")]:
+        of_this_loop = cached.update_cache_key_with_event_loop("")  # how its keys end
+        for key in [key for key in cached.cache_dict if key.endswith(of_this_loop)]:
             client = cached.cache_dict[key]
             cached.delete_cache(key)
             close = getattr(client, "close", None) or getattr(client, "aclose", None)
