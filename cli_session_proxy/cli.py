@@ -166,15 +166,20 @@ def serve(settings: Settings) -> None:
     from .http.gate import raise_open_files
 
     raise_open_files()  # before what decides by the limit as it is loaded
-    from .commands.login import missing_of, report
+    from .backends.auto import CLAUDE
     from .commands.migrating import migrating
     from .http.server import serve as run
     from .http.watchdog import Watchdog
-    from .selfcheck.service import beside
 
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
-    uvloop.run(run(settings, _say_at_once, report, watchdog, migrating, beside, partial(missing_of, settings)))
+    if settings.backend != CLAUDE:
+        uvloop.run(run(settings, _say_at_once, watchdog, migrating))
+        return
+    from .commands.login import missing_of, report
+    from .selfcheck.service import beside
+
+    uvloop.run(run(settings, _say_at_once, watchdog, migrating, report, beside, partial(missing_of, settings)))
 
 
 @_command("status", "status --json", options=STORE_AND_CLI)

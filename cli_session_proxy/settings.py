@@ -73,6 +73,7 @@ _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=Mappi
 # What a file that merely lies in the working directory may not set, because it runs something, changes what is run,
 # leads to other files, or lets others in. Of profiles, each one's.
 _TRUSTED = {
+    "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
     "models": "where conversations and keys are sent", "advertise": "who can come in",
@@ -257,6 +258,7 @@ class Settings(BaseSettings):
     sandbox_root: Path | None = None  # where the agents' directories lie, equal on every host; None: <var>/sandbox
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
+    backend: str = "claude"  # whose turns these are: a name that a package registered (see `backends.auto`)
     claude_bin: Path | None = None
     claude_config_dir: Path | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)

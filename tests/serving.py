@@ -60,7 +60,7 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forke
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
         "claude_config_dir": settings.claude_config_dir, "claude_env": json.dumps(settings.claude_env),
         "drain_timeout": settings.drain_timeout, "turn_timeout": settings.turn_timeout, "lease": settings.lease,
-        "spares": settings.spares, "self_check": settings.self_check,
+        "spares": settings.spares, "self_check": settings.self_check, "backend": settings.backend,
     }  # fmt: skip
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     if settings.store is not None:

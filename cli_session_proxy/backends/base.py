@@ -16,6 +16,7 @@ Not its business: the chain, clients and their delivery, time limits.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -406,32 +407,42 @@ NO_HOOKS = ProcessHooks()
 
 
 class Backend(Protocol):
-    """One per engine. See the module docstring. `name` is kept with the turns that it settles."""
+    """One per engine. See the module docstring. `name` is kept with the turns that it settles.
+
+    `prepare` and `imported` are what every backend has. The rest is for one that keeps files or runs processes: a class
+    that inherits from this one has neither until it says so.
+    """
 
     name: str
 
     async def can_take(self, job: Job) -> bool:
         """Whether the model that the job names can be asked this: its images, documents, tools and length. Only looks,
         and sends nothing: asked before a turn that another model could not answer goes to this one."""
+        return True
 
     async def prepare(self, job: Job) -> Execution | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         """What somebody else said after `parent`, if that is all that changed. Only looks."""
+        return None
 
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
+        return None
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
         """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
+        return Comparison("none")
 
     async def request_of(self, turn: Turn) -> RequestSeen | None:
         """What the model was sent in this turn; None where the backend keeps no records of it. Costs as much as the
         path is long."""
+        return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""
+        return not strays
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
@@ -443,22 +454,28 @@ class Backend(Protocol):
 
     def project_of(self, agent: Agent) -> str:
         """The name under which the Claude Agent SDK keeps sessions of the agent's directory."""
+        return agent.dir
 
     async def lines_of(self, session: Session) -> Sequence[str]:
         """The transcript of a session as the chain has it. Costs as much as its path is long."""
+        return ()
 
     async def taken_over(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> TakenOver | None:
         """The exchanges at the start of these lines that are whole, as turns behind `parent`; None for none. Only
         looks."""
+        return None
 
     async def facts(self) -> Facts:
         """What of this host has to be the same on every other one, so that a request there begins with the one before
         it. Costs a start of the program behind it. Raises `ProxyError`."""
+        return {}
 
-    def changes(self) -> AsyncGenerator[str, None]:
+    async def changes(self) -> AsyncGenerator[str, None]:
         """Sessions that somebody else may have said something in, by id. Never ends by itself."""
+        await asyncio.Event().wait()
+        yield ""
 
     async def retire(self, agent: Agent) -> None:
         """Let go of the agent: another proxy writes its sessions from now on."""
@@ -466,15 +483,19 @@ class Backend(Protocol):
     async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
         """Remove all that is kept of the agent outside the store."""
 
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        """End every process, and wait for it."""
 
     def kill(self) -> None:
         """End every process at once, without a wait. Any thread may ask for it."""
 
-    def counts(self) -> Counts: ...
+    def counts(self) -> Counts:
+        return Counts(0, 0, 0, 0)
 
     def processes(self) -> Sequence[Process]:
         """What `counts` counts, one by one."""
+        return ()
 
     def program(self) -> Program | None:
         """What is known of the program behind it; None where there is none, or nobody has asked it yet. Asks nobody."""
+        return None

@@ -7,7 +7,6 @@ does not sample.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
@@ -32,25 +31,19 @@ from ..domain.models import (
     Usage,
 )
 from ..domain.parameters import Name, Parameters
-from ..stores.base import Facts
 from .base import (
     Adoptable,
     AnswerBlocks,
     Answered,
+    Backend,
     Called,
-    Comparison,
     Completed,
-    Counts,
     Event,
     Execution,
     Job,
     KeptTurn,
-    Process,
-    Program,
     Refused,
-    RequestSeen,
     Settled,
-    TakenOver,
 )
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
@@ -63,7 +56,7 @@ async def echo(path: Sequence[Message]) -> Sequence[Block]:
     return ({"type": "text", "text": f"You said: {said[-1]} ({len(said)})"},)
 
 
-class MemoryBackend:
+class MemoryBackend(Backend):
     """See `base.Backend`. `seen` are the paths that reached the model, in order."""
 
     name = "memory"
@@ -75,9 +68,6 @@ class MemoryBackend:
         self.paths: dict[str, tuple[Message, ...]] = {}  # by turn; lost with the backend, and told again by the chain
         self.left: dict[str, Settled] = {}  # what a crash left, by turn
 
-    async def can_take(self, job: Job) -> bool:
-        return True
-
     async def prepare(self, job: Job) -> Execution | Adoptable:
         known = job.parent is None or job.parent.id in self.paths
         continuity: Continuity = "started" if job.parent is None else "warm" if known else "rebuilt"
@@ -87,20 +77,8 @@ class MemoryBackend:
             before = (*job.parent.input, Message("assistant", job.parent.output))
         return _MemoryExecution(self, job, before, session_id, continuity)
 
-    async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
-        return None
-
     async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
         return self.left.get(turn.id)
-
-    async def compare(self, agent: Agent, turn: Turn) -> Comparison:
-        return Comparison("none")
-
-    async def request_of(self, turn: Turn) -> RequestSeen | None:
-        return None
-
-    async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
-        return not strays
 
     def imported(
         self,
@@ -113,41 +91,8 @@ class MemoryBackend:
         for past in history:
             yield (Record(json.dumps([one.as_json() for one in past.input])),)
 
-    async def facts(self) -> Facts:
-        return {}
-
-    def project_of(self, agent: Agent) -> str:
-        return agent.dir
-
-    async def lines_of(self, session: Session) -> Sequence[str]:
-        return ()
-
-    async def taken_over(
-        self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
-    ) -> TakenOver | None:
-        return None
-
-    async def changes(self) -> AsyncGenerator[str, None]:
-        await asyncio.Event().wait()
-        yield ""
-
     async def retire(self, agent: Agent) -> None:
         self.retired.append(agent.agent_id)
-
-    async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None: ...
-
-    async def close(self) -> None: ...
-
-    def kill(self) -> None: ...
-
-    def counts(self) -> Counts:
-        return Counts(0, 0, 0, 0)
-
-    def processes(self) -> Sequence[Process]:
-        return ()
-
-    def program(self) -> Program | None:
-        return None
 
 
 @dataclass(eq=False)

@@ -64,6 +64,12 @@ async def nothing_missing() -> None:
     """Nobody is asked: see `Missing`."""
 
 
+async def nothing_to_report(_settings: Settings, _keys: Keys) -> AsyncIterator[str]:
+    """No lines."""
+    for line in ():
+        yield line
+
+
 def create_app(
     engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES, missing: Missing = nothing_missing
 ) -> Starlette:
@@ -97,9 +103,9 @@ def create_app(
 async def serve(
     settings: Settings,
     say: Say,
-    report: Report,
     watchdog: Watchdog,
     telling: Telling = logged,
+    report: Report = nothing_to_report,
     beside: Beside = idle,
     missing: Missing = nothing_missing,
 ) -> None:

@@ -149,7 +149,9 @@ class EngineTalk(Talk):
         try:
             words: Block = {"type": "text", "text": said}
             prompt = (*self._history(), *self.brings, Message("user", (*self.beside, words)))
-            asked = request(*prompt, agent=None if self.unnamed else self.agent, **{"model": self.model, **self.extra, **self.once})
+            asked = request(
+                *prompt, agent=None if self.unnamed else self.agent, **{"model": self.model, **self.extra, **self.once}
+            )
             self.brings, self.once = (), {}
             answer = await self.engine.submit(asked)
             try:

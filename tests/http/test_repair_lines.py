@@ -184,7 +184,7 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
     await asyncio.wait_for(
-        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, report, watchdog), SOON
+        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog, report=report), SOON
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
     assert [line.partition(" ")[0] for line in said[4:6]] == ["no", "one-shots"]
@@ -198,7 +198,7 @@ async def test_without_a_terminal_the_proxy_serves_all_the_same(
         raise BrokenPipeError
 
     tmp_path.joinpath("var").mkdir()
-    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, report, watchdog))
+    serving = asyncio.create_task(server.serve(Settings(port=0, var=tmp_path / "var"), say, watchdog, report=report))
     async with asyncio.timeout(SOON):
         where = await until(lambda: served_at(tmp_path / "var"))
         assert where is not None
