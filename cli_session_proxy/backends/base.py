@@ -17,6 +17,7 @@ Not its business: the chain, clients and their delivery, time limits.
 from __future__ import annotations
 
 import asyncio
+from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -406,7 +407,7 @@ class ProcessHooks(NamedTuple):
 NO_HOOKS = ProcessHooks()
 
 
-class Backend(Protocol):
+class Backend(ABC):
     """One per engine. See the module docstring. `name` is kept with the turns that it settles.
 
     `prepare` and `imported` are what every backend has. The rest is for one that keeps files or runs processes: a class
@@ -420,6 +421,7 @@ class Backend(Protocol):
         and sends nothing: asked before a turn that another model could not answer goes to this one."""
         return True
 
+    @abstractmethod
     async def prepare(self, job: Job) -> Execution | Adoptable:
         """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
 
@@ -444,6 +446,7 @@ class Backend(Protocol):
         """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""
         return not strays
 
+    @abstractmethod
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:

@@ -24,7 +24,7 @@ from .base import (
 from .litellm.backend import NAME, LiteLLMBackend
 
 
-class Backends:
+class Backends(Backend):
     """See `base.Backend`. `own` is whose sessions and processes there are; `models` keeps nothing outside the chain."""
 
     def __init__(self, own: Backend, models: LiteLLMBackend) -> None:

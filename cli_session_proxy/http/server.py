@@ -66,7 +66,8 @@ async def nothing_missing() -> None:
 
 async def nothing_to_report(_settings: Settings, _keys: Keys) -> AsyncIterator[str]:
     """No lines."""
-    for line in ():
+    lines: tuple[str, ...] = ()
+    for line in lines:
         yield line
 
 

@@ -13,6 +13,7 @@ from turnfault.provider.script import HeldReply, Reply
 from ..until import until
 from .misbehaving import MisbehavingCli
 from .row import NEW, Breaks, Row, Says
+from .rows_files import break_a_parent
 from .talk import EngineTalk, RequestRefused, Talk, by_hand, run_by_hand
 
 
@@ -73,6 +74,13 @@ async def continue_by_hand(talk: Talk) -> None:
         result = await run_by_hand(talk, fact.text, talk.session_id)
         talk.session_id = result["session_id"]
         talk.remember(fact, str(result["result"]))
+
+
+async def continue_by_hand_behind_a_broken_parent(talk: Talk) -> None:
+    """Nobody looks at the file while the warm process goes on; the person's CLI loads what stands behind the break."""
+    break_a_parent(talk)
+    await talk.tell()
+    await continue_by_hand(talk)
 
 
 async def continue_by_hand_while_stopped(talk: Talk) -> None:
@@ -214,6 +222,8 @@ ROWS = (
     Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
     Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted",
         thinks=False, says={0: _THEIRS}),
+    Row(IDS, "the same behind a parent that was broken", continue_by_hand_behind_a_broken_parent, clis=NEW, quick=NEW,
+        bare=False, link="adopted", thinks=False, says={0: _THEIRS}),
     # What a person says on one host is known elsewhere when that host's proxy has seen it whole.
     Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted",
         thinks=False, says={5: _THEIRS}, on_hosts=False),

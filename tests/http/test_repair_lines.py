@@ -184,7 +184,10 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
     await asyncio.wait_for(
-        server.serve(Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog, report=report), SOON
+        server.serve(
+            Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none"), say, watchdog, report=report
+        ),
+        SOON,
     )
     assert [line.partition(" ")[0] for line in said[:4]] == ["listening", "page:", "try:", "claude:"]
     assert [line.partition(" ")[0] for line in said[4:6]] == ["no", "one-shots"]

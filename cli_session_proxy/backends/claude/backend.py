@@ -37,7 +37,20 @@ from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Facts, Store
 from .. import base
-from ..base import Adoptable, Answered, Counts, Event, Execution, Job, KeptTurn, Lost, Remedy, Settled, TakenOver
+from ..base import (
+    Adoptable,
+    Answered,
+    Backend,
+    Counts,
+    Event,
+    Execution,
+    Job,
+    KeptTurn,
+    Lost,
+    Remedy,
+    Settled,
+    TakenOver,
+)
 from . import transcript
 from .process import capability, environment, events, failures
 from .process.child import end_left
@@ -53,7 +66,7 @@ from .transcript import Projects
 log = logs.get(__name__)
 
 
-class ClaudeBackend:
+class ClaudeBackend(Backend):
     """See `base.Backend`. The hooks note the processes, so that others can end them after a crash."""
 
     name = paths.NAME

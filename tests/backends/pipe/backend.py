@@ -10,6 +10,7 @@ import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Literal
 
 from cli_session_proxy.backends.base import (
     Adoptable,
@@ -92,7 +93,9 @@ class PipeBackend(Backend):
         if was is not None and self.kept(was.id) == told:
             continuity = "warm" if was.id in self.programs else "resumed"
             return _Exchange(self, job, was.id, continuity, ())
-        reason = "started" if before is None else "branched" if was is None else "rebuilt"
+        reason: Literal["started", "branched", "rebuilt"] = (
+            "started" if before is None else "branched" if was is None else "rebuilt"
+        )
         session_id = str(uuid.uuid4())
         self.folder.mkdir(exist_ok=True)
         self.file(session_id).write_text("".join(f"{line}\n" for line in told))

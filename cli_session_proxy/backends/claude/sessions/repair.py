@@ -212,7 +212,7 @@ class Repairs:
             if moved is not None:
                 return moved
             verdict = await self.check(path, session, parent)
-        if verdict.found == "tail":
+        if verdict.found == "tail" or verdict.tail:
             verdict = await self._settled(now, parent, session, path, verdict)
             theirs = await self._tails.theirs(now.job.agent, parent, verdict)
             if theirs and not now.job.adopt:
@@ -239,7 +239,7 @@ class Repairs:
         give_up = time.monotonic() + BUSY_WAIT
         while True:
             *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
-            if verdict.found != "tail" or last is None or (last.complete and not verdict.cut):
+            if last is None or (last.complete and not verdict.cut):
                 return verdict
             asked = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(now.job.agent, last.entries)
             if not asked or not await self._is_held(session, path):

@@ -42,8 +42,9 @@ class Pair:
 class Verdict:
     """How a transcript compares with the chain's path.
 
-    `tail`: the path is there whole, and records that the chain does not know follow it. `note` is evidence for
-    a person. `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
+    `tail`: the path is there whole, and records that the chain does not know follow it. Where the path is damaged, its
+    verdict is `different`, and the tail is what hangs on its last record all the same. `note` is evidence for a person.
+    `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
     `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
     `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
     where the hash decided. `broken` counts lines that are no JSON or no sound record, a cut last line among them.
@@ -125,7 +126,10 @@ def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.s
         at = next(n for n, (mine, theirs) in enumerate(zip(wanted, have, strict=False), 1) if not _equal(mine, theirs))
         note = f"record {at} of {len(wanted)} is not the chain's"
     earlier = 0 < len(have) < len(wanted) and not parsed.broken and all(map(_equal, wanted, have))
-    return Verdict("different", note, pairs, unknown, broken=parsed.broken, read=len(data), earlier=earlier)
+    last = wanted[-1].uuid if wanted else None
+    behind = next((have[at:] for at, entry in enumerate(have, 1) if last is not None and entry.uuid == last), [])
+    tail = tuple(behind) if len(behind) <= MORE_RECORDS and not any(entry.uuid in known for entry in behind) else ()
+    return Verdict("different", note, pairs, unknown, tail, parsed.broken, leaf=last, read=len(data), earlier=earlier)
 
 
 def _whole(
