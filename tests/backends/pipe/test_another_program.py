@@ -16,8 +16,8 @@ from cli_session_proxy.backends.auto import GROUP
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, ProxyError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.testing.script import Fail, HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ...conftest import MakeSettings
 from ...serving import serve
