@@ -12,6 +12,7 @@
     ├── RequestTooLarge       413 request_too_large
     ├── QueueFull             429 queue_full               `retry_after` in seconds
     ├── RateLimited           429 rate_limited             `retry_after` in seconds: the provider's real reset
+    ├── BudgetExceeded        429 budget_exceeded          `retry_after` in seconds: when the budget begins anew
     ├── TurnCancelled         499 turn_cancelled           `detail.by` says by whom
     ├── UpstreamError         502 upstream_error
     ├── ClaudeUnavailable     503 claude_unavailable
@@ -131,6 +132,14 @@ class QueueFull(ProxyError):
 class RateLimited(ProxyError):
     status = 429
     code = "rate_limited"
+
+
+class BudgetExceeded(ProxyError):
+    """`account`: whose limit is reached until its period ends; None where only turns under way keep others back."""
+
+    status = 429
+    code = "budget_exceeded"
+    account: str | None = None
 
 
 class TurnCancelled(ProxyError):

@@ -28,6 +28,7 @@ from pydantic import (
     ConfigDict,
     Field,
     PositiveFloat,
+    PositiveInt,
     SecretStr,
     ValidationError,
     field_validator,
@@ -76,7 +77,7 @@ _TRUSTED = {
     "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
-    "models": "where conversations and keys are sent", "advertise": "who can come in",
+    "models": "where conversations and keys are sent", "otel": "where traces are sent", "advertise": "who can come in",
     "registry": "where agents are looked for", "cluster_key": "who can come in", "cluster_key_file": "who can come in",
     "sandbox_root": "other directories",
 }  # fmt: skip
@@ -154,8 +155,18 @@ _HOME_OF_LIBPQ = (".pgpass", ".pg_service.conf", ".postgresql/postgresql.key")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
+PositiveDollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 # `40 turns`, `100k tokens`; a `Window` stays one.
 WindowText = Annotated[Window, BeforeValidator(lambda value: Window.parse(value) if isinstance(value, str) else value)]
+
+
+def web_address(value: str | None, like: str) -> str | None:
+    """Raises `ValueError`, which shows one that is `like` it."""
+    if value is not None:
+        parts = urlsplit(value)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"{value[:80]!r} is no address: write it like {like}")
+    return value
 
 
 class ModelSettings(BaseModel):
@@ -193,12 +204,7 @@ class ModelSettings(BaseModel):
     @field_validator("api_base")
     @classmethod
     def _is_an_address(cls, value: str | None) -> str | None:
-        if value is None:
-            return None
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{value[:80]!r} is no address: write it like https://api.example.com/v1")
-        return value
+        return web_address(value, "https://api.example.com/v1")
 
     @field_validator("api_key_env")
     @classmethod
@@ -231,6 +237,56 @@ class Profile(BaseModel):
     git_memory: GitMemory | None = None
     window: WindowText | None = None  # how much of a conversation a request shows
     fallbacks: tuple[str, ...] | None = None  # who answers where the model cannot; None: as the settings say
+
+
+class Limits(BaseModel):
+    """What one key or agent may spend in each minute, day and month of UTC; None: as much as it likes.
+
+    Tokens are all that the model read, from its cache too, and wrote. USD as the CLI or LiteLLM reports them.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    requests_per_minute: PositiveInt | None = None
+    requests_per_day: PositiveInt | None = None
+    requests_per_month: PositiveInt | None = None
+    tokens_per_minute: PositiveInt | None = None
+    tokens_per_day: PositiveInt | None = None
+    tokens_per_month: PositiveInt | None = None
+    usd_per_minute: PositiveDollars | None = None
+    usd_per_day: PositiveDollars | None = None
+    usd_per_month: PositiveDollars | None = None
+
+
+class BudgetSettings(BaseModel):
+    """`[budgets]`. `each_key` and `each_agent` are of each one apart; what a key or an agent has under its own name
+    stands in place of that, limit by limit. An agent's name means the one of that name of each key."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    each_key: Limits = Field(default_factory=Limits)
+    each_agent: Limits = Field(default_factory=Limits)
+    keys: dict[str, Limits] = Field(default_factory=dict)
+    agents: dict[str, Limits] = Field(default_factory=dict)
+
+
+class OtelSettings(BaseModel):
+    """`[otel]`: traces and metrics over OTLP/HTTP, to `endpoint` (`/v1/traces` and `/v1/metrics` below it); None: none.
+
+    `headers`, such as a backend's key, go with each request. `content`: what was said goes out, too.
+    """
+
+    model_config = ConfigDict(extra="forbid")
+
+    endpoint: str | None = None
+    headers: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
+    metrics: bool = True
+    content: bool = False
+
+    @field_validator("endpoint")
+    @classmethod
+    def _is_an_address(cls, value: str | None) -> str | None:
+        return web_address(value, "http://127.0.0.1:4318")
 
 
 class SandboxSettings(BaseModel):
@@ -279,6 +335,8 @@ class Settings(BaseSettings):
     keys_file: Path | None = None
     operators: tuple[str, ...] = ()  # names of keys that are shown what every key spends, on the page
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
+    budgets: BudgetSettings = Field(default_factory=BudgetSettings)  # what a key and an agent may spend
+    otel: OtelSettings = Field(default_factory=OtelSettings)  # where traces and metrics are sent
     # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
     # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
     advertise: str | None = None
@@ -627,7 +685,11 @@ def _refuse_strangers(data: Mapping[str, Any]) -> None:
 def _check_environment() -> None:
     """Refuse a variable of ours that names no setting: pydantic-settings leaves it unread without a word."""
     fields = Settings.model_fields
-    tables = [name for name, field in fields.items() if field.default_factory in (dict, SandboxSettings)]
+    tables = [
+        name
+        for name, field in fields.items()
+        if field.default_factory in (dict, SandboxSettings, BudgetSettings, OtelSettings)
+    ]
     for variable in os.environ:
         name, _, inner = variable.upper().removeprefix(PREFIX).lower().partition(DELIMITER)
         if not variable.upper().startswith(PREFIX) or name in (tables if inner else fields):

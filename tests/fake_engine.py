@@ -20,6 +20,7 @@ from cli_session_proxy.domain.models import (
     TurnRequest,
     Usage,
 )
+from cli_session_proxy.engine.budgets import Budgets
 from cli_session_proxy.engine.engine import HasLeft
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
@@ -83,6 +84,7 @@ class FakeEngine:
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self.aside = Aside()
+        self.budgets = Budgets(settings.budgets)
         self.deltas: list[str] = ["Hi ", "you"]
         self.thinking: list[str] = []
         self.error: ProxyError | None = None

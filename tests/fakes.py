@@ -26,8 +26,10 @@ from cli_session_proxy.domain.models import (
     TurnRequest,
     Usage,
 )
+from cli_session_proxy.engine.budgets import Budgets
 from cli_session_proxy.engine.engine import Engine, HasLeft
 from cli_session_proxy.errors import ProxyError
+from cli_session_proxy.settings import BudgetSettings
 from cli_session_proxy.stores.base import Store, TurnOutline
 
 # An event of a script: something to tell, an error to raise, or something to wait for.
@@ -163,6 +165,7 @@ class FakeEngine:
         self.aside = Aside()
         self.fake_store = FakeStore()
         self.observers: list[object] = []
+        self.budgets = Budgets(BudgetSettings())
         self.registry = None  # there is nothing beside the store
 
     def kill(self) -> None:

@@ -65,6 +65,8 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forke
     env = {"PATH": os.environ["PATH"], "HOME": os.environ["HOME"]}
     if settings.store is not None:
         named["store"] = settings.store.get_secret_value()
+    if settings.otel.endpoint is not None:
+        named["otel__endpoint"] = settings.otel.endpoint
     if settings.advertise is not None and settings.cluster_key is not None:
         named |= {"advertise": settings.advertise, "cluster_key": settings.cluster_key.get_secret_value()}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}

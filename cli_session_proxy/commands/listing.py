@@ -13,8 +13,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..domain.budgets import amount
 from ..domain.models import JSON, ChainSummary, Status
 from ..domain.searching import moment
+from ..engine.budgets import Budgets
 from ..errors import ConfigError, did_you_mean, printable
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..export.sums import DAYS, TURNS, summed
@@ -135,12 +137,18 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
 
 
 async def spent(settings: Settings, by: By) -> list[JSON]:
-    """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most."""
+    """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most. Of keys their
+    `budgets`, too, as far as they have one."""
     now = time.time()
+    budgets: list[JSON] = []
     async with opened(settings) as store:
         facts = [] if store is None else await store.facts(None, since=now - DAYS * DAY, limit=TURNS)
         forgotten = [] if store is None else await store.forgotten(None, now - DAYS * DAY)
+        if store is not None:
+            budgets = await Budgets(settings.budgets).shown(store, None, None, now)
     days, models, keys = summed(facts, now, forgotten)
+    for row in keys:
+        row["budgets"] = [one for one in budgets if one["name"] == row["key"]]
     return {"day": days[::-1], "model": models, "key": keys}[by]
 
 
@@ -149,11 +157,18 @@ def print_spent(rows: list[JSON], by: By) -> None:
     table = Table(box=None, pad_edge=False)
     for name in (f"{by} (UTC)" if by == "day" else by, "turns", "failed", "repairs", "tokens", "cost"):
         table.add_column(name, justify="left" if name.startswith(by) else "right", no_wrap=True)
+    if any(row.get("budgets") for row in rows):
+        table.add_column("budgets")
     for row in rows:
         tokens = sum(value for name, value in row.items() if name.endswith("_tokens"))
         numbers = (row["turns"], row["failed"], row["repairs"], tokens)
         cost = f"${row['cost_usd']:.2f}" if row["cost_usd"] else ""
-        table.add_row(Text(printable(row[by])), *(f"{number:,}" if number else "" for number in numbers), cost)
+        told = [
+            f"{amount(one['unit'], one['used'])} of {amount(one['unit'], one['limit'])} a {one['per']}"
+            for one in row.get("budgets", ())
+        ]
+        counts = (f"{number:,}" if number else "" for number in numbers)
+        table.add_row(Text(printable(row[by])), *counts, cost, *([", ".join(told)] if told else []))
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(f"${sum(row['cost_usd'] for row in rows):.2f} in the last {DAYS} days", style="dim"))

@@ -6,10 +6,10 @@ Both forms are here, the fields and the JSON that the store and an export keep, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from .forms import Recorded, Sparse
 from .notes import Note, header
@@ -137,6 +137,30 @@ class Recalled(Recorded):
 
     fix_id: str
     commits: tuple[str, ...]
+
+
+class ToolCall(NamedTuple):
+    """A call of one of the CLI's own tools. Seconds since 1970; `ended` None: it has no result."""
+
+    id: str
+    name: str
+    began: float
+    ended: float | None = None
+    failed: bool = False
+
+
+def tool_calls(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
+    """The calls in a turn's `tools`, in the order of their beginning. One that was kept without a time is left out."""
+    calls: dict[str, ToolCall] = {}
+    for entry in entries:
+        at, of = entry.get("at"), str(entry.get("id") or entry.get("tool_use_id"))
+        if not isinstance(at, int | float):
+            continue
+        if str(entry.get("type")).endswith("tool_use"):
+            calls[of] = ToolCall(of, str(entry.get("name")), at)
+        elif of in calls:
+            calls[of] = calls[of]._replace(ended=at, failed=bool(entry.get("is_error")))
+    return list(calls.values())
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ from ..domain.models import (
     TurnRequest,
 )
 from ..errors import (
+    BudgetExceeded,
     ClaudeUnavailable,
     ConfigError,
     Interrupted,
@@ -50,16 +51,17 @@ from ..errors import (
     UpstreamError,
 )
 from ..sandbox import Sandboxes
-from ..settings import NO_PROFILE, Settings
+from ..settings import NO_PROFILE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
+from .budgets import Budgets
 from .committing import CommitOrder, Committed, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
 from .forgetting import Forgetting
 from .lanes import LanePlace, Lanes, Slots
-from .live import Answer, Deliveries, LiveTurn, Progress, cancelled, kept, leave, replay
+from .live import TRACE_CONTEXT, Answer, Deliveries, LiveTurn, Progress, Requested, cancelled, kept, leave, replay
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import ORIGIN, Elsewhere, Passing
@@ -105,6 +107,7 @@ class Engine:
         # A turn with a slot finds a process: an idle one makes room for it.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
+        self.budgets = Budgets(settings.budgets)
         self._sandboxes = Sandboxes(settings)
         self._instances = Instances(settings.var, self.store if self.store.spans_hosts else None)
         self.backend = backend or backend_for(
@@ -122,8 +125,11 @@ class Engine:
             is_gone=self._is_gone,
             was_left=self._was_left,
             clock=self._instances.now,
+            budgets=self.budgets.of,
         )
-        self._recovery = Recovery(self.store, self.backend, self._instances, self._sandboxes, self.observers)
+        self._recovery = Recovery(
+            self.store, self.backend, self._instances, self._sandboxes, self.observers, self.budgets.of
+        )
         self._ownership = Ownership(
             self.store,
             self._instances,
@@ -160,6 +166,7 @@ class Engine:
             Checks(self.aside.checking),
             self.passing,
             say=self._placement.say,
+            budgets=self.budgets.of,
         )
 
     # --- life
@@ -188,6 +195,8 @@ class Engine:
     async def _introduce(self) -> None:
         """What must be equal on every host, so that a turn at one of them extends what another one sent."""
         facts = {"lease": f"{self.settings.lease:g} s", "system_prompt": self.settings.system_prompt}
+        if self.settings.budgets != BudgetSettings():
+            facts["budgets"] = self.settings.budgets.model_dump_json(exclude_none=True)
         for name, profile in self.settings.profiles.items():
             facts[f"profile {name}"] = profile.model_dump_json(exclude_defaults=True)
         try:
@@ -320,7 +329,8 @@ class Engine:
         anew: Turn | None = None
         send_on = None if self.passing is None else partial(self._send_on, request.profile, self.passing)
         while True:
-            found = await self._placement.resolve(request, admit=self._lanes.admit, anew=anew, send_on=send_on)
+            admit = partial(self._admit, request)
+            found = await self._placement.resolve(request, admit=admit, anew=anew, send_on=send_on)
             if isinstance(found, Turn):
                 answer = await self._again(found.id, request)
                 if answer is not None:
@@ -344,6 +354,10 @@ class Engine:
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue
+                except BudgetExceeded as exc:
+                    self._lanes.give_up(place)
+                    self.budgets.refuse(exc, found.new.turn.created_at)
+                    raise
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
                     with contextlib.suppress(StoreUnavailable):
@@ -357,6 +371,10 @@ class Engine:
                     raise
                 return self._launch(accepted.turn, found.agent, place, request, Known(accepted, unused))
 
+    def _admit(self, request: TurnRequest) -> None:
+        self._lanes.admit()
+        self.budgets.admit(request.owner, request.agent_id, self._instances.now())
+
     async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
         await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
 
@@ -365,6 +383,9 @@ class Engine:
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
         live.compose = request.compose
+        live.requested = Requested(
+            agent.owner, agent.agent_id, live.accepted_at, request.request_id, TRACE_CONTEXT.get()
+        )
         self._live[turn.id] = live
         if known is not None:
             self.forgetting.accepted(live, request)
@@ -410,22 +431,26 @@ class Engine:
             if self.passing is not None:
                 await self._send_on(turn.profile, self.passing, agent)
             try:
-                turn, place = await self._requeue(turn)
+                turn, place = await self._requeue(turn, agent)
             except StoreUnavailable as exc:
                 if "status" not in exc.detail:
                     raise not_run(exc) from exc
                 continue  # somebody else was quicker: look again
             return self._launch(turn, agent, place, request)
 
-    async def _requeue(self, turn: Turn) -> tuple[Turn, LanePlace]:
-        """A new attempt, last in its lane. Raises `StoreUnavailable`: with a `status` somebody else was quicker."""
+    async def _requeue(self, turn: Turn, agent: Agent) -> tuple[Turn, LanePlace]:
+        """A new attempt, last in its lane. Raises `BudgetExceeded`; `StoreUnavailable`, with a `status` where somebody
+        else was quicker."""
         if turn.id in self._ends.waiting:  # how the attempt before ended: later it would end this one
             await self._ends.store_all()
         place = self._lanes.take(turn.agent_key)
         try:
-            return await self.store.requeue(turn.id, self._instances.id), place
+            limits, now = self.budgets.of(agent.owner, agent.agent_id), self._instances.now()
+            return await self.store.requeue(turn.id, self._instances.id, limits, now), place
         except BaseException as exc:
             self._lanes.give_up(place)
+            if isinstance(exc, BudgetExceeded):
+                self.budgets.refuse(exc, now)
             if isinstance(exc, StoreUnavailable) and exc.detail.get("in_doubt"):
                 self._ends.never_ran(turn.id, turn.attempts)
             raise
@@ -463,7 +488,7 @@ class Engine:
                     await self._take_over(live)
                 replay(live)
             elif again and (turn.error or {}).get("code") == Interrupted.code:
-                live.turn, place = await self._requeue(turn)
+                live.turn, place = await self._requeue(turn, agent)
                 live.attempts = list(turn.attempts)
                 await self._deliveries.came_here(live)
                 await self._run(live, agent, place)

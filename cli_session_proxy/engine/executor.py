@@ -71,7 +71,8 @@ from ..settings import Settings
 from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart, TurnWords
 from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
 from . import fallbacks
-from .live import LiveTurn, cancelled, said, with_end
+from .budgets import BudgetsOf
+from .live import LiveTurn, Requested, cancelled, said, with_end
 from .ownership import Instances, Ownership
 from .passing import Passing
 
@@ -93,8 +94,8 @@ class Observer(Protocol):
     def adopted(self, turn: Turn, link: Link) -> None:
         """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
 
-    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
-        """A turn was committed, with these links, or it failed or was cancelled."""
+    def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
+        """A turn was committed, with these links, or it failed or was cancelled; it was stored `at` (UTC)."""
 
     def spawned(self, seconds: float) -> None:
         """A process said its first word so long after its start."""
@@ -195,6 +196,7 @@ class Executor:
         passing: Passing | None = None,
         *,
         say: Say,
+        budgets: BudgetsOf,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -206,6 +208,7 @@ class Executor:
         self._checks = checks
         self._passing = passing
         self._say = say
+        self._budgets = budgets
         # Why a turn ends at its deadline.
         patience = f"{settings.turn_timeout:g} s"
         self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
@@ -604,6 +607,7 @@ class Executor:
                 cache_miss=end.cache_miss if isinstance(end, Completed) else None,
             ),
             move_head=attempt.agent.moves_head_to(turn),
+            budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
         committed = await self._stored(commit)
         # From here on the turn stands: what fails is logged, and its clients get their answer.
@@ -673,6 +677,7 @@ class Executor:
             answered_by=attempt.answered_by or attempt.model,
             fallback=attempt.fallback,
             move_head=False,
+            budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
         refused = await self._stored(commit)
         attempt.start()
@@ -707,9 +712,9 @@ class Executor:
 
     def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:
         live.finish(turn)
-        loop = asyncio.get_running_loop()
+        loop, now = asyncio.get_running_loop(), live.now()
         for observer in self._observers:
-            loop.call_soon(loop.call_soon, observer.turn_ended, turn, links)
+            loop.call_soon(loop.call_soon, observer.turn_ended, turn, links, live.requested, now)
 
 
 async def adopt(
@@ -744,6 +749,7 @@ class _End:
     timings: JSON
     at: float
     lease: Lease | None
+    requested: Requested | None = None
 
 
 class Ends:
@@ -764,7 +770,7 @@ class Ends:
         now = live.now()
         live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
         self.waiting[live.turn.id] = _End(
-            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease, live.requested
         )
 
     async def tell(self, live: LiveTurn, error: ProxyError) -> None:
@@ -819,7 +825,7 @@ class Ends:
                 await self._store.set_delivery(end.turn_id, "undelivered")
             return
         for observer in self._observers:
-            observer.turn_ended(turn, ())
+            observer.turn_ended(turn, (), end.requested, end.at)
 
     async def _keep_trying(self) -> None:
         while self.waiting:

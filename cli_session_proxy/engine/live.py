@@ -6,6 +6,7 @@ import asyncio
 import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -34,6 +35,8 @@ from .passing import ORIGIN
 
 log = logs.get(__name__)
 
+# The W3C trace context of the HTTP request that is being answered: `traceparent` and `tracestate`, as they came.
+TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", default=None)
 # `arrived`: a client has it (said once, last). `passed on`: it was given to another proxy for its client, and to nobody
 # else so far; that one notes whether it arrived. `left`: all have left without it, perhaps while it is being made.
 Handover = Literal["arrived", "passed on", "left"]
@@ -50,6 +53,18 @@ _AFTER: Mapping[str, Doing] = {
 TAIL = 8000
 # Characters in front of it that are searched for secrets, too: half of one would not be recognised.
 BEFORE = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Requested:
+    """Of a turn's request what observers are told beside the turn: it is not stored. `accepted_at`: seconds since 1970,
+    from which the turn's timings count. A turn that was settled for another proxy has no request here."""
+
+    owner: str
+    agent_id: str
+    accepted_at: float
+    request_id: str | None = None
+    trace_context: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,11 +126,12 @@ class LiveTurn:
         self.attempts: list[JSON] = list(turn.attempts)
         self.evidence = turn.evidence  # as it was stored last
         self._steps: dict[str, float] = {}
-        self._accepted = clock()
+        self.accepted_at = clock()
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
         self._tail = _Tail()
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
+        self.requested: Requested | None = None
         self.lease: Lease | None = None  # under which it runs
         self.compose: Compose | None = None  # decides what it says when it runs
         self.said: tuple[Composed, str | None, TurnWords] | None = None  # as it was decided last, and its parent
@@ -280,7 +296,7 @@ class LiveTurn:
     @property
     def timings(self) -> JSON:
         """Milliseconds from the acceptance to the end of each step."""
-        return {step: round((at - self._accepted) * 1000, 1) for step, at in self._steps.items()}
+        return {step: round((at - self.accepted_at) * 1000, 1) for step, at in self._steps.items()}
 
     # what its clients do
 

@@ -33,6 +33,7 @@ from ..domain.models import (
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ImportedTurn, NewTurn, Store, TurnWords
+from .budgets import BudgetsOf
 from .fitting import RequestFitting
 
 # A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
@@ -77,6 +78,7 @@ class Placement:
         is_gone: Callable[[str | None], Awaitable[bool]],
         was_left: Callable[[Turn], Awaitable[bool]],
         clock: Callable[[], float],
+        budgets: BudgetsOf = lambda _owner, _agent_id: (),
     ) -> None:
         self._store = store
         self._backend = backend
@@ -85,6 +87,7 @@ class Placement:
         self._hours = idempotency_hours
         self._is_gone = is_gone  # a proxy that has ended, or does not respond
         self._was_left = was_left  # all clients of a turn have left this proxy without its answer
+        self._budgets = budgets
         self._clock = clock  # seconds since 1970, the same for all proxies of the store
 
     async def resolve(
@@ -144,7 +147,8 @@ class Placement:
         key = request.idempotency_key
         until = now + self._hours * HOUR if key else None
         promised = bool((request.call or {}).get("background"))
-        return Resolved(agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised))
+        budgets = self._budgets(agent.owner, agent.agent_id)
+        return Resolved(agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised, budgets))
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""

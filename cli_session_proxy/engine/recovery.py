@@ -21,8 +21,9 @@ from ..errors import StoreUnavailable
 from ..sandbox import Sandboxes
 from ..stores.base import Commit, Lease, Store
 from ..tasks import survived
+from .budgets import BudgetsOf
 from .executor import Observer
-from .live import with_end
+from .live import Requested, with_end
 from .ownership import Instances
 
 log = logs.get(__name__)
@@ -50,12 +51,14 @@ class Recovery:
         instances: Instances,
         sandboxes: Sandboxes,
         observers: Sequence[Observer],
+        budgets: BudgetsOf,
     ) -> None:
         self._store = store
         self._backend = backend
         self._instances = instances
         self._sandboxes = sandboxes
         self._observers = observers
+        self._budgets = budgets
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
         """End what other proxies left of this agent. Raises `StoreUnavailable`; the rest is settled later."""
@@ -192,10 +195,12 @@ class Recovery:
             answered_by=found.model,
             evidence=replace(turn.evidence, settled=True),
             move_head=agent.moves_head_to(turn),
+            budgets=self._budgets(agent.owner, agent.agent_id),
         )
         settled = await self._store.commit(commit)
+        requested = Requested(agent.owner, agent.agent_id, turn.created_at)
         for observer in self._observers:
-            observer.turn_ended(settled, commit.links)
+            observer.turn_ended(settled, commit.links, requested, now)
         log.info("settled", turn_id=turn.id, session_id=found.session.id)
 
     async def _found(self, agent: Agent, turn: Turn) -> Settled | None:

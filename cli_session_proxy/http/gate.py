@@ -25,7 +25,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs, redact
 from ..domain.identifiers import host_and_port, origin
-from ..engine.live import RESTART
+from ..engine.live import RESTART, TRACE_CONTEXT
 from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
@@ -125,6 +125,8 @@ class Gate:
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
 
+        if "traceparent" in headers:
+            TRACE_CONTEXT.set((headers["traceparent"], headers.get("tracestate", "")))
         logs.bind(request_id=request_id)  # of this task's context: the server starts one for each request
         try:
             names = list(map(itemgetter(0), scope["headers"]))

@@ -57,6 +57,8 @@ class Keys:
         unknown = sorted(set(settings.operators) - given.keys())
         if unknown:
             raise ConfigError(f"operators: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(given))}")
+        if unlike := sorted(settings.budgets.keys.keys() - {*given, LOCAL_OWNER}):
+            raise ConfigError(f"budgets.keys: there is no key {unlike[0]!r}{did_you_mean(unlike[0], list(given))}")
         self._operators = {*settings.operators}
         if made is not None and LOCAL_OWNER not in given:
             # Who can read this file can read the store.

@@ -6,7 +6,8 @@ they end; what is just going on is asked for when the numbers are read.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -14,14 +15,17 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4
 from prometheus_client.registry import Collector
 from starlette.applications import Starlette
+from starlette.requests import Request
 from starlette.responses import Response
 
 from ..backends.base import Counts, Program
-from ..domain.models import Link, Turn
+from ..domain.models import JSON, Link, Turn
+from ..engine.budgets import Budgets
 from ..engine.engine import Engine
-from ..errors import ProxyError
+from ..errors import ProxyError, StoreUnavailable
 from ..export.explain import MARKED_REASONS
-from ..wires.asgi import About, add
+from ..wires.asgi import About, add, owner_of
+from .keys import Keys
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
@@ -87,7 +91,7 @@ class Metrics:
     def _histogram(self, name: str, text: str, buckets: Sequence[float], *labels: str) -> Histogram:
         return Histogram(name, text, labels, namespace=NAMESPACE, buckets=buckets, registry=self.registry)
 
-    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
+    def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         """A turn was committed, with these links, or it failed or was cancelled."""
         self._turns.labels(turn.status, turn.continuity or "none").inc()
         if turn.error is not None:
@@ -146,6 +150,26 @@ class Metrics:
         return generate_latest(self.registry)
 
 
+class BudgetMetrics(Collector):
+    """What keys have spent of their budgets, as it was told last. The names of keys are the operator's, and few."""
+
+    def __init__(self, budgets: Budgets) -> None:
+        self._refused = budgets.refused
+        self.told: Sequence[JSON] = ()
+
+    def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
+        text = "Requests that were refused because a budget was used up"
+        refused = CounterMetricFamily(f"{NAMESPACE}_budget_refusals", text, labels=["scope", "unit", "per"])
+        for labels, number in self._refused.items():
+            refused.add_metric(labels, number)
+        yield refused
+        for name, text in (("used", "Spent of a key's budget in this period"), ("limit", "A key's budget")):
+            gauge = GaugeMetricFamily(f"{NAMESPACE}_budget_{name}", text, labels=["key", "unit", "per"])
+            for one in self.told:
+                gauge.add_metric([one["name"], one["unit"], one["per"]], one[name])
+            yield gauge
+
+
 def _codes(error: type[ProxyError]) -> frozenset[str]:
     """The stable codes of the contract. Any other, such as an older store's, counts as `other`."""
     return frozenset({error.code}.union(*(_codes(kind) for kind in error.__subclasses__())))
@@ -182,16 +206,40 @@ class _Now(Collector):
         yield GaugeMetricFamily(f"{NAMESPACE}_cli_held_back", text, other)
 
 
+class TelemetryMetrics(Collector):
+    """What became of what OpenTelemetry was told. `lost`: see `Telemetry.lost`."""
+
+    def __init__(self, lost: Callable[[], int]) -> None:
+        self._lost = lost
+
+    def collect(self) -> Iterable[CounterMetricFamily]:
+        text = "Turns of which no span reached the OpenTelemetry collector"
+        yield CounterMetricFamily(f"{NAMESPACE}_traces_lost", text, self._lost())
+
+
 class MetricsRoute:
     """`GET /metrics`; needs a key where there are keys."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, keys: Keys) -> None:
+        self._engine = engine
+        self._keys = keys
         self._metrics = Metrics(engine)
+        self._budgets = BudgetMetrics(engine.budgets)
+        self._metrics.registry.register(self._budgets)
         engine.observers.append(self._metrics)
 
     def add_to(self, app: Starlette) -> None:
         app.state.metrics = self._metrics
         add(app, "GET", "/metrics", self.metrics, About(media=("text/plain",)))
 
-    async def metrics(self) -> Response:
+    async def metrics(self, request: Request) -> Response:
+        """What other keys spend is told to operators."""
+        owner = owner_of(request)
+        whose = None if self._keys.is_operator(owner) else owner
+        store, now = self._engine.store, time.time()
+        try:
+            told = await self._engine.budgets.shown(store, whose, None, now)
+        except StoreUnavailable:  # all other numbers are known without it
+            told = []
+        self._budgets.told = told
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

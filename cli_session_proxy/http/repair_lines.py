@@ -41,7 +41,7 @@ class RepairLines:
     def spawned(self, seconds: float) -> None:
         """Not a repair."""
 
-    def turn_ended(self, turn: Turn, links: Sequence[Link]) -> None:
+    def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         repaired = any(link.reason in MARKED_REASONS for link in links)
         if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
             return

@@ -8,6 +8,7 @@ import os
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.applications import Starlette
@@ -29,7 +30,7 @@ from .connection import Connection
 from .gate import Bounds, Gate, Origins
 from .keys import MADE_KEY, Keys, make
 from .listening import Listening
-from .metrics import MetricsRoute
+from .metrics import MetricsRoute, TelemetryMetrics
 from .openapi import OpenApiRoute
 from .repair_lines import RepairLines
 from .routes import Routes
@@ -39,6 +40,9 @@ from .systemd import Systemd
 from .ui.overview import Missing
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
+
+if TYPE_CHECKING:  # it needs the extra `otel`
+    from ..telemetry.exporting import Telemetry
 
 # Seconds; longer than clients keep idle connections (httpx: 5 s, requests and browsers: about 60 s), so that the client
 # closes first and no request meets a closing connection.
@@ -80,9 +84,9 @@ def create_app(
     app.state.aside = engine.aside
     table = Table(wires)
     OpenApiRoute(table).add_to(app)
-    MetricsRoute(engine).add_to(app)
-    SearchRoute(engine).add_to(app)
     keys = Keys(settings)
+    MetricsRoute(engine, keys).add_to(app)
+    SearchRoute(engine).add_to(app)
     Ui(engine, keys, missing).add_to(app)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
@@ -121,13 +125,23 @@ async def serve(
         engine = Engine(settings, store_for(settings, telling))
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
+        telemetry: Telemetry | None = None
+        if settings.otel.endpoint is not None:
+            from ..telemetry import exporting  # noqa: PLC0415 - the SDK takes 0.2 s: only where it is wanted
+
+            telemetry = exporting.Telemetry(settings)
+            engine.observers.append(telemetry)
         try:
             await engine.start()
             logs.configure(settings)
             app = create_app(engine, settings, missing=missing)
+            if telemetry is not None:
+                app.state.metrics.registry.register(TelemetryMetrics(partial(getattr, telemetry, "lost")))
             await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside)
         finally:
             await engine.stop()
+            if telemetry is not None:
+                await asyncio.to_thread(telemetry.close)
             logs.shut_down()
 
 

@@ -19,6 +19,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
+from ..domain.budgets import Budget, Spent
 from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import (
     JSON,
@@ -148,6 +149,7 @@ class NewTurn:
     idempotency_until: float | None = None
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
     promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
+    budgets: tuple[Budget, ...] = ()  # whose limits hold for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -309,6 +311,7 @@ class Commit:
     answered_by: str | None = None
     fallback: Fallback | None = None
     move_head: bool = True
+    budgets: tuple[Budget, ...] = ()  # whose spending it counts as
 
 
 @dataclass(frozen=True, slots=True)
@@ -531,6 +534,9 @@ class Agents(Protocol):
     async def forgotten(self, owner: str | None, since: float) -> list[Forgotten]:
         """What unnamed agents of one request cost that are forgotten by now and were active since then, to the hour."""
 
+    async def spent(self, account: str | None = None) -> list[Spent]:
+        """What this account spent in the running periods and in earlier ones; None: the accounts of all keys."""
+
     async def chain(self, agent_key: int) -> Chain | None: ...
 
 
@@ -546,6 +552,9 @@ class Turns(Protocol):
 
     async def accept(self, new: NewTurn) -> Turn:
         """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`.
+
+        With budgets its request is counted in the same transaction; over a limit: `BudgetExceeded`, and nothing is
+        counted. Of turns that several proxies accept at once each is counted before the next one is looked at.
 
         It survives the end of this process at once; a power cut too where it is `promised`, else a moment later, and
         at the latest when it begins.
@@ -563,7 +572,8 @@ class Turns(Protocol):
         """
 
     async def commit(self, commit: Commit) -> Turn:
-        """One transaction for all that a finished turn changes. Returns the turn as stored."""
+        """One transaction for all that a finished turn changes, with what its budgets have spent. Returns the turn as
+        stored."""
 
     async def fail(
         self,
@@ -583,8 +593,13 @@ class Turns(Protocol):
         that proxy is to run it.
         """
 
-    async def requeue(self, turn_id: str, instance: str | None) -> Turn:
-        """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay."""
+    async def requeue(
+        self, turn_id: str, instance: str | None, budgets: Sequence[Budget] = (), now: float = 0.0
+    ) -> Turn:
+        """A failed or cancelled turn becomes `queued` again (a new attempt); its `seq` and parent stay.
+
+        Its request was counted when it was accepted. Over a limit of tokens or USD: `BudgetExceeded`.
+        """
 
     async def turn(self, turn_id: str) -> Turn | None: ...
 

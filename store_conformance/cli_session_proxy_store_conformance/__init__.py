@@ -22,7 +22,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from . import agents, beside, findings, leases, mirrors, paths, search, searching, turns, writers
+from . import agents, beside, budgets, findings, leases, mirrors, paths, search, searching, turns, writers
 from .samples import StoreFactory
 from .writers import Clock
 
@@ -41,7 +41,7 @@ def _contracts_of(module: ModuleType) -> Iterator[Callable[..., Any]]:
 
 CONTRACTS: tuple[Contract, ...] = tuple(
     contract
-    for module in (agents, turns, paths, search, searching, leases, beside, mirrors, findings)
+    for module in (agents, turns, budgets, paths, search, searching, leases, beside, mirrors, findings)
     for contract in _contracts_of(module)
 )
 WRITER_CONTRACTS: tuple[WriterContract, ...] = tuple(_contracts_of(writers))

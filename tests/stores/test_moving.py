@@ -14,6 +14,7 @@ import pytest
 from pydantic import SecretStr
 from sqlalchemy import select, update
 
+from cli_session_proxy.domain.budgets import Limit, budget_of
 from cli_session_proxy.domain.models import Item, Link, Record
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
@@ -89,7 +90,8 @@ async def fill(store: Store) -> None:
     shot = await an_agent(store, "shot", named=False)
     await complete(store, shot, "shot1", session="s-shot")
     assert await store.delete_agent(shot.key, Expiry(one_shots=99.0))
-    await store.accept(a_turn(await an_agent(store, "late"), "late"))
+    budgets = (budget_of("local", None, [Limit("usd", "month", 9.0)]),)
+    await store.accept(a_turn(await an_agent(store, "late"), "late", budgets=budgets))
 
 
 async def hang_below_a_later_one(store: Store) -> None:

@@ -96,6 +96,7 @@ class Overview:
             "days": sums.days,
             "models": sums.models,
             "keys": sums.keys if of_all else None,
+            "budgets": await self._engine.budgets.shown(self._engine.store, whose, None, now),
             "attention": [
                 {**names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
                 for key, turn_id, at, code, says in attention[:NAMED]

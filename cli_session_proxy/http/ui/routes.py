@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -127,7 +128,9 @@ class Ui:
                 raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
             newest = -(-place // limit) * limit
         page = await self._engine.store.page(agent.key, before_seq=before, limit=limit, newest=newest)
-        return JSONResponse(views.page(agent, page, await title_of(self._engine.store, agent)))
+        store = self._engine.store
+        budgets = await self._engine.budgets.shown(store, agent.owner, agent.agent_id, time.time())
+        return JSONResponse(views.page(agent, page, await title_of(store, agent), budgets))
 
     async def tree(self, request: Request) -> Response:
         """The shape of the whole chain: of each turn in the order of acceptance its parent's place, from 1 (0: none),

@@ -12,6 +12,7 @@ from typing import Any
 
 from ... import redact
 from ...backends.base import Comparison, RequestSeen
+from ...domain.evidence import tool_calls
 from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn
 from ...export import brief, explain, shown
 from ...export.schema import TurnDump
@@ -28,7 +29,7 @@ NEWEST_SENT = 200
 SHOWN = 2000
 
 
-def page(agent: Agent, found: TurnPage, title: str = "") -> JSON:
+def page(agent: Agent, found: TurnPage, title: str = "", budgets: Sequence[JSON] = ()) -> JSON:
     """`next` goes into `?before=` for the older turns; None at the agent's first one."""
     links: dict[str | None, list[Link]] = defaultdict(list)
     for link in found.links:
@@ -42,6 +43,7 @@ def page(agent: Agent, found: TurnPage, title: str = "") -> JSON:
         "created_at": agent.created_at,
         "total": found.total,
         "cost_usd": found.cost_usd,
+        "budgets": budgets,
         "link_counts": found.link_counts,
         "data": rows,
         "next": found.turns[-1].seq if found.turns and found.newest > len(found.turns) else None,
@@ -113,16 +115,9 @@ def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
                 "failed": one.get("status") not in ON_PATH, "why": str(one.get("why") or one.get("code") or ""),
             }
         )  # fmt: skip
-    calls: dict[str, JSON] = {}
-    for tool in told["tools"]:
-        at, of = tool.get("at"), str(tool.get("id") or tool.get("tool_use_id"))
-        if not isinstance(at, int | float):
-            continue
-        if str(tool.get("type")).endswith("tool_use"):
-            calls[of] = {"kind": "tool", "name": str(tool.get("name")), "from": millis(at), "to": None, "failed": False}
-            out.append(calls[of])
-        elif of in calls:
-            calls[of] |= {"to": millis(at), "failed": bool(tool.get("is_error"))}
+    for call in tool_calls(told["tools"]):
+        ends = None if call.ended is None else millis(call.ended)
+        out.append({"kind": "tool", "name": call.name, "from": millis(call.began), "to": ends, "failed": call.failed})
     for retry in told["reason"].get("retries") or ():
         at, delay = retry.get("at"), retry.get("retry_delay_ms")
         if isinstance(at, int | float):

@@ -303,7 +303,26 @@ class InsertNew(Insert):
         self._inline = True  # no RETURNING of a key that the database gives
 
 
+class InsertOrAdd(InsertNew):
+    """Insert a row, or add its numbers to those of the row that is there; of those named `most_…` the greater stays."""
+
+    inherit_cache = False
+
+
 @compiles(InsertNew)
 def _insert_new(statement: InsertNew, compiler: SQLCompiler, **options: Any) -> str:
     insert = compiler.visit_insert(statement, **options)  # type: ignore[no-untyped-call]  # it has no annotations
     return f"{insert} ON CONFLICT DO NOTHING"
+
+
+@compiles(InsertOrAdd)
+def _insert_or_add(statement: InsertOrAdd, compiler: SQLCompiler, **options: Any) -> str:
+    insert = compiler.visit_insert(statement, **options)  # type: ignore[no-untyped-call]  # it has no annotations
+    table = statement.table
+    keys = ", ".join(column.name for column in table.primary_key)
+    grown = []
+    for name in (column.name for column in table.columns if not column.primary_key):
+        old, new = f"{table.name}.{name}", f"excluded.{name}"
+        most = f"CASE WHEN {new} > {old} THEN {new} ELSE {old} END"
+        grown.append(f"{name} = {most if name.startswith('most_') else f'{old} + {new}'}")
+    return f"{insert} ON CONFLICT ({keys}) DO UPDATE SET {', '.join(grown)}"

@@ -40,6 +40,7 @@ from .tables import (
     mirrored,
     proxies,
     sessions,
+    spent,
     turns,
 )
 
@@ -212,6 +213,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("totals of agents", _totals, alone=True),
     Migration("findings", lambda conn: metadata.create_all(conn, tables=[findings])),
     Migration("one-shots that were forgotten", lambda conn: metadata.create_all(conn, tables=[forgotten])),
+    Migration("budgets", lambda conn: metadata.create_all(conn, tables=[spent])),
 )
 
 

@@ -42,7 +42,7 @@ from ...domain.models import (
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
 from .database import Prepared
-from .rows import chunks
+from .rows import chunks, unfinished
 from .tables import (
     COMING,
     PROBE,
@@ -58,7 +58,7 @@ from .tables import (
     sessions,
     turns,
 )
-from .way import ENDING, TooLarge, unfinished
+from .way import ENDING, TooLarge
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100

@@ -11,7 +11,7 @@ from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
 
-from sqlalchemy import Connection, Row, select
+from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
 from ...domain.evidence import Evidence
 from ...domain.models import (
@@ -24,6 +24,7 @@ from ...domain.models import (
     Placed,
     Record,
     Session,
+    Status,
     Turn,
     TurnOptions,
     Usage,
@@ -33,6 +34,8 @@ from .database import InsertNew, Prepared
 from .tables import agents, image_refs, images, sessions, turns
 
 Values = dict[str, Any]
+
+UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
 # What a turn's row has as the turn has it, but for `seq`, which the database gives; and what of that its end changes.
 _PLAIN = (
@@ -374,3 +377,11 @@ def forget_images(conn: Connection, agent_key: int) -> None:
 
 def chunks(values: list[str]) -> Iterable[list[str]]:
     return (values[at : at + CHUNK] for at in range(0, len(values), CHUNK))
+
+
+def unfinished(of: FromClause, agent_key: ColumnElement[int]) -> ColumnElement[bool]:
+    """The turns of an agent that wait or run, found among those of all agents: they are few, an agent's turns may be
+    very many. So no index of the agent may be used, and the statuses stand in the text: a plan for any two of them
+    would not know that these are rare."""
+    rare: list[ColumnElement[str]] = [literal_column(f"'{status}'") for status in sorted(UNFINISHED)]
+    return and_(of.c.status.in_(rare), of.c.agent_key + literal_column("0") == agent_key)

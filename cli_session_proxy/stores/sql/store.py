@@ -45,7 +45,7 @@ from ..base import (
     TurnOutline,
     TurnStart,
 )
-from . import conversing, finding, importing, leases, migrations, mirroring, reading, way, writing
+from . import conversing, finding, importing, leases, migrations, mirroring, reading, spending, way, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
@@ -124,6 +124,7 @@ class SqlStore(Store):
     expired_agents = _read(reading.expired_agents)
     one_shots = _read(reading.one_shots)
     forgotten = _read(reading.forgotten_since)
+    spent = _read(spending.of_accounts)
     chain = _read(reading.chain)
 
     turn = _read(reading.turn)

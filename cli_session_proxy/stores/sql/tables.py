@@ -245,6 +245,22 @@ forgotten = Table(
     Column("cost_usd", Double, nullable=False),
 )
 
+# What accounts with a budget spent in a minute, a day or a month, which began `begins`; `most_…` by the dearest turn
+# (migration 11).
+spent = Table(
+    "spent",
+    metadata,
+    Column("account", Text, primary_key=True),
+    Column("per", Text, primary_key=True),
+    Column("begins", Double, primary_key=True),
+    Column("requests", BigInteger, nullable=False),
+    Column("tokens", BigInteger, nullable=False),
+    Column("usd", Double, nullable=False),
+    Column("most_tokens", BigInteger, nullable=False),
+    Column("most_usd", Double, nullable=False),
+    Index("spent_begins", "per", "begins"),
+)
+
 # Every frame that was sent, of every attempt: `turns.frame_uuid` knows only the latest.
 frames = Table(
     "frames",

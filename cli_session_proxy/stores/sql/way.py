@@ -14,7 +14,6 @@ from typing import Any
 from sqlalchemy import (
     ColumnElement,
     Connection,
-    FromClause,
     Row,
     Text,
     and_,
@@ -42,17 +41,15 @@ from ..base import (
     TurnStart,
     TurnWords,
 )
-from . import conversing, rows
+from . import conversing, rows, spending
 from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LEASE
-from .rows import MediaCutter
+from .rows import UNFINISHED, MediaCutter, unfinished
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
 # All of a turn but its `id` and `seq`, which stand first: to copy it so takes half as long as `replace`.
 _behind_seq = attrgetter(*Turn.__slots__[2:])
-
-UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
 # Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
 # those of its agent, then those of the session that ends at it.
@@ -82,14 +79,6 @@ ENDING = (
     .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
     .limit(1)
 )
-
-
-def unfinished(of: FromClause, agent_key: ColumnElement[int]) -> ColumnElement[bool]:
-    """The turns of an agent that wait or run, found among those of all agents: they are few, an agent's turns may be
-    very many. So no index of the agent may be used, and the statuses stand in the text: a plan for any two of them
-    would not know that these are rare."""
-    rare: list[ColumnElement[str]] = [literal_column(f"'{status}'") for status in sorted(UNFINISHED)]
-    return and_(of.c.status.in_(rare), of.c.agent_key + literal_column("0") == agent_key)
 
 
 _other = turns.alias("other")
@@ -215,6 +204,8 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
 def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
     """`limit`: a state that is larger (bytes) is left to be read by itself."""
     turn = new.turn
+    if new.budgets:
+        spending.request(conn, new.budgets, turn.id, turn.created_at)
     inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
@@ -335,6 +326,8 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     refused, session = done.status == "refused", done.session
     if done.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
         raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    if done.budgets:
+        spending.turn(conn, done.budgets, done.usage, done.cost_usd, done.finished_at)
     known = None
     if session is not None:
         this = {"session_id": session.id, "of_agent": session.agent_key}

@@ -10,6 +10,7 @@ from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, or_, select
 
+from ...domain.budgets import Budget
 from ...domain.models import (
     ANSWERED,
     FINISHED,
@@ -25,8 +26,9 @@ from ...domain.models import (
 )
 from ...errors import SessionBusy, StoreUnavailable
 from ..base import Expiry, ImportedTurn, Lease, Taken
-from . import conversing, leases, mirroring, reading, rows
+from . import conversing, leases, mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
+from .rows import UNFINISHED
 from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
 from .way import (
     ACTIVE,
@@ -35,7 +37,6 @@ from .way import (
     SET_DELIVERY,
     STATE,
     THIS_AGENT,
-    UNFINISHED,
     UPDATE_SESSION,
     UPDATE_TURN,
     WHOLE,
@@ -201,7 +202,11 @@ def fail(
     return turn
 
 
-def requeue(conn: Connection, turn_id: str, instance: str | None) -> Turn:
+def requeue(
+    conn: Connection, turn_id: str, instance: str | None, budgets: Sequence[Budget] = (), now: float = 0.0
+) -> Turn:
+    if budgets:
+        spending.request(conn, budgets, turn_id, now, is_new=False)
     row = _need(conn, turn_id, _FAILED)
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
     again = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}

@@ -4,6 +4,7 @@
 // the order of acceptance, from 1.
 
 import { chainPath, follow, get } from "./api.js";
+import { budget } from "./charts.js";
 import { badge, coloured, count, drawTold, fill, h, money, session, time } from "./dom.js";
 import { draw, layout, straight } from "./graph.js";
 import { Live } from "./live.js";
@@ -264,7 +265,7 @@ export class ChainView {
   }
 
   renderSummary() {
-    const { title, total, cost, links } = this.about;
+    const { title, total, cost, links, budgets } = this.about;
     const state = JSON.stringify(this.about);
     if (state === this.summarised) return;
     this.summarised = state;
@@ -274,6 +275,7 @@ export class ChainView {
     };
     fill(this.summary.querySelector("h1"), title);
     fill(this.summary.querySelector("p"), h("span", null, count(total, "turn")), cost > 0 && h("span", null, money(cost)),
+      ...budgets.map((one) => h("span", null, budget(one))),
       of("repair", "rebuilt", "moved"), of("branch", "branched"), this.jumps);
     this.jumps.hidden = total < 10;
     this.timeline.hidden = Object.keys(links).every((reason) => reason === "started");
@@ -368,7 +370,7 @@ function isLost(turn) {
 }
 
 function aboutOf(page) {
-  return { title: page.title, head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts };
+  return { title: page.title, head: page.head, total: page.total, cost: page.cost_usd, links: page.link_counts, budgets: page.budgets };
 }
 
 function badges(turn, head) {

@@ -17,6 +17,12 @@ export function table(title, name, rows) {
     h("tbody", null, ...rows.map((row) => h("tr", null, h("th", { scope: "row" }, row[name]), ...cells(row).map((cell) => h("td", null, cell))))))));
 }
 
+/** How much of a budget is used: `$1.20 of $5.00 a day`. */
+export function budget({ unit, per, used, limit }) {
+  const amount = (number) => (unit === "usd" ? `$${number.toFixed(2)}` : whole(number));
+  return `${amount(used)} of ${amount(limit)}${unit === "usd" ? "" : ` ${unit}`} a ${per}${used < limit ? "" : ", used up"}`;
+}
+
 /** `days`: today first. */
 export function costs(days) {
   const each = days.map((day, at) => ({ ...day, name: at ? day.day : "today", label: at ? String(Number(day.day.slice(8))) : "today" }));

@@ -1,7 +1,7 @@
 // What the first page says before the list: does it work, who needs somebody, what runs just now, and what the days cost.
 
 import { get } from "./api.js";
-import { costs, table } from "./charts.js";
+import { budget, costs, table } from "./charts.js";
 import { ago, bytes, coarse, count, fill, h } from "./dom.js";
 
 const EVERY = 3000;
@@ -27,7 +27,7 @@ export class Overview {
       this.show("status", told.status, () => status(told));
       this.show("needs", [told.attention, told.more, Math.floor(told.at / 60)], () => needs(told));
       this.show("running", [told.running, Math.floor(told.at / 3)], () => running(told));
-      this.show("days", [told.days, told.models, told.keys, told.store_bytes, told.processes], () => days(told));
+      this.show("days", [told.days, told.models, told.keys, told.budgets, told.store_bytes, told.processes], () => days(told));
       this.place.hidden = false;
       this.onFault(null);
       if (home()) this.onLive("live");
@@ -98,13 +98,15 @@ function running({ running: turns, at }) {
   ];
 }
 
-function days({ days: each, models, keys, owner, turns, is_whole: isWhole, store_bytes: size, processes }) {
+function days({ days: each, models, keys, budgets, owner, turns, is_whole: isWhole, store_bytes: size, processes }) {
   const whose = keys ? (keys.length > 1 ? " of all keys" : "") : ` of key ${owner}`;
   const newest = [...each].reverse();
   const { busy, warm, spare, memory } = processes;
   return [
     turns > 0 && h("h2", null, `Cost by day${whose} `, h("small.quiet", null, `days in UTC${isWhole ? "" : "; only the newest turns"}`)),
     turns > 0 && costs(newest),
+    budgets.length > 0 && h("ul.budgets", null, ...budgets.map((one) => h("li", { "data-good": String(one.used < one.limit) },
+      `Budget of key ${one.name}: ${budget(one)}`))),
     turns > 0 && table("By day", "day", newest),
     models.length > 0 && table("By model", "model", models),
     keys && keys.length > 1 && table("By key", "key", keys),

@@ -1,0 +1,175 @@
+"""What a key or an agent may spend in a minute, a day or a month. Pure.
+
+Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it is committed: they
+are known only then. So a turn that is under way is reckoned with what the dearest one of this period and of the last
+cost, and one that is accepted below its limit may take it over the limit: that one turn, and no other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Literal, NamedTuple
+
+from ..errors import BudgetExceeded
+from .models import JSON
+
+Scope = Literal["key", "agent"]
+Unit = Literal["requests", "tokens", "usd"]
+Per = Literal["minute", "day", "month"]
+
+# Seconds for which a request waits that only turns under way keep back: nobody knows when they end.
+UNDER_WAY = 2.0
+# The SDKs wait for at most so long (seconds): later than that a retry of theirs cannot help.
+PATIENCE = 60.0
+# What the name of a key's account begins with; an agent's is a hash, so that a deleted agent's name is nowhere.
+KEYS = "key "
+
+
+class Period(NamedTuple):
+    """Seconds since 1970."""
+
+    per: Per
+    begins: float
+    ends: float
+
+
+class Limit(NamedTuple):
+    unit: Unit
+    per: Per
+    most: float
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The limits of a key, or of one agent of it. `account`: what its spending is kept under."""
+
+    owner: str
+    agent_id: str | None
+    account: str
+    limits: tuple[Limit, ...]
+
+    @property
+    def scope(self) -> Scope:
+        return "key" if self.agent_id is None else "agent"
+
+    @property
+    def name(self) -> str:
+        return self.owner if self.agent_id is None else self.agent_id
+
+    @property
+    def periods(self) -> tuple[Per, ...]:
+        """Those that have a limit, in one order for everybody: their rows are locked in it."""
+        return tuple(sorted({limit.per for limit in self.limits}))
+
+    @property
+    def limits_cost(self) -> bool:
+        """What a turn costs is known only at its end, so that those under way matter."""
+        return any(limit.unit != "requests" for limit in self.limits)
+
+
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What an account spent in one period; `most_…` by its dearest turn."""
+
+    account: str
+    per: Per
+    begins: float
+    requests: int = 0
+    tokens: int = 0
+    usd: float = 0.0
+    most_tokens: int = 0
+    most_usd: float = 0.0
+
+    def of(self, unit: Unit) -> float:
+        return float(getattr(self, unit))
+
+
+def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budget:
+    account = f"{KEYS}{owner}"
+    if agent_id is not None:
+        named = f"{owner}\0{agent_id}".encode("utf-8", "surrogatepass")
+        account = f"agent {hashlib.sha256(named).hexdigest()[:32]}"
+    return Budget(owner, agent_id, account, tuple(limits))
+
+
+def period(per: Per, at: float) -> Period:
+    """The minute, day or month (UTC) that holds this moment."""
+    if per != "month":
+        length = 60.0 if per == "minute" else 86_400.0
+        begins = at // length * length
+        return Period(per, begins, begins + length)
+    first = datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    following = (first + timedelta(days=32)).replace(day=1)
+    return Period(per, first.timestamp(), following.timestamp())
+
+
+def before(now: Period) -> Period:
+    """The period before this one."""
+    return period(now.per, now.begins - 1.0)
+
+
+def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Limit, float, Period]]:
+    """Of each limit what has been spent, and in which period."""
+    rows = {(row.per, row.begins): row for row in spent if row.account == budget.account}
+    told = []
+    for limit in budget.limits:
+        running = period(limit.per, now)
+        row = rows.get((limit.per, running.begins))
+        told.append((limit, 0.0 if row is None else row.of(limit.unit), running))
+    return told
+
+
+def refusal(
+    budget: Budget, spent: Sequence[Spent], under_way: int, now: float, *, is_new: bool = True
+) -> BudgetExceeded | None:
+    """Why a turn may not be accepted; of several limits the one that holds longest. None where it may.
+
+    `spent` counts its request already, unless it was counted before (`is_new` False). `under_way`: other turns of the
+    account that are accepted and not over.
+    """
+    found: list[BudgetExceeded] = []
+    for limit, used, running in current(budget, spent, now):
+        of_requests = limit.unit == "requests"
+        if (used > limit.most and is_new) if of_requests else used >= limit.most:
+            why = f"the budget of {_told(budget, limit)}, is used up: it begins anew at {_utc(running.ends)}"
+            detail = _detail(budget, limit, min(used, limit.most) if of_requests else used, running)
+            found.append(exceeded(why, running.ends - now, detail, budget.account))
+        elif under_way and not of_requests:
+            recent = {running.begins, before(running).begins}
+            of_account = (row for row in spent if row.account == budget.account and row.per == limit.per)
+            dearest = max((getattr(row, f"most_{limit.unit}") for row in of_account if row.begins in recent), default=0)
+            if used + under_way * dearest >= limit.most:
+                turns = f"{under_way} turn{'s' if under_way > 1 else ''} under way"
+                why = f"{turns} may use up the budget of {_told(budget, limit)}: send this again when there are fewer"
+                found.append(exceeded(why, UNDER_WAY, _detail(budget, limit, used, running), None))
+    return max(found, key=lambda one: one.retry_after or 0.0, default=None)
+
+
+def amount(unit: Unit, number: float) -> str:
+    """`$0.42`, `12 requests`."""
+    return f"${number:.2f}" if unit == "usd" else f"{number:.0f} {unit}"
+
+
+def _told(budget: Budget, limit: Limit) -> str:
+    return f"{budget.scope} {budget.name!r}, {amount(limit.unit, limit.most)} a {limit.per}"
+
+
+def _detail(budget: Budget, limit: Limit, used: float, running: Period) -> JSON:
+    told = {"scope": budget.scope, "unit": limit.unit, "per": limit.per, "limit": limit.most, "used": used}
+    return {**told, "ends": _utc(running.ends)}
+
+
+def _utc(at: float) -> str:
+    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def exceeded(message: str, wait: float, detail: JSON, account: str | None) -> BudgetExceeded:
+    """The error of a request that may be sent again in so many seconds."""
+    retry = None if wait <= PATIENCE else False
+    error = BudgetExceeded(message, retry_after=max(1.0, float(math.ceil(wait))), detail=detail, retry=retry)
+    error.account = account
+    return error

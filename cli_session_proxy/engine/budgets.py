@@ -1,0 +1,98 @@
+"""Whose limits hold for a turn, and what was spent of them. The store counts; see `domain.budgets`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from itertools import product
+
+from ..domain import budgets
+from ..domain.budgets import KEYS, Budget, Limit, Per, Scope, Unit
+from ..domain.models import JSON
+from ..errors import BudgetExceeded
+from ..settings import BudgetSettings, Limits
+from ..stores.base import Store
+
+_UNITS: tuple[Unit, ...] = ("usd", "tokens", "requests")
+_PERIODS: tuple[Per, ...] = ("minute", "day", "month")
+
+
+# The budgets of a key and of an agent of it: `Budgets.of`.
+BudgetsOf = Callable[[str, str | None], tuple[Budget, ...]]
+
+
+class Budgets:
+    """One per engine. `refused`: how many requests were refused, by scope, unit and period of the limit."""
+
+    def __init__(self, settings: BudgetSettings) -> None:
+        self._settings = settings
+        self._is_set = settings != BudgetSettings()
+        self.refused: Counter[tuple[Scope, Unit, Per]] = Counter()
+        # Within a period spending only grows: who was refused until its end is refused by the same error until then.
+        self._until: dict[str, tuple[float, BudgetExceeded]] = {}
+
+    def of(self, owner: str, agent_id: str | None) -> tuple[Budget, ...]:
+        """The budgets of this key and of this agent, where they have one."""
+        if not self._is_set:
+            return ()
+        told = self._settings
+        found = [budgets.budget_of(owner, None, _limits(told.each_key, told.keys, owner))]
+        if agent_id is not None:
+            found.append(budgets.budget_of(owner, agent_id, _limits(told.each_agent, told.agents, agent_id)))
+        return tuple(budget for budget in found if budget.limits)
+
+    def admit(self, owner: str, agent_id: str | None, now: float) -> None:
+        """Before anything is kept of a request. Raises `BudgetExceeded` where it is known to be over a limit."""
+        if not self._until:
+            return
+        for budget in self.of(owner, agent_id):
+            until, error = self._until.get(budget.account, (0.0, None))
+            if error is None:
+                continue
+            if now < until:
+                self._count(error)
+                raise budgets.exceeded(error.message, until - now, error.detail, error.account)
+            del self._until[budget.account]
+
+    def refuse(self, error: BudgetExceeded, now: float) -> None:
+        """The store has refused a turn of one of these."""
+        self._count(error)
+        self._until = {account: known for account, known in self._until.items() if known[0] > now}
+        if error.account is not None and error.retry_after is not None:
+            self._until[error.account] = now + error.retry_after, error
+
+    def _count(self, error: BudgetExceeded) -> None:
+        self.refused[error.detail["scope"], error.detail["unit"], error.detail["per"]] += 1
+
+    async def shown(self, store: Store, owner: str | None, agent_id: str | None, now: float) -> list[JSON]:
+        """What was spent of each limit of this key, or of this agent of it; `owner` None: of every key that has spent
+        something, or has limits of its own. `ends`: seconds since 1970."""
+        if not self._is_set:
+            return []
+        if owner is not None:
+            found = [one for one in self.of(owner, agent_id) if one.agent_id == agent_id]
+            rows = [row for one in found for row in await store.spent(one.account)]
+        else:
+            rows = await store.spent()
+            owners = {row.account.removeprefix(KEYS) for row in rows} | set(self._settings.keys)
+            found = [one for name in sorted(owners) for one in self.of(name, None)]
+        return [
+            {
+                "scope": budget.scope, "name": budget.name, "unit": limit.unit, "per": limit.per, "limit": limit.most,
+                "used": used, "ends": running.ends,
+            }
+            for budget in found
+            for limit, used, running in budgets.current(budget, rows, now)
+        ]  # fmt: skip
+
+
+def _limits(each: Limits, named: Mapping[str, Limits], name: str) -> Sequence[Limit]:
+    own = named.get(name, each)
+    found = []
+    for unit, per in product(_UNITS, _PERIODS):
+        field = f"{unit}_per_{per}"
+        most = getattr(own, field)
+        most = getattr(each, field) if most is None else most
+        if most is not None:
+            found.append(Limit(unit, per, float(most)))
+    return found

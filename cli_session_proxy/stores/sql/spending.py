@@ -1,0 +1,89 @@
+"""What keys and agents with a budget have spent, inside of the transactions that accept and commit their turns.
+
+The rows of an account are written before all others of a transaction, in one order: whoever has written them has the
+account for itself until its end, on a server too, and nobody waits for each other in a circle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, and_, bindparam, delete, func, select
+
+from ...domain import budgets
+from ...domain.budgets import KEYS, Budget, Scope, Spent
+from ...domain.models import Usage
+from .database import Cursor, InsertOrAdd, Prepared, Values
+from .rows import unfinished
+from .tables import agents, spent, turns
+
+_ADD = Prepared(InsertOrAdd(spent))
+_OF_ACCOUNT = Prepared(select(spent).where(spent.c.account == bindparam("of_account")))
+# Other turns that are accepted and not over, of an owner and of an agent.
+_other = and_(unfinished(turns, agents.c.key), turns.c.id != bindparam("but"))
+_others = (
+    select(func.count().label("turns"))
+    .select_from(turns.join(agents, agents.c.key == turns.c.agent_key))
+    .where(_other, agents.c.owner == bindparam("of_owner"))
+)
+_UNDER_WAY: Mapping[Scope, Prepared] = {
+    "key": Prepared(_others),
+    "agent": Prepared(_others.where(agents.c.agent_id == bindparam("named"))),
+}
+_NOTHING: Values = {"requests": 0, "tokens": 0, "usd": 0.0, "most_tokens": 0, "most_usd": 0.0}
+
+
+def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *, is_new: bool = True) -> None:
+    """A turn is about to be accepted. Raises `BudgetExceeded`, which undoes the count with the rest of the transaction.
+
+    `is_new` False: its request was counted before.
+    """
+    _add(conn, of, now, {**_NOTHING, "requests": int(is_new)})
+    # All are run before a result is asked for: one way to a server and back.
+    ran = []
+    for budget in of:
+        whose = {"of_owner": budget.owner, "but": turn_id}
+        if budget.agent_id is not None:
+            whose["named"] = budget.agent_id
+        counted = _UNDER_WAY[budget.scope].run(conn, whose) if budget.limits_cost else None
+        ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
+    found = []
+    for budget, kept, counted in ran:
+        rows = [Spent(**row._asdict()) for row in _all(_OF_ACCOUNT, kept)]
+        under_way = 0 if counted is None else sum(row.turns for row in _all(_UNDER_WAY[budget.scope], counted))
+        found.append((rows, budgets.refusal(budget, rows, under_way, now, is_new=is_new)))
+    refused = [refusal for _, refusal in found if refusal is not None]
+    if refused:
+        raise max(refused, key=lambda one: one.retry_after or 0.0)
+    for rows, _ in found:
+        for row in rows:
+            running = budgets.period(row.per, now)
+            if row.begins == running.begins and row.requests <= 1:  # its first turn: nobody asks for what is older
+                conn.execute(
+                    delete(spent).where(spent.c.per == row.per, spent.c.begins < budgets.before(running).begins)
+                )
+
+
+def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
+    """To the last row: before that SQLite lets go of nothing, and a refusal is raised behind it."""
+    return iter(partial(statement.first, ran), None)
+
+
+def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
+    """A turn of these accounts is about to be committed."""
+    tokens, usd = usage.prompt_tokens + usage.output_tokens, max(0.0, cost_usd or 0.0)
+    _add(conn, of, now, {"requests": 0, "tokens": tokens, "usd": usd, "most_tokens": tokens, "most_usd": usd})
+
+
+def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
+    wanted = spent.c.account.startswith(KEYS, autoescape=True) if account is None else spent.c.account == account
+    return [Spent(**row) for row in conn.execute(select(spent).where(wanted)).mappings()]
+
+
+def _add(conn: Connection, of: Sequence[Budget], now: float, more: Values) -> None:
+    kept = sorted((budget.account, per) for budget in of for per in budget.periods)
+    _ADD.run_each(
+        conn, [{"account": one, "per": per, "begins": budgets.period(per, now).begins, **more} for one, per in kept]
+    )

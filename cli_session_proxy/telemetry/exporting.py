@@ -1,0 +1,205 @@
+"""Sends spans and metrics to an OpenTelemetry collector, over OTLP/HTTP, on a thread of its own.
+
+A turn never waits for it: what is told is put into a bounded queue, and counted where that is full or where the
+collector does not take it (`lost`). The SDK makes ids, decides what is sampled (as the caller's `traceparent` says) and
+sends; what it reads from the environment (`OTEL_*`) holds as far as the settings say nothing else.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from queue import Empty, Full, Queue
+from threading import Thread
+from typing import NamedTuple
+
+from .. import logs, redact
+from ..domain.models import Link, Turn
+from ..engine.live import Requested
+from ..errors import ConfigError
+from ..settings import Settings
+from .spans import SCHEMA, Operation, Span, of_turn
+
+try:
+    from opentelemetry.context import Context
+    from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
+    from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+    from opentelemetry.sdk.metrics import MeterProvider
+    from opentelemetry.sdk.metrics.export import PeriodicExportingMetricReader
+    from opentelemetry.sdk.resources import Resource
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExporter, SpanExportResult
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+    from opentelemetry.trace import SpanKind, Status, StatusCode, set_span_in_context
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+except ImportError as exc:
+    raise ConfigError(
+        f"otel.endpoint needs the OpenTelemetry SDK ({exc.name} is missing): pip install 'cli-session-proxy[otel]'"
+    ) from exc
+
+log = logs.get(__name__)
+
+VERSION = version("cli-session-proxy")
+# Turns that wait to be sent: a few MB, where words are told 64 MB.
+QUEUE = 512
+# Turns that are sent in one request, at most.
+BATCH = 64
+# Seconds in which the last ones are sent when the server ends, and for a request to the collector.
+LAST = 2.0
+PATIENCE = 10.0
+# As the conventions want them.
+TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
+SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_KINDS: Mapping[str, SpanKind] = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
+
+
+class _Told(NamedTuple):
+    root: Span
+    operation: Operation
+    trace_context: tuple[str, str] | None
+
+
+class Telemetry:
+    """An observer of the engine's turns. `close` it behind the engine. Raises `ConfigError`."""
+
+    def __init__(self, settings: Settings) -> None:
+        told = settings.otel
+        assert told.endpoint is not None
+        base = told.endpoint.rstrip("/")
+        headers = {name: value.get_secret_value() for name, value in told.headers.items()} or None
+        redact.know((headers or {}).values())
+        self._dropped = self._failed = 0  # turns: on the event loop, and on the thread
+        self._words = told.content
+        self._models = settings.models
+        self._queue: Queue[_Told | None] = Queue(QUEUE)
+        self._refused = False
+        # Each fault is one line of our own log, where the SDK writes one for each try.
+        logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
+        resource = Resource.create({"service.name": "cli-session-proxy", "service.version": VERSION})
+        self._drawn = InMemorySpanExporter()
+        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        self._provider.add_span_processor(SimpleSpanProcessor(self._drawn))
+        self._tracer = self._provider.get_tracer("cli_session_proxy", VERSION, schema_url=SCHEMA)
+        self._exporter: SpanExporter = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=PATIENCE)
+        self._meters: MeterProvider | None = None
+        if told.metrics:
+            sent = OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=PATIENCE)
+            self._meters = MeterProvider([PeriodicExportingMetricReader(sent)], resource, shutdown_on_exit=False)
+            meter = self._meters.get_meter("cli_session_proxy", VERSION, schema_url=SCHEMA)
+            self._tokens = meter.create_histogram(
+                "gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.",
+                explicit_bucket_boundaries_advisory=TOKENS,
+            )  # fmt: skip
+            self._seconds = meter.create_histogram(
+                "gen_ai.client.operation.duration", "s", "GenAI operation duration.",
+                explicit_bucket_boundaries_advisory=SECONDS,
+            )  # fmt: skip
+        self._thread = Thread(target=self._run, name="otel", daemon=True)
+        self._thread.start()
+
+    @property
+    def lost(self) -> int:
+        """Turns of which no span arrived."""
+        return self._dropped + self._failed
+
+    # what the engine tells, on its event loop
+
+    def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float) -> None:
+        if requested is None:
+            return
+        try:
+            root, operation = of_turn(turn, links, requested, at, self._models, words=self._words)
+            self._queue.put_nowait(_Told(root, operation, requested.trace_context))
+        except Full:
+            self._dropped += 1
+
+    def adopted(self, turn: Turn, link: Link) -> None:
+        """It was no turn of the proxy's."""
+
+    def spawned(self, seconds: float) -> None:
+        """A turn's own start is part of its `session`."""
+
+    def close(self) -> None:
+        """Send what waits, for `LAST` seconds at most. Blocks."""
+        with suppress(Full):  # then the collector has been away for long
+            self._queue.put_nowait(None)
+        self._thread.join(LAST)
+        with suppress(Empty):
+            while True:
+                self._dropped += self._queue.get_nowait() is not None
+        self._exporter.shutdown()  # ends a request that still waits for its next try
+        if self._meters is not None:
+            self._meters.shutdown(LAST * 1000)
+        self._provider.shutdown()
+
+    # on the thread
+
+    def _run(self) -> None:
+        ends = False
+        while not ends:
+            batch = [self._queue.get()]
+            with suppress(Empty):
+                while len(batch) < BATCH:
+                    batch.append(self._queue.get_nowait())
+            ends = None in batch
+            turns = [one for one in batch if one is not None]
+            try:
+                for one in turns:
+                    parent = None
+                    if one.trace_context is not None:
+                        parent = TraceContextTextMapPropagator().extract(
+                            dict(zip(("traceparent", "tracestate"), one.trace_context, strict=True))
+                        )
+                    self._draw(one.root, parent)
+                    self._measure(one.operation)
+                self._send(self._drawn.get_finished_spans(), len(turns))
+            except Exception:
+                self._failed += len(turns)
+                log.exception("telemetry_failed")
+            finally:
+                self._drawn.clear()
+
+    def _draw(self, told: Span, parent: Context | None) -> None:
+        span = self._tracer.start_span(
+            told.name, parent, _KINDS[told.kind], dict(told.attributes), start_time=_nanoseconds(told.start)
+        )
+        for name, at in told.events:
+            span.add_event(name, timestamp=_nanoseconds(at))
+        if told.error is not None:
+            span.set_status(Status(StatusCode.ERROR, told.error))
+            span.set_attribute("error.type", told.error)
+        within = set_span_in_context(span)
+        for child in told.children:
+            self._draw(child, within)
+        span.end(_nanoseconds(told.end))
+
+    def _measure(self, told: Operation) -> None:
+        if self._meters is None:
+            return
+        attributes = dict(told.attributes)
+        for kind, tokens in (("input", told.input_tokens), ("output", told.output_tokens)):
+            if tokens:
+                self._tokens.record(tokens, {**attributes, "gen_ai.token.type": kind})
+        if told.seconds is not None:
+            if told.error is not None:
+                attributes["error.type"] = told.error
+            self._seconds.record(told.seconds, attributes)
+
+    def _send(self, spans: Sequence[ReadableSpan], turns: int) -> None:
+        if not spans:
+            return
+        began = time.monotonic()
+        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        if not taken:
+            self._failed += turns
+        if taken is self._refused:  # it is another way than before
+            self._refused = not taken
+            what = "telemetry_arrives_again" if taken else "telemetry_not_taken"
+            log.warning(what, lost=self.lost, seconds=round(time.monotonic() - began, 1))
+
+
+def _nanoseconds(at: float) -> int:
+    return int(at * 1e9)
