@@ -17,8 +17,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.settings import Settings, load
-from cli_session_proxy.testing.script import Fail, HeldReply
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail, HeldReply
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..without_cli import proxied_without_cli

@@ -18,8 +18,8 @@ from cli_session_proxy.domain.models import Link, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ConfigError, ProxyError
 from cli_session_proxy.settings import CONFIG_FILE, Settings, load
-from cli_session_proxy.testing.script import Fail
-from cli_session_proxy.testing.upstream import Upstream
+from turnfault.provider.script import Fail
+from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..serving import serve
