@@ -35,7 +35,7 @@ from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .hop import REFUSED, Incoming
 from .keys import Keys
-from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, checked
+from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
 
 if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
     from .relay import Relay
@@ -117,7 +117,7 @@ class Gate:
                         given.append((name, value))
                 told["status"] = message.get("status")
                 if is_signed and self._relay is not None:
-                    added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0))
+                    added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
                 if TURN_ID in named:
                     told["turn_id"] = named[TURN_ID].decode()
                 message["headers"] = [*given, *encoded(added)]
@@ -136,10 +136,12 @@ class Gate:
                     shown = name.decode()
                     raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
             if self._relay is not None and (HOP_MARK in headers or OLD_MARK in headers):
-                added[REFUSED] = "1"
                 self._relay.signer.check(scope, headers)
                 is_signed = True
-                came_from = self._relay.owner_of(inner["path"], headers)
+                if inner["path"] not in QUESTIONS:
+                    self._relay.signer.once(headers)
+                added[REFUSED] = "1"
+                came_from = self._relay.owner_of(headers)
                 receive = checked(receive, headers[BODY])
                 del added[REFUSED]
             by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither

@@ -1,7 +1,8 @@
 """How two proxies of a cluster prove to each other that they have its key, which is never sent.
 
     a new connection   caller: GET /healthz, signed          peer: its instance and its time, signed
-    each request       caller: signed for that very instance  peer: the answer's status, signed
+    each request       caller: signed for that very instance  peer: the answer's status, signed, and whether the
+                                                              hop was refused
 
 A signature is an HMAC-SHA256 with a key derived from the cluster's. The caller's covers nonce, time, method, target,
 owner, the address and instance that are meant, the headers that decide something, and the body's hash. The peer signs
@@ -25,7 +26,7 @@ from operator import itemgetter
 
 from starlette.types import Message, Receive, Scope
 
-from ..errors import Unauthorized
+from ..errors import Interrupted, Unauthorized
 from ..wires.asgi import raw_path
 
 # Of a request: `<time> <nonce> <signature>`; the owner whose key was checked, percent-encoded; `<instance>@<address>`;
@@ -79,11 +80,11 @@ class Signer:
         signature = self._sign("request", nonce, when, method, target, owner, meant, headers, body)
         return {HOP_MARK: f"{when} {nonce} {signature}", OWNER: owner, TARGET: meant, BODY: body}
 
-    def peer(self, marks: Mapping[str, str], status: int, proof: str) -> Peer | None:
+    def peer(self, marks: Mapping[str, str], status: int, proof: str, refused: bool = False) -> Peer | None:
         """Who has answered a request with these marks; None where it has not proved it."""
         when, _, rest = proof.partition(" ")
         instance, _, signature = rest.partition(" ")
-        wanted = self._proof(marks[HOP_MARK], marks[TARGET].rpartition("@")[2], status, when, instance)
+        wanted = self._proof(marks[HOP_MARK], marks[TARGET].rpartition("@")[2], status, refused, when, instance)
         if not hmac.compare_digest(signature.encode("utf-8", "replace"), wanted.encode()):
             return None
         return Peer(instance, float(when) - time.time())
@@ -105,25 +106,28 @@ class Signer:
             raise Unauthorized(f"this request is meant for the proxy at {address}: check `advertise` of both")
 
     def once(self, headers: Mapping[str, str]) -> None:
-        """A checked request is fresh, for this instance, and was not seen before. Raises `Unauthorized`."""
+        """A checked request is fresh, for this instance, and was not seen before. Raises `Interrupted`: it may have
+        been accepted when it first came."""
         told, nonce, _ = headers[HOP_MARK].split(" ")
         when, instance = float(told), headers[TARGET].rpartition("@")[0]
         now = time.time()
         while self._order and self._order[0][0] < now - 2 * FRESH:
             self._seen.discard(self._order.popleft()[1])
         if instance != self._instance or abs(now - when) > FRESH or nonce in self._seen:
-            raise Unauthorized("this request of another proxy is a repeated or an old one: send it again")
+            raise Interrupted(
+                "this request of another proxy is a repeated or an old one: send it again", retry_after=1.0
+            )
         self._seen.add(nonce)
         self._order.append((now, nonce))
 
-    def prove(self, headers: Mapping[str, str], status: int) -> str:
-        """The proof that goes with an answer to a request that was checked."""
+    def prove(self, headers: Mapping[str, str], status: int, refused: bool = False) -> str:
+        """The proof that goes with an answer to a request that was checked. `refused`: nothing was done."""
         when = f"{time.time():.3f}"
-        signature = self._proof(headers[HOP_MARK], self._address or "", status, when, self._instance)
+        signature = self._proof(headers[HOP_MARK], self._address or "", status, refused, when, self._instance)
         return f"{when} {self._instance} {signature}"
 
-    def _proof(self, mark: str, address: str, status: int, when: str, instance: str) -> str:
-        return self._sign("answer", mark, address, str(status), when, instance)
+    def _proof(self, mark: str, address: str, status: int, refused: bool, when: str, instance: str) -> str:
+        return self._sign("answer", mark, address, f"{status} refused" if refused else str(status), when, instance)
 
 
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:

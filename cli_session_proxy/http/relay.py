@@ -41,7 +41,7 @@ from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
 from .greeting import transport
 from .hop import REFUSED, Incoming
-from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, QUESTIONS, TARGET, Peer, Signer, decisive
+from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
 
 log = logs.get(__name__)
 
@@ -123,11 +123,8 @@ class Relay:
             await client.aclose()
         self._clients.clear()
 
-    def owner_of(self, path: str, headers: Mapping[str, str]) -> str:
-        """Whose request another proxy has passed on and signed. Raises `Unauthorized` where it came before or late, and
-        `ClaudeUnavailable` at the end."""
-        if path not in QUESTIONS:
-            self.signer.once(headers)
+    def owner_of(self, headers: Mapping[str, str]) -> str:
+        """Whose request another proxy has passed on and signed. Raises `ClaudeUnavailable` at the end."""
         if not self._engine.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         return unquote(headers.get(OWNER, ""), errors="strict")
@@ -298,7 +295,8 @@ class Relay:
     def _proved(self, address: str, request: httpx.Request, response: httpx.Response) -> Peer | None:
         """What the peer has proved with this answer; None where it proved nothing."""
         marks = {name: request.headers[name] for name in (HOP_MARK, TARGET)}
-        peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""))
+        refused = REFUSED in response.headers
+        peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
         if peer is None:
             log.error("hop_not_proved", address=address, status=response.status_code)
             self._peers.pop(address, None)
@@ -368,6 +366,8 @@ class Relay:
         marks = self._marks(address, "GET", path, agent.owner, ())
         with suppress(httpx.HTTPError):
             async with self._open(address).stream("GET", f"{address}{path}", headers=marks) as stream:
+                if self._proved(address, stream.request, stream) is None:
+                    return
                 name = ""
                 async for line in stream.aiter_lines():
                     if name == "event: progress" and stream.status_code == 200:

@@ -15,6 +15,7 @@ from sqlalchemy import insert
 
 from cli_session_proxy.domain.models import Agent
 from cli_session_proxy.http import relay
+from cli_session_proxy.http.hop import REFUSED
 from cli_session_proxy.http.proof import BODY, HOP_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.sql.tables import proxies
@@ -168,7 +169,10 @@ async def test_the_key_of_the_cluster_crosses_no_line_and_what_crossed_is_good_f
             writer.write(changed)
             answer = await reader.readuntil(b"\r\n\r\n")
             writer.close()
-            assert b" 401 " in answer.splitlines()[0], (was, answer)
+            # What came before may have been accepted: a refusal would let the caller run it as well. A body comes last.
+            status = b" 503 " if was in (b"", b'"two"') else b" 401 "
+            assert status in answer.splitlines()[0], (was, answer)
+            assert REFUSED.encode() not in answer
         assert [path[-1] for path in one.asked] == ["one", "two"]
 
 
@@ -193,6 +197,29 @@ async def test_an_answer_that_is_not_signed_is_none(
         monkeypatch.setattr(relay, "HEARD", 600.0)
         await two.chat("two")  # not proved: it runs here
         assert two.asked == [["one", "two"]]
+
+
+async def test_who_stands_between_makes_no_second_turn_by_a_refusal(postgres_url: str, tmp_path: Path) -> None:
+    """A refused hop runs where it came in. So it is signed, and nobody adds it to an answer."""
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        pump = there._pump
+
+        async def adding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            original = writer.write
+
+            def write(data: bytes | bytearray | memoryview) -> None:
+                if b"x-turn-id" in bytes(data).lower():
+                    data = bytes(data).replace(b"\r\n", b"\r\n" + REFUSED.encode() + b": 1\r\n", 1)
+                original(data)
+
+            writer.write = write  # type: ignore[method-assign]
+            await pump(reader, writer)
+
+        there._pump = adding  # type: ignore[method-assign]
+        assert said(await one.chat("one")) == "You said: one (1)"
+        answer = await two.chat("two")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (503, "interrupted")
+        assert (one.asked, two.asked) == ([["one"], ["one", "two"]], [])
 
 
 # --- the signer itself
@@ -222,6 +249,9 @@ def test_a_request_is_good_once_for_one_instance_and_for_a_while(monkeypatch: py
     assert known.instance == "b-1"
     assert caller.peer(greeting, 503, peer.prove(greeting, 200)) is None
     assert caller.peer(greeting, 200, "nonsense") is None
+    assert caller.peer(greeting, 503, peer.prove(greeting, 503), True) is None
+    assert caller.peer(greeting, 503, peer.prove(greeting, 503, True)) is None
+    assert caller.peer(greeting, 503, peer.prove(greeting, 503, True), True) is not None
 
     def made(to: Peer) -> dict[str, str]:
         return caller.request("POST", "/x?y=1", "ada", "http://b:1", to, decisive(()))
