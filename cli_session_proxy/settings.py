@@ -72,14 +72,15 @@ SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
 
 # What a file that merely lies in the working directory may not set, because it runs something, changes what is run,
-# leads to other files, or lets others in. Of profiles, each one's.
+# leads to other files, lets others in, or deletes. Of profiles, each one's.
 _TRUSTED = {
     "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
     "models": "where conversations and keys are sent", "otel": "where traces are sent", "advertise": "who can come in",
     "registry": "where agents are looked for", "cluster_key": "who can come in", "cluster_key_file": "who can come in",
-    "sandbox_root": "other directories",
+    "sandbox_root": "other directories", "keys": "who can come in", "keys_file": "who can come in",
+    "retention_days": "what is deleted", "forget_unnamed": "what is deleted",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",

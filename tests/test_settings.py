@@ -123,6 +123,10 @@ NOT_FROM_THERE = (
     ('[sandbox.links]\nkeys = "/home/ada/.ssh"', "sandbox.links"),
     ('allowed_origins = ["http://evil.example"]', "allowed_origins"),
     ('host = "0.0.0.0"', "host"),
+    ('[keys]\nlocal = "a-secret-that-its-author-knows"', "keys"),
+    ('keys_file = "keys.toml"', "keys_file"),
+    ("retention_days = 0.001", "retention_days"),
+    ("forget_unnamed = 0.001", "forget_unnamed"),
 )
 
 

@@ -67,7 +67,7 @@ def test_keys_come_from_the_settings_file_the_environment_and_a_keys_file(
     Path("more.toml").write_text('carol = "carols-secret-0123456789"\n')
     Path("more.toml").chmod(0o600)
     monkeypatch.setenv("CLI_SESSION_PROXY_KEYS__BOB", BOB)
-    found = Keys(load())
+    found = Keys(load(config=Path("cli_session_proxy.toml")))
     for secret, owner in ((ALICE, "alice"), (BOB, "bob"), ("carols-secret-0123456789", "carol")):
         assert found.owner_of({"x-api-key": secret}, "") == owner
 
