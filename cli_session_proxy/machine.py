@@ -23,6 +23,11 @@ def check_system() -> None:
         )
 
 
+def absolute(path: str) -> str:
+    """A PATH without its relative folders: they would lie in whatever directory a program is started in."""
+    return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
+
+
 def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
     """Bytes of memory: the machine's, or the lowest limit of our control groups. None where it is unknown."""
     try:

@@ -24,6 +24,7 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
+from ..machine import absolute
 
 # Seconds for one call. The history is read in part where it takes longer (see `reading`).
 LIMIT = 30.0
@@ -172,7 +173,7 @@ class Repository:
     ) -> asyncio.subprocess.Process:
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
         env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
-        env |= more or {}
+        env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(more or {})}
         try:
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
                 stdin.write(given.encode("utf-8", "replace"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 
@@ -298,3 +299,17 @@ async def test_without_a_repository_git_or_a_commit_it_says_what_to_do(
     monkeypatch.setenv("PATH", str(tmp_path / "empty"))
     with pytest.raises(ConfigError, match="git is not installed"):
         await earlier(repo.path, FIX, 10)
+
+
+async def test_no_git_of_the_repositorys_own_is_run(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relative folder of PATH, such as node_modules/.bin, lies in the repository when git is run there."""
+    repo.commit(attempt(1))
+    ran, own = tmp_path / "ran", repo.path / "bin" / "git"
+    own.parent.mkdir()
+    own.write_text(f'#!/bin/sh\ntouch {ran}\nexec {shutil.which("git")} "$@"\n')
+    own.chmod(0o755)
+    monkeypatch.setenv("PATH", f"bin{os.pathsep}{os.environ['PATH']}")
+    assert await numbers(repo) == [1]
+    assert not ran.exists()

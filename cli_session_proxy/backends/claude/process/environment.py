@@ -16,6 +16,7 @@ import unicodedata
 from pathlib import Path
 
 from .... import redact
+from ....machine import absolute
 from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
 
 TMPDIR = "TMPDIR"
@@ -67,8 +68,8 @@ def inherited(settings: Settings) -> dict[str, str]:
     with contextlib.suppress(KeyError):  # not in the database, as in some containers
         user = dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
     env = user | passed | settings.claude_env
-    if "PATH" in env:  # a relative folder would lie in the agent's own directory
-        env["PATH"] = os.pathsep.join(filter(os.path.isabs, env["PATH"].split(os.pathsep)))
+    if "PATH" in env:
+        env["PATH"] = absolute(env["PATH"])
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
 
