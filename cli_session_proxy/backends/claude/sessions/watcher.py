@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
 from .... import logs
 from ..mounts import file_system
-from ..transcript import Projects
+from ..transcript import SUFFIX, Projects
 from .manager import Sessions
 
 log = logs.get(__name__)
@@ -29,10 +30,13 @@ SILENT = ("9p", "drvfs")
 POLL = 5000
 # When watching is not possible (too many watches, no directory), it is tried again after so many seconds.
 AGAIN = 60.0
+# Folders that are watched, those of the agents that were active last: each costs 70 µs when another one joins them.
+MOST = 128
 
 
 class Watcher:
-    """Watches the CLI's folders of our agents."""
+    """Watches the CLI's folders of our agents, each by itself: what lies in them is the agents', links to other places
+    too, and nothing is watched there."""
 
     def __init__(self, sessions: Sessions, projects: Projects) -> None:
         self._sessions = sessions
@@ -40,23 +44,49 @@ class Watcher:
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """The ids of sessions whose transcripts somebody else wrote to. Never ends by itself."""
+        root = self._projects.root
+        before: list[Path] | None = None
         while True:
             try:
-                await asyncio.to_thread(self._projects.root.mkdir, mode=0o700, parents=True, exist_ok=True)
-                silent = await asyncio.to_thread(file_system, self._projects.root) in SILENT
+                folders = await asyncio.to_thread(self._folders)
+                # Nobody watched until now what was written in folders that have joined them.
+                for folder in folders if before is None else set(folders).difference(before):
+                    for path in await asyncio.to_thread(list, folder.glob(f"*{SUFFIX}")) if before is not None else ():
+                        if not self._sessions.captures.is_as_known(path.stem):
+                            yield path.stem
+                before = folders
+                silent = await asyncio.to_thread(file_system, root) in SILENT
                 # By itself watchfiles polls all of WSL. Its variable stays the user's, for a file system unknown here.
                 polls = None if "WATCHFILES_FORCE_POLLING" in os.environ else silent
-                async for changes in awatch(
-                    self._projects.root, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE,
+                watching = awatch(
+                    root, *folders, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE, recursive=False,
                     force_polling=polls, poll_delay_ms=POLL,
-                ):  # fmt: skip
-                    for session_id in sorted({Path(path).stem for _, path in changes}):
-                        if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours wrote
-                            yield session_id
+                )  # fmt: skip
+                async with aclosing(watching):
+                    async for changes in watching:
+                        paths = {Path(path) for _, path in changes}
+                        for session_id in sorted({path.stem for path in paths if path.suffix == SUFFIX}):
+                            if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours
+                                yield session_id
+                        if any(path.parent == root for path in paths):  # an agent's first transcript: watched, too
+                            break
+                continue
             except (OSError, RuntimeError) as exc:  # watchfiles raises the latter for what the system refuses
-                log.warning("not_watching", folder=str(self._projects.root), error=str(exc))
+                log.warning("not_watching", folder=str(root), error=str(exc))
             await asyncio.sleep(AGAIN)
+
+    def _folders(self) -> list[Path]:
+        """Of agents, those that were written to last. A link is none."""
+        self._projects.root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        found = []
+        with os.scandir(self._projects.root) as entries:
+            for entry in entries:
+                if entry.is_dir(follow_symlinks=False) and self._projects.is_of_agents(Path(entry.path)):
+                    found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
+        return [path for _, path in sorted(found, reverse=True)[:MOST]]
 
     def _concerns(self, change: Change, path: str) -> bool:
         file = Path(path)
-        return change != Change.deleted and file.suffix == ".jsonl" and self._projects.is_of_agents(file.parent)
+        if file.parent == self._projects.root:
+            return change == Change.added and self._projects.is_of_agents(file)
+        return change != Change.deleted and file.suffix == SUFFIX and self._projects.is_of_agents(file.parent)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import re
+import sys
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -20,7 +22,7 @@ from cli_session_proxy.backends.claude.sessions.watcher import Watcher
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
 
-ONE, TWO = ("00000000-0000-4000-8000-00000000000" + digit for digit in "12")
+ONE, TWO, THREE = ("00000000-0000-4000-8000-00000000000" + digit for digit in "123")
 
 
 class Watched:
@@ -81,14 +83,55 @@ async def test_other_projects_and_other_files_are_not_told(watched: Watched) -> 
     assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
 
 
+def watches() -> set[int]:
+    """The inodes that this process watches."""
+    found: set[int] = set()
+    for file in Path("/proc/self/fdinfo").iterdir():
+        with suppress(OSError):  # that of this look itself
+            found |= {int(inode, 16) for inode in re.findall(r"^inotify wd:\w+ ino:(\w+)", file.read_text(), re.M)}
+    return found
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="inotify is Linux's")
+async def test_nothing_is_watched_where_a_link_of_an_agents_leads(watched: Watched, tmp_path: Path) -> None:
+    """It could lead to `/`: the watches of a machine are few, and the event loop waits until all are made."""
+    (tmp_path / "far" / "away").mkdir(parents=True)
+    (watched.ours / "link").symlink_to(tmp_path / "far")
+    (watched.ours / "folder" / "in").mkdir(parents=True)
+    (watched.projects / watched.ours.with_name(f"{watched.ours.name}-link").name).symlink_to(tmp_path / "far")
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    await asyncio.to_thread((watched.ours / "folder").rename, watched.ours / "moved")
+    assert await watched.told(watched.ours / f"{TWO}.jsonl") in (ONE, TWO)
+    assert watched.ours.stat().st_ino in watches()
+    far = (tmp_path / "far", tmp_path / "far" / "away", watched.ours / "moved" / "in")
+    assert not {path.stat().st_ino for path in far} & watches()
+
+
+async def test_a_new_agents_folder_is_watched_and_what_was_written_there_before_is_told(watched: Watched) -> None:
+    other = watched.ours.with_name(watched.ours.name + "b")
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+
+    async def new() -> None:
+        await asyncio.to_thread(other.mkdir)
+        await asyncio.to_thread((other / f"{TWO}.jsonl").write_text, "{}\n")
+
+    watched.known.add(ONE)
+    making = asyncio.create_task(new())
+    async with asyncio.timeout(30):
+        assert await anext(watched.changes) == TWO
+    await making
+    watched.known.add(TWO)
+    assert await watched.told(other / f"{THREE}.jsonl") == THREE
+
+
 async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
 
-    def refused_once(folder: Path, **options: Any) -> AsyncGenerator[Any, None]:
-        tried.append(folder)
+    def refused_once(*folders: Path, **options: Any) -> AsyncGenerator[Any, None]:
+        tried.append(folders[0])
         if len(tried) == 1:
             raise RuntimeError("too many watches")
-        return awatch(folder, **options)
+        return awatch(*folders, **options)
 
     monkeypatch.setattr(watcher, "awatch", refused_once)
     assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
@@ -102,9 +145,9 @@ async def test_only_a_windows_drive_is_polled_in_wsl(
     """watchfiles polls everywhere in WSL, which it knows by the kernel's name."""
     asked: list[bool | None] = []
 
-    def watching(folder: Path, *, force_polling: bool | None = None, **options: Any) -> AsyncGenerator[Any, None]:
+    def watching(*folders: Path, force_polling: bool | None = None, **options: Any) -> AsyncGenerator[Any, None]:
         asked.append(force_polling)
-        return awatch(folder, force_polling=force_polling, **options)
+        return awatch(*folders, force_polling=force_polling, **options)
 
     mount = SimpleNamespace(mountpoint=str(watched.projects), fstype=kind)
     monkeypatch.setattr(psutil, "disk_partitions", lambda all: [mount])  # noqa: A006 - psutil's name
