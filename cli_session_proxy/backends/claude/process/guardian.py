@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import re
 import shutil
@@ -47,7 +46,7 @@ LAST_WORDS = 2000  # bytes of its stderr that are logged
 SHORTAGES = (*descriptors.NONE_FREE, errno.EAGAIN, errno.ENOMEM)
 
 # What `Guardian.mark` makes. A program can write anything else into its environment, such as what all marks begin with.
-MARK = re.compile(r"[0-9a-f]{32}\.[0-9]+\.")
+MARK = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}\.")
 
 
 class _Guarded(NamedTuple):
@@ -64,7 +63,6 @@ class Guardian:
     def __init__(self) -> None:
         self.death_signal: tuple[str, ...] = ()  # what a command begins with, where there is such a signal
         self._id = uuid.uuid4().hex
-        self._numbers = itertools.count(1)
         self._guarded: dict[int, _Guarded] = {}
         self._keeping: asyncio.Task[None] | None = None
         self._tried = asyncio.Event()  # to start it
@@ -85,8 +83,8 @@ class Guardian:
         await self._tried.wait()
 
     def mark(self) -> str:
-        """The mark of one more CLI: no other CLI's mark begins with it."""
-        return f"{self._id}.{next(self._numbers)}."
+        """The mark of one more CLI: no other CLI's mark begins with it, and none that is known tells another one."""
+        return f"{self._id}.{uuid.uuid4().hex}."
 
     def guard(self, pid: int, start_time: str | None, stdin: socket.socket) -> None:
         """This process group is to die with us. `stdin` is our end of its input."""

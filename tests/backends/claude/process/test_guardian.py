@@ -159,7 +159,7 @@ async def test_one_cli_s_strays_are_told_from_another_s(guardian: Guardian) -> N
     marks = [guardian.mark() for _ in range(10)]
     strays = [Sleeper(env={MARK_VARIABLE: mark}) for mark in (marks[0], marks[9])]
     try:
-        await asyncio.to_thread(sweep, marks[0])  # "….1.", and the tenth is "….10."
+        await asyncio.to_thread(sweep, marks[0])
         assert [is_gone(stray.pid) for stray in strays] == [True, False]
     finally:
         for stray in strays:
@@ -182,6 +182,19 @@ async def test_what_another_proxy_left_is_ended_with_all_that_it_started(guardia
     finally:
         left.end()
         stray.end()
+
+
+async def test_nobody_tells_anothers_mark_from_their_own(guardian: Guardian) -> None:
+    """They were counted once: who knew one knew them all."""
+    own = guardian.mark()
+    left = Sleeper(env={MARK_VARIABLE: f"{own.partition('.')[0]}.2."})
+    other = Sleeper(env={MARK_VARIABLE: guardian.mark()})
+    try:
+        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid) or "")
+        assert start_time(other.pid) is not None
+    finally:
+        left.end()
+        other.end()
 
 
 @pytest.mark.parametrize("length", [1, 8, 33])
