@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -19,10 +20,12 @@ import pytest
 from cli_session_proxy.http.systemd import Systemd
 
 from ..conftest import ROOT, required
+from . import unit_calls
 
 SOON = 30
 UNIT = ROOT / "deploy" / "cli-session-proxy.service"
 CLUSTER = ROOT / "deploy" / "cluster.conf"
+CONFINED = ROOT / "deploy" / "confined.conf"
 # "systemd-analyze security" counts from 0 (nothing exposed) to 10.
 EXPOSURE = 3.0
 
@@ -111,13 +114,49 @@ def test_systemd_takes_every_line_of_the_unit(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_systemd_takes_every_line_of_what_a_host_of_several_adds(tmp_path: Path) -> None:
+@pytest.mark.parametrize("added", [CLUSTER, CONFINED], ids=["of several hosts", "for confined agents"])
+def test_systemd_takes_every_line_of_a_drop_in(tmp_path: Path, added: Path) -> None:
     unit, more = tmp_path / UNIT.name, tmp_path / f"{UNIT.name}.d"
     more.mkdir()
-    for path, text in ((unit, UNIT.read_text()), (more / "cluster.conf", CLUSTER.read_text())):
+    for path, text in ((unit, UNIT.read_text()), (more / added.name, added.read_text())):
         path.write_text(re.sub(r"^ExecStart=/\S+", f"ExecStart={sys.executable}", text, flags=re.M))
     done = subprocess.run([analyzer(), "verify", str(unit)], check=False, capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_confined_agents_run_by_the_system_calls_that_the_unit_allows_with_its_drop_in(
+    tmp_path: Path, claude_2: Path
+) -> None:
+    """As a user who has no privileges. systemd itself cannot be run here."""
+    analyzer()
+    if shutil.which("bwrap") is None or not unit_calls.NUMBERS.exists() or os.uname().machine != "x86_64":
+        pytest.skip("needs bubblewrap, and the numbers of system calls")
+    config, less = tmp_path / "proxy.toml", tmp_path / "less.conf"
+    config.write_text('[profiles.coder]\ntools = ["Bash"]\nconfined = true\n')
+    config.chmod(0o600)
+    less.write_text(CONFINED.read_text().replace("capset ", ""))
+    env = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "ANTHROPIC_API_KEY": "sk-ant-fake-for-tests"}
+    env |= {"ANTHROPIC_BASE_URL": "http://127.0.0.1:9", "CLI_SESSION_PROXY_CLAUDE_BIN": str(claude_2)}
+    env |= {"CLI_SESSION_PROXY_CONFIG": str(config), "CLI_SESSION_PROXY_VAR": str(tmp_path / "var")}
+    env |= {"CLI_SESSION_PROXY_CLAUDE_CONFIG_DIR": str(tmp_path / "claude"), "CLI_SESSION_PROXY_PORT": "0"}
+    nobody = ["unshare", "--user", "--map-user=1000", "--map-group=1000", "setpriv", "--bounding-set=-all"]
+    found = []
+    for added in (less, CONFINED):
+        done = subprocess.run(
+            [*nobody, "--inh-caps=-all", sys.executable, unit_calls.__file__, str(UNIT), str(added), "--",
+             sys.executable, "-m", "cli_session_proxy", "doctor", "--json"],
+            env=env, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False,
+        )  # fmt: skip
+        found.append(next(one for one in json.loads(done.stdout) if one["check"] == "boundary"))
+    assert "capset" in str(found[0])
+    assert (found[1]["level"], found[1]["says"]) == ("ok", "profile coder: the CLI runs confined")
+
+
+def test_nothing_of_proc_is_covered_where_bubblewrap_mounts_another_one() -> None:
+    """The kernel refuses it then. systemd covers parts of /proc by these; /proc/sys/kernel/hostname by the first."""
+    for name in ("ProtectHostname", "ProtectKernelLogs", "ProtectKernelTunables"):
+        assert f"\n{name}=no\n" in CONFINED.read_text()
+    assert not re.search(r"^ProcSubset=", UNIT.read_text(), re.M)
 
 
 def test_the_unit_asks_for_a_key_and_for_signs_of_life() -> None:
