@@ -74,6 +74,7 @@ class Sandboxes:
         # A CLI with tools tells the model where its TMPDIR is, too: equal on every host with the rest of it.
         self._tmp = (root or settings.var) / "tmp"
         self._private = settings.var / "confined"
+        self._confined = self._prefix.with_name("was-confined")
         self._links = dict(settings.sandbox.links)
         self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
 
@@ -126,6 +127,19 @@ class Sandboxes:
         """The CLI's own directory of a confined agent, which it cannot rename; nothing is created."""
         return self._private / self.path(agent_dir).name
 
+    def note_confined(self, agent_dir: str) -> None:
+        """Its CLI runs behind a boundary from now on. Noted beside its directory: every host that sees the one sees the
+        other."""
+        mark = self._confined / self.path(agent_dir).name
+        if not os.access(mark, os.F_OK):
+            make_private(self._confined)
+            with _explained(f"cannot make {mark}"):
+                mark.touch(0o600)
+
+    def was_confined(self, agent_dir: str) -> bool:
+        name = self.path(agent_dir).name
+        return any(os.access(folder / name, os.F_OK) for folder in (self._confined, self._private))
+
     def beside(self, name: Beside) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent; nothing is written there."""
         cwd, tmpdir = self._prefix.with_name(name), self._short(self._tmp / f"~{name}")
@@ -139,7 +153,7 @@ class Sandboxes:
         self._prepared.pop(agent_dir, None)
         private = self.private(agent_dir)
         login = private.with_name(LOGINS) / private.name
-        for path in (self.path(agent_dir), self.tmpdir(agent_dir), private, login):
+        for path in (self.path(agent_dir), self.tmpdir(agent_dir), private, login, self._confined / private.name):
             if path.is_symlink():
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
@@ -210,47 +224,56 @@ def _make(path: Path) -> None:
                 ) from None
 
 
+@contextlib.contextmanager
+def folder_below(top: Path, place: PurePosixPath) -> Iterator[int]:
+    """A descriptor of the folder below `top` that this is in, made where it is not there. Each is opened from the one
+    above it: what an agent puts in the place of one meanwhile leads nowhere. Raises `SandboxError`, OSError."""
+    top.mkdir(mode=0o700, parents=True, exist_ok=True)
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+    held = [os.open(top, flags)]
+    try:
+        for folder in place.parent.parts:
+            with contextlib.suppress(FileExistsError):
+                os.mkdir(folder, 0o700, dir_fd=held[-1])
+            try:
+                held.append(os.open(folder, flags | os.O_NOFOLLOW, dir_fd=held[-1]))
+            except OSError as exc:
+                raise SandboxError(
+                    f"{top / place}: {folder!r} is a symbolic link or a file where a folder belongs: move it away"
+                ) from exc
+        yield held[-1]
+    finally:
+        for fd in held:
+            os.close(fd)
+
+
 def _link(sandbox: Path, name: str, target: Path) -> None:
     """Make `sandbox/name` a link to `target`: silent when it is one, atomically re-pointed when it is stale."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or not relative.parts or ".." in relative.parts:
         raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
-    place = sandbox.joinpath(*relative.parts)
     wanted = os.path.abspath(target.expanduser())
     if not os.path.exists(wanted):
         raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or fix the setting")
-    if _points_at(place, wanted):
-        return
-    folder = sandbox
-    for part in place.relative_to(sandbox).parts[:-1]:
-        folder = folder / part
-        _make(folder)  # refused where one is itself a link: it would lead outside
-    with _explained(f"[sandbox.links] {name}: cannot link {place}"):
+    place = sandbox / relative
+    with _explained(f"[sandbox.links] {name}: cannot link {place}"), folder_below(sandbox, relative) as folder:
         try:
-            os.symlink(wanted, place)
+            os.symlink(wanted, place.name, dir_fd=folder)
         except FileExistsError:
-            if _points_at(place, wanted):
-                return  # another process was first
-            if not place.is_symlink():
+            if not stat.S_ISLNK(os.lstat(place.name, dir_fd=folder).st_mode):
                 raise SandboxError(
                     f"[sandbox.links] {name}: {place} is a real file or folder: left alone, move it away"
                 ) from None
-            _repoint(place, wanted)
+            if os.readlink(place.name, dir_fd=folder) != wanted:
+                _repoint(folder, place.name, wanted)
 
 
-def _points_at(place: Path, wanted: str) -> bool:
-    try:
-        return os.readlink(place) == wanted
-    except OSError:  # not there, or not a link
-        return False
-
-
-def _repoint(place: Path, wanted: str) -> None:
+def _repoint(folder: int, name: str, wanted: str) -> None:
     """Replace a link atomically: it is never missing."""
-    fresh = place.with_name(f".{place.name}.{secrets.token_hex(8)}")
-    os.symlink(wanted, fresh)
+    fresh = f".{name}.{secrets.token_hex(8)}"
+    os.symlink(wanted, fresh, dir_fd=folder)
     try:
-        os.replace(fresh, place)
+        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
-        fresh.unlink()
+        os.unlink(fresh, dir_fd=folder)
         raise

@@ -8,6 +8,7 @@ import shutil
 import stat
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -280,6 +281,41 @@ def test_a_link_is_not_made_through_a_link_that_leads_out(tmp_path: Path) -> Non
     with pytest.raises(SandboxError, match="symbolic link"):
         sandboxes(tmp_path / "var", {"sub/shared": tmp_path}).prepare("a")
     assert list(outside.iterdir()) == []
+
+
+def test_a_folder_that_becomes_a_link_while_it_is_looked_at_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A program that the agent left running can do that."""
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    sub = sandboxes(tmp_path / "var").prepare("a") / "sub"
+    sub.mkdir()
+    symlink = os.symlink
+
+    def swapped(wanted: str, place: str | Path, **more: Any) -> None:
+        if sub.is_dir() and not sub.is_symlink():
+            sub.rename(sub.with_name("moved"))
+            symlink(outside, sub)
+        symlink(wanted, place, **more)
+
+    monkeypatch.setattr(os, "symlink", swapped)
+    sandboxes(tmp_path / "var", {"sub/shared": tmp_path}).prepare("a")
+    assert list(outside.iterdir()) == []
+    assert sub.is_symlink()
+
+
+def test_that_an_agent_was_confined_is_seen_wherever_its_directory_is_and_gone_with_it(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    one, two = (Sandboxes(Settings(var=tmp_path / name, sandbox_root=root)) for name in ("one", "two"))
+    one.note_confined("a")
+    one.note_confined("a")
+    assert [boxes.was_confined("a") for boxes in (one, two)] == [True, True]
+    assert not one.was_confined("b")
+    two.remove("a")
+    assert [boxes.was_confined("a") for boxes in (one, two)] == [False, False]
+    one.private("a").mkdir(parents=True)  # by an earlier version
+    assert one.was_confined("a")
 
 
 def test_what_is_started_ahead_has_directories_that_no_agent_can_have(tmp_path: Path) -> None:

@@ -130,8 +130,9 @@ def _link(link: Link) -> JSON:
 
 
 def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:
-    sandbox = Sandboxes(settings).path(agent.dir)
-    by_hand = None if session_id is None else environment.resume_command(settings, sandbox, session_id)
+    sandboxes = Sandboxes(settings)
+    sandbox, confined = sandboxes.path(agent.dir), sandboxes.was_confined(agent.dir)
+    by_hand = None if session_id is None or confined else environment.resume_command(settings, sandbox, session_id)
     return {"session_id": session_id, "sandbox": str(sandbox), "by_hand": by_hand}
 
 

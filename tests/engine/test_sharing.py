@@ -17,6 +17,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import sharing
+from cli_session_proxy.backends.claude.sessions.sharing import SharedUse, Sharing
 from cli_session_proxy.domain.models import Tool, Turn, TurnRequest
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
@@ -232,6 +233,54 @@ async def test_a_process_that_cannot_be_given_back_is_ended_and_leaves_its_place
             await ask(engine, "one", agent=None)
             await until(lambda: not claude(engine).processes())
         await until(lambda: not claude(engine).sessions.sharing._groups)
+        await ask(engine, "two", agent=None)
+        assert heard(upstream) == ["two"]
+
+
+async def test_words_of_a_deleted_chain_leave_the_shared_process_that_heard_them_at_once(
+    settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sharing, "IDLE", 600.0)
+    config = settings.claude_config_dir or Path()
+    async with running(settings) as engine:
+        await _asked(engine, "another question")
+        turn = await _asked(engine, "a secret of somebody's")
+        assert [path for path in config.rglob("*.jsonl") if "secret" in path.read_text()]
+        agent = await engine.store.agent_by_key(turn.agent_key)
+        assert agent is not None
+        assert await engine.delete(agent.owner, agent.agent_id)
+        assert not [path for path in config.rglob("*") if path.is_file() and b"secret of" in path.read_bytes()]
+        assert not claude(engine).sessions.sharing._groups
+        await ask(engine, "one more", agent=None)
+        assert heard(upstream) == ["one more"]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_process_whose_return_is_cancelled_leaves_its_place(
+    settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """While it is asked to go back, and says nothing."""
+    give_back = Sharing.give_back
+
+    async def cancelled(self: Sharing, use: SharedUse, *given: Any, **named: Any) -> None:
+        process = use.shared.process
+        os.kill(process.pid, signal.SIGSTOP)
+        giving = asyncio.create_task(give_back(self, use, *given, **named))
+        await until(lambda: process.busy)
+        for _ in range(times):
+            giving.cancel()
+            await asyncio.sleep(0)
+        with pytest.raises(asyncio.CancelledError):
+            await giving
+
+    async with running(settings) as engine:
+        with monkeypatch.context() as patched:
+            patched.setattr(Sharing, "give_back", cancelled)
+            await ask(engine, "one", agent=None)
+            await until(lambda: not claude(engine).sessions.sharing._groups)
+        await until(lambda: not claude(engine).processes())
+        assert not claude(engine).pool.table.in_use
+        assert not claude(engine).sessions.sharing._mine
         await ask(engine, "two", agent=None)
         assert heard(upstream) == ["two"]
 

@@ -293,7 +293,8 @@ class _ClaudeExecution:
                                 self._sound = False
                                 cli = self._ready.process.launch.capability
                                 used = event.usage.output_tokens
-                                self._owner._doubts.failed(cli, "frames", f"{used} tokens, and no words, again")
+                                if not process.runs_others:
+                                    self._owner._doubts.failed(cli, "frames", f"{used} tokens, and no words, again")
                                 raise failures.no_words(event, cli)
                             self._owner._doubts.worked(process.launch.capability, "frames")
                             if event.session_id:

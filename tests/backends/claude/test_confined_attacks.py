@@ -5,27 +5,37 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import os
+import shutil
 import socket
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude.process import confine
-from cli_session_proxy.errors import SandboxError
-from cli_session_proxy.settings import Profile, Settings
+from cli_session_proxy.backends.claude.process import confine, process
+from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
+from cli_session_proxy.backends.claude.sessions import summaries, verifying
+from cli_session_proxy.commands import inspecting
+from cli_session_proxy.errors import ProxyError, SandboxError
+from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+from cli_session_proxy.testing.script import Fail, Reply, ToolUse
+from cli_session_proxy.testing.seen import Seen
 
 from ...conftest import ROOT, required
-from ...talking import ask, running
+from ...continuity.talk import ASKS_FOR_SUMMARY
+from ...talking import ask, claude, events, running, text
+from ...until import until
 from .test_confined import CONFINED, Shells, bubblewrap, shells
 
 __all__ = ["bubblewrap", "shells"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
 
 NOBODY = 65534
+TOO_LONG = Fail(400, message="prompt is too long: 2 tokens > 1 maximum")
 PROCESS_KEYRING, SESSION_KEYRING, USER_KEYRING = -2, -3, -4
 
 
@@ -275,3 +285,148 @@ async def test_a_link_in_the_place_of_a_transcript_brings_nobody_elses_words(she
     assert theirs.read_bytes() == before
     assert theirs.is_file()
     assert not theirs.is_symlink()
+
+
+async def test_a_script_that_starts_the_cli_is_asked_nothing_where_a_confined_agent_writes(
+    shells: Shells, tmp_path: Path
+) -> None:
+    """asdf and its like run what a file in the directory names; the CLI's version is asked for without a boundary."""
+    ran, real = tmp_path / "ran", await asyncio.to_thread(os.path.realpath, shells.settings.claude_bin or "")
+    (tmp_path / "shims").mkdir()
+    script = tmp_path / "shims" / "claude"
+    script.write_text(f'#!/bin/sh\n[ -x ./chosen ] && exec ./chosen "$@"\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    links = SandboxSettings(links={"real": Path(real)})
+    settings = shells.settings.model_copy(update={"claude_bin": script, "sandbox": links})
+    plants = f"printf '#!/bin/sh\\ntouch {ran}\\nexec {real} \"$@\"\\n' > chosen; chmod +x chosen; echo planted"
+    for _ in range(2):
+        async with running(settings) as engine:
+            assert "planted" in await shells.run(engine, "confined", plants)
+        os.utime(script, (1, 1))  # a new one: it is asked again
+        assert not ran.exists()
+
+
+async def test_a_summary_of_a_confined_agent_stays_within_its_boundary_which_is_nobody_elses(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Launch] = []
+    spawn = ClaudeProcess.spawn
+
+    async def seen(launch: Launch, *given: Any) -> ClaudeProcess:
+        started.append(launch)
+        return await spawn(launch, *given)
+
+    monkeypatch.setattr(ClaudeProcess, "spawn", seen)
+    summed: list[str] = []
+
+    def behave(request: Seen) -> Reply | Fail:
+        if summaries.ASK in request.prompt:
+            summed.append(request.prompt)
+            return Reply("they talked")
+        too_long = "the last" in request.prompt and not summed
+        return TOO_LONG if too_long else Reply("well")
+
+    settings = shells.settings.model_copy(update={"spares": 1})
+    async with running(settings) as engine:
+        for said in ("one", "two", "three"):
+            await ask(engine, said, agent="confined", profile="confined")
+        shells.upstream.behave = behave
+        shells.upstream.when(
+            ASKS_FOR_SUMMARY, Fail(400, message="prompt is too long: 2 tokens > 1 maximum"), times=None
+        )
+        assert text(await ask(engine, "the last", agent="confined", profile="confined")) == "well"
+        assert summed
+        assert [launch.kind for launch in started if launch.wrapper is not None] == [None] * len(started)
+        assert claude(engine).pool._newest is None  # what is started ahead is like that
+
+
+async def test_programs_that_are_found_by_a_link_in_a_folder_that_is_written_are_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the name nor what it leads to lies there: only the link between them."""
+    project = tmp_path / "project"
+    (tmp_path / "tools" / "bin").mkdir(parents=True)
+    project.mkdir()
+    (project / "tools").symlink_to(tmp_path / "tools")
+    (tmp_path / "opt").symlink_to(project / "tools")
+    monkeypatch.setenv("PATH", f"{tmp_path}/opt/bin:{os.environ['PATH']}")
+    async with running(with_profile(shells.settings, add_dirs=(project,))) as engine:
+        with pytest.raises(SandboxError, match=r"add_dirs.* PATH"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
+@pytest.mark.parametrize("place", ["a folder of modules", "where serve was started"])
+async def test_what_this_program_reads_later_is_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Modules are imported when they are needed first, and settings in the working directory at the next start."""
+    project = tmp_path / "project"
+    (project / "lib").mkdir(parents=True)
+    if place == "a folder of modules":
+        monkeypatch.syspath_prepend(project / "lib")
+    else:
+        monkeypatch.chdir(project)
+    async with running(with_profile(shells.settings, add_dirs=(project,))) as engine:
+        with pytest.raises(SandboxError, match=r"add_dirs.* \((this program|a file of settings)\)"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
+async def test_an_agent_that_was_confined_stays_so_on_another_host_that_sees_its_directory(
+    shells: Shells, tmp_path: Path
+) -> None:
+    ran = tmp_path / "ran"
+    old = required(ROOT / ".tools" / "claude-2.1.71" / "node_modules" / ".bin" / "claude", "make tools")
+    settings = shells.settings.model_copy(
+        update={"claude_bin": old, "cli_retries": 0, "sandbox_root": tmp_path / "shared-root"}
+    )
+    async with running(settings) as engine:
+        plants = f"git init -q . && git config core.fsmonitor 'touch {ran}; false' && echo planted"
+        assert "planted" in await shells.run(engine, "confined", plants)
+    shutil.rmtree(settings.var / "confined")  # of another host's `var`
+    async with running(settings) as engine:
+        await ask(engine, "hello", agent="confined")
+    assert not ran.exists()
+
+
+async def test_nobody_is_told_to_go_on_by_hand_where_a_confined_agent_wrote(shells: Shells) -> None:
+    """A CLI of theirs would run there without a boundary."""
+    async with running(shells.settings) as engine:
+        for name, profile in (("confined", "confined"), ("other", "free")):
+            turn = await ask(engine, "hello", agent=name, profile=profile)
+            agent = await engine.store.agent("local", name)
+            assert agent is not None
+            found = await verifying.compare(
+                verifying.Verifier(shells.settings, engine.store), engine.store, agent, turn
+            )
+            shown = inspecting._place(shells.settings, agent, turn.session_id)
+            assert (found.by_hand is None, shown["by_hand"] is None) == (profile == "confined",) * 2
+
+
+async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_others(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(process, "ANSWER_WAIT", 3.0)  # a start takes less
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    waits = "(until [ -e stop ]; do sleep 0.05; done; kill -STOP $PPID; touch stopped) > /dev/null 2>&1 &"
+    shells.upstream.when("wait", ToolUse([("Bash", {"command": f"{waits} echo waits"})]))
+    async with running(shells.settings) as engine:
+        told = {"agent": "confined", "profile": "confined"}
+        assert "waits" in text(await ask(engine, "wait", system="Be one.", **told))
+        (sandbox / "stop").touch()
+        await until((sandbox / "stopped").exists)
+        await ask(engine, "and now?", system="Be another one.", **told)
+        assert shells.upstream.requests[-1].user_texts()[-1] == "and now?"
+    assert [event for event in events(caplog) if event["event"] == "claude_degraded"] == []
+
+
+async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from_others(
+    shells: Shells, caplog: pytest.LogCaptureFixture
+) -> None:
+    says = "echo \"error: unknown option '--include-partial-messages'\" > /proc/$PPID/fd/2; kill -9 $PPID"
+    async with running(shells.settings) as engine:
+        with pytest.raises(ProxyError):
+            await shells.run(engine, "confined", says)
+        assert text(await ask(engine, "hello", agent="other"))
+    assert [event for event in events(caplog) if event["event"] == "claude_option_refused"] == []

@@ -110,6 +110,7 @@ class Launch:
         """
         profile = self.profile
         own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
+        own = own or self.wrapper is not None  # a summary of a confined agent: its boundary is nobody else's
         if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
             return None
         if not self.ahead and not (self.system_prompt or "").strip():

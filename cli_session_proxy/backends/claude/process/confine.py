@@ -38,7 +38,7 @@ from pathlib import Path
 
 from ....errors import SandboxError
 from ....sandbox import make_private
-from ....settings import Profile, Settings
+from ....settings import CONFIG_FILE, Profile, Settings
 from . import confine_program
 from .guardian import interpreter
 from .login import write_private
@@ -126,17 +126,16 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
         )  # fmt: skip
     except OSError as exc:
         return -1, "", exc.strerror or str(exc)
+    telling = asyncio.ensure_future(child.communicate())
     try:
-        async with asyncio.timeout(TRIAL):
-            out, err = await child.communicate()
-    except TimeoutError:
-        return None, "", ""
+        await asyncio.wait({telling}, timeout=TRIAL)
+        code = child.returncode
     finally:
-        if child.returncode is None:
+        if not telling.done():  # a bubblewrap that is refused something ends, and what it has started waits for ever
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-            await child.wait()
-    return child.returncode, out.decode(errors="replace"), err.decode(errors="replace")
+        out, err = await telling
+    return code, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,25 +301,30 @@ class _Boundary:
         self._check_name(folder)
         mounted = self._others | {self._home: "the home directory"}
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
+        if self._settings.config is None:  # the next start reads it, whoever wrote it
+            others[Path.cwd() / CONFIG_FILE] = "a file of settings"
         others |= self._run_outside()
+        real = folder.resolve()
         for path, what in (mounted | others).items():
-            for here, there in ((folder, path), (folder.resolve(), path.resolve())):
+            reached = any(link.is_relative_to(real) for link in _links(path))
+            for here, there in ((folder, path), (real, path.resolve())):
                 below = there.is_relative_to(here) and there != here
                 movable = path not in mounted or there.parent != here or path.is_symlink()
-                if (below and movable) or (path != self._home and here.is_relative_to(there)):
-                    raise SandboxError(
-                        f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
-                    )
+                reached |= (below and movable) or (path != self._home and here.is_relative_to(there))
+            if reached:
+                raise SandboxError(
+                    f"a confined agent may write {folder} (add_dirs), and could so reach {path} ({what}): {MOVE}"
+                )
 
     def _run_outside(self) -> dict[Path, str]:
         """What runs without a boundary, and is not to be written from inside one."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
         named = (os.environ.get("PATH", ""), self._env.get("PATH", ""))  # bubblewrap, node and git are looked for there
-        folders = (Path(folder) for names in named for folder in names.split(os.pathsep))
-        found |= dict.fromkeys(filter(Path.is_absolute, folders), "a folder of PATH")
+        folders = (os.path.abspath(folder) for names in named if names for folder in names.split(os.pathsep))
+        found |= dict.fromkeys(map(Path, folders), "a folder of PATH")
         python = sysconfig.get_paths()
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
-        found |= dict.fromkeys(map(Path, ours), "this program")
+        found |= dict.fromkeys(map(Path, (*ours, *filter(os.path.isabs, sys.path))), "this program")
         for name, profile in self._settings.profiles.items():
             if profile.mcp_config is not None and not profile.confined:
                 found[Path(os.path.abspath(profile.mcp_config.expanduser()))] = f"mcp_config of profile {name}"

@@ -128,6 +128,13 @@ class ClaudeProcess:
         return ready and not self._child.input_ended
 
     @property
+    def runs_others(self) -> bool:
+        """An agent's programs run beside it, and may stop it or speak in its place: what it does not do then says
+        nothing of the CLI that others use."""
+        profile = self.launch.profile
+        return bool(profile.tools or profile.setting_sources or profile.mcp_config)
+
+    @property
     def waiting(self) -> bool:
         """It has called tools of the client and can take their results now."""
         return self.alive and self._reader is not None and not self.busy and not self._spoiled and self._closing is None
@@ -204,8 +211,7 @@ class ClaudeProcess:
         self.busy = True
         self._write(lines)
         complete = False
-        profile, later = self.launch.profile, asyncio.get_running_loop().call_later
-        hooked = bool(profile.tools or profile.setting_sources or profile.mcp_config)  # these may take long
+        later, hooked = asyncio.get_running_loop().call_later, self.runs_others  # these may take long
         if not results and not hooked:
             self._alarm = later(SILENCE / 2, self._ring, f"it said nothing for {SILENCE:g} s", True)
         try:
@@ -228,7 +234,7 @@ class ClaudeProcess:
                 told = reader.feed(frame)
                 if reader.untold_call:
                     why = "it made a call of a client's tool, and no frame had told of that call"
-                    capability.failed(self.launch.capability, "mcp_set_servers", why)
+                    self._failed("mcp_set_servers", why)
                     raise self.died_of(why, again=False)
                 for event in told:
                     if isinstance(event, CallRefused):
@@ -293,7 +299,7 @@ class ClaudeProcess:
             self._alarm = asyncio.get_running_loop().call_later(SILENCE / 2, self._ring, why, False)
             return
         if why == NOT_STOPPED:
-            capability.failed(self.launch.capability, "interrupt", why)
+            self._failed("interrupt", why)
         self._output.failure, self._waited_in_vain = why, True
         self.kill()
 
@@ -332,7 +338,10 @@ class ClaudeProcess:
         known = self.launch.capability
         version = self.runs = str(frame.get("claude_code_version") or known.version)
         if version != known.version:
-            capability.heard(known, version)
+            if self.runs_others:  # it is asked itself, not believed
+                capability.forget(known)
+            else:
+                capability.heard(known, version)
         if self._checked == (offered := frame.get("tools")):
             return
         try:
@@ -355,10 +364,11 @@ class ClaudeProcess:
         code = self.returncode
         why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
         missing = NO_CONVERSATION in self.stderr
-        if (refused := capability.UNKNOWN_OPTION.search(self.stderr)) is not None:
-            capability.without(self.launch.capability, refused[1])
-        elif not self._output.spoke and not missing:
-            capability.forget(self.launch.capability)  # perhaps a script starts another version now
+        if not self._output.spoke and not missing:
+            if (refused := capability.UNKNOWN_OPTION.search(self.stderr)) is not None:
+                capability.without(self.launch.capability, refused[1])
+            else:
+                capability.forget(self.launch.capability)  # perhaps a script starts another version now
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
         again = not self._waited_in_vain
@@ -513,7 +523,7 @@ class ClaudeProcess:
             )
             if able and not taken and self.alive:
                 cli = self.launch.capability
-                capability.failed(cli, "mcp_set_servers", "it did not take the client's tools")
+                self._failed("mcp_set_servers", "it did not take the client's tools")
                 raise ClaudeUnavailable(f"{cli.name} did not take the client's tools: see `doctor`")
             return taken
         except BaseException:
@@ -555,7 +565,7 @@ class ClaudeProcess:
 
     def _failed(self, subtype: str, why: str) -> None:
         for name in NAMES:
-            if name == subtype:
+            if name == subtype and not self.runs_others:
                 capability.failed(self.launch.capability, name, why)
 
     # --- its end --------------------------------------------------------------------------------------------

@@ -109,8 +109,8 @@ class Sessions:
         gone = False
         shares = self.sharing.takes(job)
         gives = job.profile.tools or job.profile.mcp_config or job.profile.add_dirs or job.profile.setting_sources
-        if not gives and not shares and os.access(self._sandboxes.private(agent.dir), os.F_OK):
-            # It was confined: a CLI in its directory may run what it left there (2.1.71: its repository's settings).
+        if not gives and not shares and self._sandboxes.was_confined(agent.dir):
+            # A CLI in its directory may run what it left there (2.1.71: its repository's settings).
             job = replace(job, profile=job.profile.model_copy(update={"confined": True}))
         prepared = self.sharing.place() if shares else self._sandboxes.prepared(agent.dir)
         if prepared is None:
@@ -120,7 +120,8 @@ class Sessions:
             prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = prepared
         env = self._env | {environment.TMPDIR: str(tmpdir)}
-        capability = await cli.probe(cli.find(self._settings), env, cwd)
+        asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # it is asked without a boundary
+        capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
         if job.wants.offers and not capability.takes_tools:
             why = capability.cannot("mcp_set_servers", "offer the client's own")
             raise InvalidRequest(f"tools: {why}", param="tools")
@@ -134,6 +135,7 @@ class Sessions:
             raise InvalidRequest(unsafe, param="messages")
         wrapper: Wrapper | None = None
         if job.profile.confined:
+            self._sandboxes.note_confined(agent.dir)
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
             place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
             await self._exchange_login(private)
@@ -496,14 +498,14 @@ class Sessions:
         if said.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
-        program = ready.process.launch.capability
+        program, own = ready.process.launch.capability, ready.process.runs_others
         try:
             taken = await self.captures.taken(ready, turn, path, said)
         except WrongTranscript:
-            if not program.was_seen("round_trip"):
+            if not program.was_seen("round_trip") and not own:
                 self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")
             raise
-        if taken.source in ("frames", "unlinked") and not program.was_seen("place"):
+        if taken.source in ("frames", "unlinked") and not program.was_seen("place") and not own:
             self._doubts.failed(program, "place", f"nothing of its answers in {path}")
         elif taken.source in ("transcript", "copy"):
             self._doubts.worked(program, "place", "round_trip")
@@ -620,6 +622,7 @@ class Sessions:
         cwd = self._sandboxes.path(agent.dir)
         for session_id in self._pool.sessions_in(cwd):
             await self._end(session_id)
+        await self.sharing.forget(agent.key)
 
     async def forget(self, agent: Agent, named: Sequence[str]) -> None:
         """End the agent's processes and remove its transcripts, what lies beside them and what was kept aside.
@@ -627,6 +630,7 @@ class Sessions:
         `named` are ids of all kinds. What an earlier version took in under something that is no session id has no
         files of ours.
         """
+        await self.sharing.forget(agent.key)
         cwd = self._sandboxes.path(agent.dir)
         folders = self._projects.folders(cwd)
         for session_id in filter(is_session_id, named):

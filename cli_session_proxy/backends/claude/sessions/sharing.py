@@ -48,11 +48,13 @@ Kind = tuple[str, str | None, str, str | None, bytes]
 
 @dataclass(eq=False, slots=True)
 class SharedProcess:
-    """`total` is what it says that all its turns cost, in USD."""
+    """`agent_key` is of whom it was asked for last: their words are in its transcript. `total` is what it says that all
+    its turns cost, in USD."""
 
     process: ClaudeProcess
     path: Path
     group: _Group
+    agent_key: int
     uses: int = 0
     total: float = 0.0
 
@@ -159,13 +161,14 @@ class Sharing:
                     while group.idle:
                         shared = group.idle.pop()
                         if await self._is_free(shared, launch):
+                            shared.agent_key = job.agent.key
                             return shared
                         self._less(group)
                     # One more only where none is free soon, and few are starting.
                     if group.count > group.starting and await self._soon(group):
                         continue
                     if group.starting < self._settings.max_spawns and group.count < self._settings.max_processes:
-                        return await self._started(group, launch)
+                        return await self._started(group, launch, job.agent.key)
                     group.changed.clear()
                     await group.changed.wait()
         except TimeoutError as exc:
@@ -196,7 +199,7 @@ class Sharing:
             os.truncate(shared.path, 0)
         return True
 
-    async def _started(self, group: _Group, launch: Callable[[str], Launch]) -> SharedProcess:
+    async def _started(self, group: _Group, launch: Callable[[str], Launch], agent_key: int) -> SharedProcess:
         group = self._groups.setdefault(group.kind, group)
         group.count, group.starting = group.count + 1, group.starting + 1
         try:
@@ -208,7 +211,7 @@ class Sharing:
         finally:
             group.starting -= 1
             group.changed.set()
-        shared = SharedProcess(process, self._projects.path(process.cwd, process.session_id), group)
+        shared = SharedProcess(process, self._projects.path(process.cwd, process.session_id), group, agent_key)
         self._mine.add(shared.path)
         process.gone.add_done_callback(lambda _: self._gone(shared))
         return shared
@@ -247,6 +250,13 @@ class Sharing:
             self._left(use.shared.path)  # an answer that was cut is written once its process is dead
         finally:
             self._less(use.shared.group)
+
+    async def forget(self, agent_key: int) -> None:
+        """Nothing that this agent was the last to say stays with a process."""
+        for group in list(self._groups.values()):
+            for shared in [one for one in group.idle if one.agent_key == agent_key]:
+                group.idle.remove(shared)
+                await self.end(SharedUse(shared, ""))
 
     def _gone(self, shared: SharedProcess) -> None:
         self._left(shared.path)

@@ -130,8 +130,11 @@ class Verifier:
         every = (tuple(busy), tuple(unwritten), tuple(found), tuple(notes))
         return Verified(agent.agent_id, agent.owner, len(sessions), records, *every)
 
-    def by_hand(self, agent: Agent, session_id: str) -> str:
-        """The command with which a person goes on in this session; the chain takes in what they say there."""
+    def by_hand(self, agent: Agent, session_id: str) -> str | None:
+        """The command with which a person goes on in this session; the chain takes in what they say there. None for an
+        agent that was confined: what it left there would run without a boundary."""
+        if self._sandboxes.was_confined(agent.dir):
+            return None
         return environment.resume_command(self._settings, self._sandboxes.path(agent.dir), session_id)
 
     async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:

@@ -24,7 +24,7 @@ from .... import logs
 from ....domain.limits import is_session_id
 from ....domain.models import Record
 from ....errors import SandboxError
-from ....sandbox import remove_any
+from ....sandbox import folder_below, remove_any
 
 log = logs.get(__name__)
 
@@ -32,7 +32,6 @@ SUFFIX = ".jsonl"
 ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
 DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
 MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
-_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def in_folder(project: Path, session_id: str) -> Path:
@@ -101,7 +100,7 @@ def copy_beside(source: Path, target: Path) -> int:
     copied = 0
     for name, opened in _opened_beside(source):
         place = PurePosixPath(checked(target).stem, *name.parts[1:])
-        with _folder_below(target.parent, place) as folder:
+        with folder_below(target.parent, place) as folder:
             _write_in(folder, place.name, opened)
             state = os.fstat(opened.fileno())
             os.utime(place.name, ns=(state.st_atime_ns, state.st_mtime_ns), dir_fd=folder, follow_symlinks=False)
@@ -154,34 +153,13 @@ def write_below(project: Path, name: str, data: bytes) -> bool:
     if not is_place(name):
         raise SandboxError(f"{name[:200]!r} is no file's place below a session's folder: nothing is written there")
     place = PurePosixPath(name)
-    with _folder_below(project, place) as folder:
+    with folder_below(project, place) as folder:
         with contextlib.suppress(FileNotFoundError):
             there = os.lstat(place.name, dir_fd=folder)
             if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
                 return False
         _write_in(folder, place.name, io.BytesIO(data))
         return True
-
-
-@contextlib.contextmanager
-def _folder_below(project: Path, place: PurePosixPath) -> Iterator[int]:
-    """The folder that this is in, made where it is not there: each is opened from the one above it."""
-    project.mkdir(mode=0o700, parents=True, exist_ok=True)
-    held = [os.open(project, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)]
-    try:
-        for folder in place.parent.parts:
-            with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700, dir_fd=held[-1])
-            try:
-                held.append(os.open(folder, _DIRECTORY, dir_fd=held[-1]))
-            except OSError as exc:
-                raise SandboxError(
-                    f"{project / place}: {folder!r} is a link or a file where a folder belongs: move it away"
-                ) from exc
-        yield held[-1]
-    finally:
-        for fd in held:
-            os.close(fd)
 
 
 def _write_in(folder: int, name: str, source: BinaryIO) -> None:

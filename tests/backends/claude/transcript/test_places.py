@@ -102,7 +102,7 @@ def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Pa
     copied.unlink()
     copied.parent.rmdir()
     copied.parent.symlink_to(outside)
-    with pytest.raises(SandboxError, match="is a link or a file where a folder belongs"):
+    with pytest.raises(SandboxError, match="is a symbolic link or a file where a folder belongs"):
         transcript.copy_beside(source, target)
     assert (outside / "x.txt").read_text() == "mine"
 
