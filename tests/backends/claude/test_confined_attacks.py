@@ -22,8 +22,8 @@ from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.commands import inspecting
 from cli_session_proxy.errors import ProxyError, SandboxError
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
-from cli_session_proxy.testing.script import Fail, Reply, ToolUse
-from cli_session_proxy.testing.seen import Seen
+from turnfault.provider.script import Fail, Reply, ToolUse
+from turnfault.provider.seen import Seen
 
 from ...conftest import ROOT, required
 from ...continuity.talk import ASKS_FOR_SUMMARY
