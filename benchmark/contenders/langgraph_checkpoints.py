@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from langchain_anthropic import ChatAnthropic
+from langchain_core.runnables import RunnableConfig
 from langgraph.graph import START, MessagesState, StateGraph
 
 
@@ -31,7 +32,7 @@ class Checkpointed:
         state = await self.graph.ainvoke({"messages": [{"role": "user", "content": words}]}, config)
         return str(state["messages"][-1].text)
 
-    async def call_model(self, state: MessagesState, config: Any) -> dict[str, Any]:
+    async def call_model(self, state: MessagesState, config: RunnableConfig) -> dict[str, Any]:
         name = config["configurable"]["model"]
         model = ChatAnthropic(model_name=f"claude-{name}-4-5", base_url=self.base_url, timeout=60, stop=None)
         return {"messages": [await model.ainvoke(state["messages"])]}
