@@ -276,7 +276,8 @@ def page() -> str:
     runs = read([RESULTS])
     lines = [HEAD, summary.table(runs), "## How each was asked, and what is not its own", ""]
     for one in summary.contenders(runs):
-        lines.append(f"- **{one.name}** ({one.version}). {one.note or ''}".rstrip())
+        runs_of = f"[its runs](../benchmark/results/{slug(one.name)})"
+        lines.append(f"- **{one.name}** ({one.version}; {runs_of}). {one.note or ''}".rstrip())
     lines += [f"- – {line}." for line in summary.left_out(runs)]
     worked = tasks.read(RESULTS)
     if worked:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from .provider.prompt_cache import share_read
 from .provider.seen import Seen
@@ -92,7 +92,7 @@ def score(
     `doubtful` turn may be there, once, or not."""
     told = messages_of(seen)
     said = [text for role, text in told if role == "user"]
-    answered = [_squeezed(text) for role, text in told if role == "assistant"]
+    answered = _answers(told)
     flattened = 0
     counts: list[tuple[int, int]] = []  # how often the words of a turn are there, and its answer
     places: list[tuple[int, int]] = []
@@ -105,7 +105,7 @@ def score(
             flattened += 1
             places.append((said.index(within[0]), within[0].index(fact.text)))
             continue
-        times = sum(text == wanted for text in answered)
+        times = sum(1 if "".join(of) == wanted else of.count(wanted) for of in answered)
         # Long answers are only found by their key: equal ones may stand more than once.
         counts.append((_count(said, fact), min(times, 1) if fact.whole else times))
         at = next((n for n, text in enumerate(said) if (text == fact.key if fact.whole else fact.key in text)), None)
@@ -130,6 +130,14 @@ def score(
 
 def _count(said: Sequence[str], fact: Fact) -> int:
     return sum(text == fact.key for text in said) if fact.whole else sum(text.count(fact.key) for text in said)
+
+
+def _answers(told: Sequence[tuple[str, str]]) -> list[list[str]]:
+    """The assistant's messages, those that follow each other together: the API takes them as one. Where a stream was
+    cut, a client may have been given what was said before the cut and what was said after it."""
+    return [
+        [_squeezed(text) for _, text in of] for role, of in groupby(told, lambda one: one[0]) if role == "assistant"
+    ]
 
 
 def _squeezed(text: str) -> str:

@@ -226,6 +226,21 @@ def test_flattened_turns_are_told_apart_from_lost_ones() -> None:
     assert (str(halves), halves.flattened) == ("0/2, 2 lost", 0)
 
 
+def test_an_answer_may_stand_in_messages_that_follow_each_other() -> None:
+    """What was said before a cut and after it: the API takes neighbours of one role as one message."""
+    fact = Fact("remember fact-1-aaaaaaaa = known", "fact-1-aaaaaaaa", "Noted\n\none.")
+    probe = Fact("remember fact-3-cccccccc = known", "fact-3-cccccccc")
+
+    def found(*answers: str) -> str:
+        messages = [("user", fact.text), *(("assistant", text) for text in answers), ("user", probe.text)]
+        body = {"messages": [{"role": role, "content": text} for role, text in messages]}
+        return str(score(Seen("POST", "/", {}, json.dumps(body).encode(), body), [fact], probe, []))
+
+    assert found("Noted", "one.") == found("Noted one.") == "1/1"
+    assert found("Noted") == found("Noted", "two.") == "0/1, 1 lost"
+    assert found("Noted one.", "Noted one.") == "0/1, 1 doubled"
+
+
 def test_a_row_that_was_left_out_says_why() -> None:
     row = rows.ROWS[1]
     results = [RowResult(row, None, why="it has no files")]
