@@ -9,6 +9,7 @@
     ├── NotFound              404 not_found
     ├── MethodNotAllowed      405 method_not_allowed
     ├── SessionBusy           409 session_busy             somebody else is writing this session
+    ├── ApprovalAnswered      409 approval_answered        somebody was quicker, or its time was over
     ├── RequestTooLarge       413 request_too_large
     ├── QueueFull             429 queue_full               `retry_after` in seconds
     ├── RateLimited           429 rate_limited             `retry_after` in seconds: the provider's real reset
@@ -116,6 +117,12 @@ class MethodNotAllowed(ProxyError):
 class SessionBusy(ProxyError):
     status = 409
     code = "session_busy"
+
+
+class ApprovalAnswered(ProxyError):
+    status = 409
+    code = "approval_answered"
+    retries_help = False
 
 
 class RequestTooLarge(ProxyError):

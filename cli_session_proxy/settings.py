@@ -238,6 +238,20 @@ class Profile(BaseModel):
     git_memory: GitMemory | None = None
     window: WindowText | None = None  # how much of a conversation a request shows
     fallbacks: tuple[str, ...] | None = None  # who answers where the model cannot; None: as the settings say
+    # Of its tools (names, or rules such as Bash(git push *)), those that wait for a person's word at each call.
+    approve: tuple[str, ...] = ()
+
+    @model_validator(mode="after")
+    def _somebody_is_asked(self) -> Profile:
+        if self.approve and self.permission_mode not in ("default", "acceptEdits"):
+            raise ValueError(
+                f"approve takes permission_mode default or acceptEdits: with {self.permission_mode} the CLI asks nobody"
+            )
+        names = {tool.partition("(")[0] for tool in self.tools}
+        for tool in self.approve:
+            if tool.partition("(")[0] not in names and not (tool.startswith("mcp__") or "default" in names):
+                raise ValueError(f"approve names {tool!r}, which is not among the profile's tools")
+        return self
 
 
 class Limits(BaseModel):
@@ -354,6 +368,7 @@ class Settings(BaseSettings):
     drain_timeout: float = Field(default=30.0, ge=0)
     lease: float = Field(default=10.0, gt=0)  # how long a proxy that does not respond keeps its agents
     disconnect_grace: float = Field(default=10.0, ge=0)
+    approval_timeout: float = Field(default=600.0, gt=0)  # how long a tool waits for a person's word
     keepalive: float = Field(default=15.0, gt=0)
     lane_limit: int = Field(default=64, ge=1)
     queue_limit: int = Field(default=1024, ge=1)

@@ -6,8 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
-from cli_session_proxy.backends.base import Adoptable, AnswerBlocks, Completed, Event, Execution, Job
+from cli_session_proxy.backends.base import (
+    Adoptable,
+    AnswerBlocks,
+    Completed,
+    Event,
+    Execution,
+    Job,
+    PermissionAsked,
+)
 from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.domain.approvals import Outcome, Verdict
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Usage
 
 RETRY = {
@@ -54,3 +63,20 @@ class Scripted(MemoryBackend):
         execution.say = say
         made: Execution = execution
         return made
+
+
+class Asker:
+    """A backend's side of it: what it asks, and the verdicts that it was told."""
+
+    def __init__(self) -> None:
+        self.told: list[tuple[str, Verdict]] = []
+
+    def asks(self, id: str, tool: str = "Bash", **given: Any) -> PermissionAsked:
+        def answer(verdict: Verdict) -> None:
+            self.told.append((id, verdict))
+
+        return PermissionAsked(id, tool, given or {"command": f"run {id}"}, f"toolu_{id}", None, answer)
+
+    @property
+    def outcomes(self) -> list[tuple[str, Outcome]]:
+        return [(named, verdict.outcome) for named, verdict in self.told]

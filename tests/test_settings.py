@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.settings import CONFIG_FILE, NEUTRAL_SYSTEM_PROMPT, Profile, load
@@ -215,3 +216,24 @@ def test_a_misspelt_profile_stops_the_start() -> None:
     file('profile = "codr"\n[profiles.coder]\n[profiles.writer]')
     with pytest.raises(ConfigError, match=r"unknown profile 'codr': did you mean `coder`\? add \[profiles.codr\]"):
         load()
+
+
+@pytest.mark.parametrize(
+    ("profile", "why"),
+    [
+        ({"approve": ["Bash"]}, "not among the profile's tools"),
+        ({"tools": ["Bash"], "approve": ["Write"]}, "not among the profile's tools"),
+        ({"tools": ["Bash"], "approve": ["Bash"], "permission_mode": "bypassPermissions"}, "the CLI asks nobody"),
+        ({"tools": ["Bash"], "approve": ["Bash"], "permission_mode": "dontAsk"}, "the CLI asks nobody"),
+    ],
+)
+def test_a_profile_whose_tools_would_run_unasked_is_refused(profile: dict[str, Any], why: str) -> None:
+    with pytest.raises(ValidationError, match=why):
+        Profile(**profile)
+
+
+def test_a_profile_may_have_tools_wait_by_name_or_by_rule() -> None:
+    tools = ("Bash", "Write(notes/*)")
+    for approve in (("Bash",), ("Bash(git push *)", "Write"), ("mcp__files__delete",)):
+        assert Profile(tools=tools, approve=approve).approve == approve
+    assert Profile(tools=("default",), approve=("Bash",)).approve == ("Bash",)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
+from ..domain.approvals import Verdict
 from ..domain.client_tools import BroughtResults, Check, ToolOptions
 from ..domain.evidence import CacheMiss, Evidence, RecordsFrom
 from ..domain.lineage import Past
@@ -129,6 +130,26 @@ class ToolActivity:
 
 
 @dataclass(frozen=True, slots=True)
+class PermissionAsked:
+    """A tool, not the client's, waits for a person's word and does not run before it. `id` is the backend's, `agent` a
+    sub-agent's. `answer` brings the word, once; what comes later or again is dropped."""
+
+    id: str
+    tool: str
+    input: JSON
+    call: str | None
+    agent: str | None
+    answer: Callable[[Verdict], None] = field(repr=False, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class PermissionWithdrawn:
+    """The word is not needed any more: the backend has dropped the call."""
+
+    id: str
+
+
+@dataclass(frozen=True, slots=True)
 class Retried:
     """The provider is asked again."""
 
@@ -189,6 +210,8 @@ Event = (
     | AnswerBlocks
     | Abandoned
     | ToolActivity
+    | PermissionAsked
+    | PermissionWithdrawn
     | Retried
     | Compacted
     | Activity

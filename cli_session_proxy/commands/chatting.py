@@ -15,21 +15,24 @@ import json
 import os
 import signal
 import sys
+import termios
 import threading
 import uuid
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 import httpx
 
 from .. import logs
+from ..domain.approvals import OUTCOMES, Decision, Verdict
 from ..domain.models import JSON, BlockDelta, Message, TurnRequest
 from ..engine.engine import Engine
 from ..errors import ProxyError, UpstreamError, from_dict
 from ..export import live as telling
 from ..http.served import served_at
 from ..http.ui import views
+from ..selfcheck.service import SelfChecks
 from ..settings import Settings
 from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
@@ -40,7 +43,7 @@ from .migrating import migrating
 Write = Callable[[str], None]
 
 # Of what a turn does, what somebody in front of a terminal is told.
-WAITING = frozenset({"lane", "lease", "slot", "retry"})
+WAITING = frozenset({"lane", "lease", "slot", "retry", "approval"})
 TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
@@ -50,6 +53,7 @@ HELP = """\
 /rewind [N]    take the last N turns (1) off the path: the next one branches before them
 /show          the newest turn: how it was had, and what was repaired
 /model [NAME]  what answers from now on
+Where a tool waits for your word: y allows it once, t for this turn, n WORDS refuses it and tells the model why.
 A line that ends with a backslash goes on with the next one. Ctrl-C cancels a turn, Ctrl-D leaves.
 Any other line is said as it is.
 """
@@ -66,8 +70,11 @@ class ChatTalk(Protocol):
     def say(self, text: str) -> AsyncGenerator[str, None]:
         """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
 
-    def waits(self) -> AsyncGenerator[str, None]:
-        """What the turn that runs waits for, in words, each time that it is something else. Never raises."""
+    def going(self) -> AsyncGenerator[Sequence[JSON], None]:
+        """What the turns that run do, as `progress` events tell it, each time it is something else. Never raises."""
+
+    async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
+        """Say whether a tool may run. Raises `ProxyError`."""
 
     async def last(self) -> JSON | None:
         """The newest turn with its links, as the dump's rows name their fields. Raises `ProxyError`."""
@@ -97,7 +104,7 @@ async def chat(settings: Settings, owner: str, agent_id: str, model: str | None,
                 if line.split(" ")[0].strip() in COMMANDS:
                     await _command(talk, line, write)
                 elif line.strip():
-                    await _turn(talk, line, write, interrupts)
+                    await _turn(talk, line, write, interrupts, lines if terminal else None)
 
 
 COMMANDS = frozenset({"/help", "/rewind", "/show", "/model"})
@@ -121,9 +128,10 @@ async def _command(talk: ChatTalk, line: str, write: Write) -> None:
         write(f"error: {printable(exc.message)}\n")
 
 
-async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts) -> None:
-    """One question and its answer; Ctrl-C ends it, an error is a line, and the chat goes on after both."""
-    task = asyncio.create_task(_answer(talk, line, write))
+async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts, person: Lines | None) -> None:
+    """One question and its answer; Ctrl-C ends it, an error is a line, and the chat goes on after both. `person`
+    answers where a tool waits; None: nobody is there who could."""
+    task = asyncio.create_task(_answer(talk, line, write, person))
     interrupts.at_turn(task.cancel)
     try:
         await task
@@ -137,13 +145,8 @@ async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts)
         write(f"\nerror: {printable(exc.message)}\n")
 
 
-async def _answer(talk: ChatTalk, line: str, write: Write) -> None:
-    async def tell_waits() -> None:
-        async with aclosing(talk.waits()) as waits:
-            async for words in waits:
-                write(f"  [{printable(words)}]\n")
-
-    waiting = asyncio.create_task(tell_waits())
+async def _answer(talk: ChatTalk, line: str, write: Write, person: Lines | None) -> None:
+    waiting = asyncio.create_task(_watch(talk, write, person))
     try:
         async with aclosing(talk.say(line)) as pieces:
             async for piece in pieces:
@@ -155,6 +158,58 @@ async def _answer(talk: ChatTalk, line: str, write: Write) -> None:
     turn = await talk.last()
     if turn is not None:
         write(_told(turn))
+
+
+async def _watch(talk: ChatTalk, write: Write, person: Lines | None) -> None:
+    """Tell what the turn waits for, and ask the person where a tool waits for a word: one after the other."""
+    told, known = "", set[str]()
+    asking: asyncio.Task[None] | None = None
+    try:
+        async with aclosing(talk.going()) as progress:
+            async for going in progress:
+                words = next((str(one["says"]) for one in going if one["doing"] in WAITING), "")
+                if words and words != told:
+                    write(f"  [{printable(words)}]\n")
+                told = words
+                open_ones = {one["id"]: one for turn in going for one in turn.get("approvals", ())}
+                if asking is not None and not asking.done() and asking.get_name() not in open_ones:
+                    asking.cancel()
+                    write("\n  [answered elsewhere, or over]\n")
+                    asking = None
+                new = [one for name, one in open_ones.items() if name not in known]
+                if person is not None and new and (asking is None or asking.done()):
+                    known.add(new[0]["id"])
+                    asking = asyncio.create_task(_ask(talk, new[0], write, person), name=new[0]["id"])
+    finally:
+        if asking is not None:
+            asking.cancel()
+            await asyncio.wait([asking])
+
+
+DECIDED: Mapping[str, Decision] = {"y": "allow", "yes": "allow", "t": "allow_for_turn", "n": "deny", "no": "deny"}
+
+
+async def _ask(talk: ChatTalk, one: JSON, write: Write, person: Lines) -> None:
+    said = [f"{one['tool']}{' of a sub-agent' if one['sub_agent'] else ''} waits for your word:"]
+    said += [f"  {line}" for line in one["text"].split("\n")]
+    if one["left_out"]:
+        said.append(f"and {one['left_out']} more characters, which the page shows")
+    if one["before"] is not None:
+        said.append("An earlier attempt of this turn was allowed the same: it may have been done already.")
+    write("".join(f"  {printable(line)}\n" for line in said))
+    while True:
+        person.forget()  # what was typed before the question was seen is no answer to it
+        write(f"  may it? y once, t for this turn, n WORDS no {PROMPT}")
+        line = await person.next()
+        if line is None:
+            return
+        given, _, word = line.strip().partition(" ")
+        if (decision := DECIDED.get(given.lower())) is not None and (not word or decision == "deny"):
+            break
+    try:
+        await talk.decide(one["id"], decision, word.strip() or None)
+    except ProxyError as exc:
+        write(f"  error: {printable(exc.message)}\n")
 
 
 def _told(turn: JSON) -> str:
@@ -186,6 +241,8 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
     try:
         await engine.start()
         logs.configure(settings)
+        if any(profile.approve for profile in settings.profiles.values()):
+            await SelfChecks(settings, engine.store, lambda _words: None).recall()  # whether the CLI asks
         yield Here(engine, owner, agent_id, model), "an engine of its own"
     finally:
         await engine.stop()
@@ -220,14 +277,18 @@ class Here:
                 answer.cancel()
             answer.leave()
 
-    async def waits(self) -> AsyncGenerator[str, None]:
-        told = ""
+    async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
+        told: Sequence[JSON] = ()
         while True:
-            going = telling.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
-            if (words := _waits(going)) and words != told:
-                yield words
-            told = words
+            now = telling.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
+            if now != told:
+                yield now
+            told = now
             await asyncio.sleep(LOOK)
+
+    async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
+        verdict = Verdict(OUTCOMES[decision], self._owner, word)
+        await self._engine.approve(self._owner, self._agent_id, approval_id, verdict)
 
     async def rewind(self, to: str) -> JSON:
         return (await self._engine.rewind(self._owner, self._agent_id, to)).as_json()
@@ -265,17 +326,20 @@ class There:
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
 
-    async def waits(self) -> AsyncGenerator[str, None]:
-        told = ""
+    async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
         async with aclosing(progress_of(self._http, self._agent_id)) as progress:
             async for going in progress:
-                if (words := _waits(going)) and words != told:
-                    yield words
-                told = words
+                yield going
+
+    async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
+        await self._post("approve", {"approval": approval_id, "decision": decision, "word": word})
 
     async def rewind(self, to: str) -> JSON:
+        return await self._post("rewind", {"to": to})
+
+    async def _post(self, what: str, body: JSON) -> JSON:
         try:
-            answer = await self._http.post(f"/v1/chains/{self._agent}/rewind", json={"to": to})
+            answer = await self._http.post(f"/v1/chains/{self._agent}/{what}", json=body)
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away") from exc
         if answer.status_code != 200:
@@ -290,11 +354,6 @@ class There:
             raise UpstreamError("the server went away after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
-
-
-def _waits(going: Sequence[JSON]) -> str:
-    """What a turn among these waits for; "" while all go on."""
-    return next((str(one["says"]) for one in going if one["doing"] in WAITING), "")
 
 
 def _error(body: bytes) -> ProxyError:
@@ -318,12 +377,21 @@ class Lines:
         self._loop = asyncio.get_running_loop()
         self._wanted = threading.Semaphore(0)
         self._got: asyncio.Queue[str | None] = asyncio.Queue(1)
+        self._coming: asyncio.Task[str | None] | None = None  # asked for, and perhaps not waited for any more
         threading.Thread(target=self._read, daemon=True, name="chat-input").start()
 
     async def next(self) -> str | None:
-        """The next line without its end; None when there is no more."""
-        self._wanted.release()
-        return await self._got.get()
+        """The next line without its end; None when there is no more. Who is cancelled leaves it to who asks next."""
+        if self._coming is None:
+            self._wanted.release()
+            self._coming = asyncio.create_task(self._got.get())
+        line = await asyncio.shield(self._coming)
+        self._coming = None
+        return line
+
+    def forget(self) -> None:
+        """Drop what a person has typed so far."""
+        termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def _read(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple
 
+from .approvals import Approval
 from .forms import Recorded, Sparse
 from .notes import Note, header
 from .parameters import Name
@@ -188,6 +189,7 @@ class Evidence(Sparse):
     - `other`           what a newer or an older version noted, kept as it is
     - `unmet`           parameters of the request that the turn ran without
     - `cache_miss`      why the provider did not read all of its prompt cache, where it says so
+    - `approvals`       tools of the CLI's that waited for a person's word, of every attempt
     """
 
     brought: Brought | None = None
@@ -214,6 +216,7 @@ class Evidence(Sparse):
     files_at: str | None = None
     cache_miss: CacheMiss | None = None
     shared: bool = False
+    approvals: tuple[Approval, ...] = ()
 
     @property
     def told(self) -> tuple[Note, ...]:

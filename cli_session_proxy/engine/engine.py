@@ -23,6 +23,7 @@ from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
 from ..backends.base import Backend, Counts, ProcessHooks, Program
+from ..domain.approvals import Approval, Verdict
 from ..domain.lineage import answer_text
 from ..domain.models import (
     ANSWERED,
@@ -56,6 +57,7 @@ from ..stores.auto import registry_for, store_for
 from ..stores.base import Accepted, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
+from .approvals import Question
 from .budgets import Budgets
 from .committing import CommitOrder, Committed, commit, history
 from .executor import Checks, Ends, Executor, Observer, adopt, not_run
@@ -738,6 +740,47 @@ class Engine:
         # One that was being committed is whole, and stays.
         found = [await self.store.turn(turn.id) for turn in going]
         return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
+
+    async def approve(self, owner: str, agent_id: str, approval_id: str, verdict: Verdict) -> Approval:
+        """A person's word on a tool that waits for it; returns when the CLI was told. This is the one way to answer.
+
+        Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` for one that waits at another proxy, and `SessionBusy` where
+        that one cannot be reached from here.
+        """
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
+        if ended is not None:
+            log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
+            return ended
+        for turn in await self.store.waiting(agent.key):
+            if turn.status == "running" and any(one.id == approval_id for one in turn.evidence.approvals):
+                if self.passing is not None:
+                    await self.passing.to_turn(turn)
+                raise SessionBusy("this waits at another proxy, which cannot be reached from here: answer it there")
+        raise NotFound(
+            f"no tool of this agent waits under {approval_id!r}: its turn has ended, or its proxy", param="approval"
+        )
+
+    def asked(self, owner: str) -> list[Question]:
+        """The tools that wait here for this owner's word, the first first."""
+        return self._executor.approvals.of(owner)
+
+    async def asked_elsewhere(self, owner: str) -> list[tuple[Agent, Turn, Approval]]:
+        """Those that wait at other proxies of this cluster, as the store knows them."""
+        if self.passing is None or ORIGIN.get() == "forwarded":
+            return []
+        found = []
+        async for turn in self.store.unfinished():
+            open_ones = [one for one in turn.evidence.approvals if one.outcome is None]
+            if turn.instance == self._instances.id or not open_ones or turn.status != "running":
+                continue
+            agent = await self.store.agent_by_key(turn.agent_key)
+            if agent is not None and agent.owner == owner:
+                now = len(turn.attempts)  # one of an attempt before waits no longer
+                found += [(agent, turn, one) for one in open_ones if one.attempt == now]
+        return found
 
     async def commit(self, owner: str, agent_id: str, wanted: CommitOrder) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""

@@ -29,12 +29,15 @@ from ..backends.base import (
     Execution,
     Job,
     Lost,
+    PermissionAsked,
+    PermissionWithdrawn,
     Refused,
     Remedy,
     Retried,
     ToolActivity,
 )
 from ..domain import lineage, structured
+from ..domain.approvals import Approval
 from ..domain.client_tools import BroughtResults, Offers, ToolOptions, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
@@ -71,6 +74,7 @@ from ..settings import Settings
 from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart, TurnWords
 from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
 from . import fallbacks
+from .approvals import Approvals, Asking
 from .budgets import BudgetsOf
 from .live import LiveTurn, Requested, cancelled, said, with_end
 from .ownership import Instances, Ownership
@@ -84,6 +88,8 @@ ATTEMPTS = 2
 # Events that show that no tool runs any more and that the provider answers. A tuple, because a union would be made
 # anew for each event.
 SIGNS_OF_LIFE = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
+# What may take long behind them is not silence.
+MAY_TAKE_LONG = (ToolActivity, PermissionAsked)
 
 T = TypeVar("T")
 
@@ -211,6 +217,7 @@ class Executor:
         self._budgets = budgets
         # Why a turn ends at its deadline.
         patience = f"{settings.turn_timeout:g} s"
+        self.approvals = Approvals()
         self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
 
     async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
@@ -516,9 +523,19 @@ class Executor:
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
         silent = f"nothing came from {exchange.who} for {idle:g} s; send it again, or raise idle_timeout"
-        async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit:
+        asking = Asking(
+            self.approvals,
+            attempt.live,
+            attempt.agent,
+            note=partial(self._note_approval, attempt),
+            own=self._own,
+            earlier=attempt.evidence.approvals,
+            timeout=self.settings.approval_timeout,
+        )
+        async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit, asking:
             async for event in heard:
-                limit.move(deadline if isinstance(event, ToolActivity) else clock_of() + idle)
+                waits = isinstance(event, MAY_TAKE_LONG) or asking.is_open
+                limit.move(deadline if waits else clock_of() + idle)
                 if isinstance(event, SIGNS_OF_LIFE):
                     attempt.live.goes_on()
                 match event:
@@ -544,6 +561,10 @@ class Executor:
                         attempt.tools.append({**event.entry, "at": attempt.live.now()})
                         if event.entry.get("type") == "tool_use":
                             attempt.live.does("tool", {"name": event.entry.get("name")})
+                    case PermissionAsked() if not cut:
+                        asking.ask(event)
+                    case PermissionWithdrawn():
+                        asking.withdraw(event.id)
                     case Retried():
                         attempt.retries.append({**event.detail, "at": attempt.live.now()})
                         attempt.live.does("retry", event.detail)
@@ -552,6 +573,14 @@ class Executor:
                     case _:
                         pass
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))
+
+    async def _note_approval(self, attempt: Attempt, approval: Approval) -> None:
+        """Store a request with its turn, in the place of what was stored of it before. Raises `StoreUnavailable` and
+        `LeaseLost`."""
+        others = [one for one in attempt.evidence.approvals if one.id != approval.id]
+        attempt.evidence = replace(attempt.evidence, approvals=(*others, approval))
+        attempt.live.evidence = attempt.evidence
+        await self.store.note(attempt.lease, attempt.live.turn.id, attempt.evidence)
 
     # --- 5, 6: commit and acknowledge
 

@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any, Literal
 
 from .. import errors, logs
+from ..domain.approvals import Waiting
 from ..domain.models import (
     JSON,
     Block,
@@ -41,9 +42,9 @@ TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", 
 # else so far; that one notes whether it arrived. `left`: all have left without it, perhaps while it is being made.
 Handover = Literal["arrived", "passed on", "left"]
 # What a turn does, or waits for: the turn before it, another proxy that holds the agent, a free slot; a session that is
-# made ready; the model's first word, its next ones, a tool of the CLI's, the time at which the provider is asked again;
-# the commit.
-Doing = Literal["lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "retry", "storing"]
+# made ready; the model's first word, its next ones, a tool of the CLI's, a person's word on one, the time at which the
+# provider is asked again; the commit.
+Doing = Literal["lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "approval", "retry", "storing"]
 # The step that was reached last, and what follows it.
 _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
@@ -71,7 +72,8 @@ class Requested:
 class Progress:
     """A turn that waits or runs here, for somebody who watches: what it does since when, with the data of that.
 
-    `text` is the end of the answer as far as it was said, secrets and all, behind `skipped` characters of it.
+    `text` is the end of the answer as far as it was said, secrets and all, behind `skipped` characters of it. `asking`:
+    tools that wait for a person's word.
     """
 
     turn: Turn
@@ -80,6 +82,7 @@ class Progress:
     detail: JSON
     text: str
     skipped: int
+    asking: tuple[Waiting, ...] = ()
 
 
 @dataclass(slots=True)
@@ -129,6 +132,7 @@ class LiveTurn:
         self.accepted_at = clock()
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
         self._tail = _Tail()
+        self.asking: dict[str, Waiting] = {}  # by id
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
         self.requested: Requested | None = None
@@ -291,7 +295,8 @@ class LiveTurn:
         """Looks only: who watches is no client."""
         self._tail.follow(self._events)
         what, since, detail = self._doing
-        return Progress(self.turn, what, since, detail, self._tail.text, self._tail.length - len(self._tail.text))
+        skipped = self._tail.length - len(self._tail.text)
+        return Progress(self.turn, what, since, detail, self._tail.text, skipped, tuple(self.asking.values()))
 
     @property
     def timings(self) -> JSON:

@@ -90,6 +90,9 @@ def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
         yield Brief("retry", f"{count(len(before), 'attempt')} failed; asked again.")
     if evidence.retries or evidence.cuts:
         yield Brief("retry", f"The provider failed {_times(len(evidence.retries) + len(evidence.cuts))}; asked again.")
+    if evidence.approvals:
+        allowed = sum(one.outcome in ("allowed", "allowed_for_turn") for one in evidence.approvals)
+        yield Brief("note", f"{count(len(evidence.approvals), 'tool')} waited for a person: {allowed} allowed.")
     if evidence.left_off:
         yield Brief("note", "An answer that never reached its client is left out.")
     if evidence.compacted:

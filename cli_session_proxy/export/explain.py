@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..backends.base import Program
+from ..domain.approvals import Approval, Outcome
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
     JSON,
@@ -161,6 +162,7 @@ _AS_THEY_ARE = (
     "notes",
     "refusal",
     "recalled",
+    "approvals",
 )
 
 
@@ -250,6 +252,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         said.append(_cuts(evidence.cuts))
     if evidence.refusal is not None:
         said.append(f"{evidence.refusal.words} This turn is left out; the next starts from the one before it.")
+    said += _approvals(evidence.approvals)
     if evidence.settled:
         said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.cache_miss is not None:
@@ -373,6 +376,8 @@ def doing(what: Doing, detail: JSON) -> str:
     match what:
         case "slot":
             return f"waits for a free process: {detail.get('slots')} turns run already"
+        case "approval":
+            return f"waits for a person's word: may {detail.get('name') or 'a tool'} run?"
         case "tool":
             return f"runs {detail.get('name') or 'a tool'}"
         case "retry":
@@ -426,6 +431,29 @@ def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
             f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
             "know of it."
         )
+
+
+def _approvals(asked: Sequence[Approval]) -> Iterator[str]:
+    """One sentence each; of many the last ones."""
+    left_out = len(asked) - MOST_APPROVALS
+    if left_out > 0:
+        yield f"{count(left_out, 'earlier request')} for a person's word."
+    for one in asked[-MOST_APPROVALS:]:
+        said = f"{one.tool} ({one.asked}) waited for a person's word: {_OUTCOMES.get(one.outcome, _NOT_KNOWN)}"
+        said += f" by {one.by}" if one.by is not None else ""
+        yield f"{said}, who said: {one.word}" if one.by is not None and one.word else f"{said}."
+
+
+MOST_APPROVALS = 10
+_NOT_KNOWN = "this version does not know what became of it"
+_OUTCOMES: Mapping[Outcome | None, str] = {
+    None: "nobody has answered",
+    "allowed": "it was allowed once",
+    "allowed_for_turn": "it was allowed for the turn",
+    "denied": "it was refused",
+    "timed_out": "nobody answered in time, and it was refused",
+    "withdrawn": "the CLI did not need the word any more, and did not run it",
+}
 
 
 def _repaired(detail: JSON) -> str:

@@ -12,6 +12,7 @@ from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
 from ..errors import printable
 from . import explain, shown
+from .asked import asked
 from .explain import MARKED_REASONS
 from .schema import TurnDump
 from .words import time
@@ -38,7 +39,7 @@ def event(happened: Happened, told: TurnDump) -> str:
 
 def progress(going: Sequence[Progress]) -> list[JSON]:
     """The turns that wait or run: what each does since when (UTC seconds), and the end of its answer so far, without
-    secrets, behind `skipped` characters."""
+    secrets, behind `skipped` characters; and the tools that wait for a person's word."""
     return [
         {
             "turn_id": one.turn.id,
@@ -48,6 +49,7 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
             "since": one.since,
             "text": ending(redact.text(one.text), TAIL),
             "skipped": one.skipped,
+            "approvals": [asked(waiting) for waiting in one.asking],
         }
         for one in going
     ]

@@ -23,6 +23,7 @@ from pydantic import (
     create_model,
 )
 
+from ..domain.approvals import Approval
 from ..domain.evidence import CacheMiss, Evidence, Repair, StreamCut
 from ..domain.forms import Recorded
 from ..domain.limits import MODEL, TURN_ID, UUID, VERSION
@@ -166,6 +167,7 @@ _shape(Message, content=list[Block])
 _shape(Placed, rule=str | None)
 _shape(Note, code=Word)
 _shape(CacheMiss, reason=Word)
+_shape(Approval, outcome=Word | None)
 _shape(Fallback, asked=Model, model=Model, why=Word)
 _shape(Parameters, seed=int | None)
 _OPTIONS: Any = _shape(TurnOptions, metadata=dict[str, str | int | float | bool], tool_choice=_shape(ToolChoice) | None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING
@@ -11,14 +12,15 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 
+from ..domain.approvals import DECISIONS, LONGEST_WORD, OUTCOMES, Verdict
 from ..domain.models import JSON, Agent
 from ..engine.committing import CommitOrder
 from ..engine.engine import Engine
 from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
+from ..export import asked, shown
 from ..export import live as telling
-from ..export import shown
 from ..export.formats import FORMATS
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
@@ -55,6 +57,15 @@ CANCEL: JSON = {
     "type": "object",
     "properties": {"turn": {"type": "string", "description": "one that waits or runs; without it all of the agent's"}},
 }
+APPROVE = b"/approve"
+APPROVED: JSON = {
+    "type": "object", "required": ["approval", "decision"],
+    "properties": {
+        "approval": {"type": "string", "description": "the id of what waits"},
+        "decision": {"enum": list(DECISIONS)},
+        "word": {"type": "string", "maxLength": LONGEST_WORD, "description": "with deny: what the model is told"},
+    },
+}  # fmt: skip
 COMMIT = b"/commit"
 COMMITTED: JSON = {
     "type": "object",
@@ -67,6 +78,7 @@ COMMITTED: JSON = {
     },
 }  # fmt: skip
 COMMIT_LIMIT = 16 * 1024
+APPROVE_LIMIT = 16 * 1024
 REWIND_LIMIT = 4096  # bytes of its body, and of a cancellation's
 # Seconds between two looks at a running turn: a text that moves so often reads as live.
 WATCHED = 0.1
@@ -114,6 +126,9 @@ class Routes:
         add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, About(body=REWIND))
         add(app, "POST", "/v1/chains/{agent_id:path}/cancel", self.cancel, About(body=CANCEL))
         add(app, "POST", "/v1/chains/{agent_id:path}/commit", self.commit, About(body=COMMITTED))
+        add(app, "POST", "/v1/chains/{agent_id:path}/approve", self.approve, About(body=APPROVED))
+        add(app, "GET", "/v1/approvals", self.approvals)
+        add(app, "GET", "/v1/approvals/events", self.approval_events, About(media=(EVENT_STREAM,)))
         add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
         add(app, "GET", "/healthz", self.healthz)
         add(app, "GET", "/readyz", self.readyz)
@@ -250,6 +265,52 @@ class Routes:
         agent_id = _agent_in_path(request, STOP)
         ended = await self._engine.cancel(owner_of(request), agent_id, turn)
         return {"object": "chain.cancelled", "agent_id": agent_id, "cancelled": ended}
+
+    async def approvals(self, request: Request) -> JSON:
+        """The tools that wait for this owner's word."""
+        enabled = any(profile.approve for profile in self._settings.profiles.values())
+        return {"object": "list", "enabled": enabled, "data": await self._asked(owner_of(request))}
+
+    async def approval_events(self, request: Request) -> Response:
+        """Server-sent events: `approvals` with the same list, at once and each time that it is another one."""
+        request.scope["state"]["held"].stream()
+        return StreamingResponse(self._asked_texts(owner_of(request)), media_type="text/event-stream")
+
+    async def _asked(self, owner: str) -> list[JSON]:
+        """Those that wait here; of those at other proxies what the store knows."""
+        told = [
+            {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **asked.asked(one.waiting, most=None)}
+            for one in self._engine.asked(owner)
+        ]
+        for agent, turn, approval in await self._engine.asked_elsewhere(owner):
+            told.append({"agent_id": agent.agent_id, "turn_id": turn.id, **asked.elsewhere(approval)})
+        return told
+
+    async def _asked_texts(self, owner: str) -> AsyncIterator[bytes]:
+        told: list[JSON] | None = None
+        quiet = time.monotonic()
+        while self._engine.ready:
+            now = await self._asked(owner)
+            if now != told or time.monotonic() - quiet > self._settings.keepalive:
+                quiet = time.monotonic()
+                yield b": alive\n\n" if now == told else asked.event(now).encode("utf-8", "replace")
+                told = now
+            await asyncio.sleep(POLL)
+
+    async def approve(self, request: Request) -> JSON:
+        """A person's word on a tool that waits for it: the first one holds."""
+        body = parse_body(await read_body(request, APPROVE_LIMIT))
+        named = required(body, "approval", str, "the id of what waits")
+        decision, word = body.get("decision"), body.get("word")
+        if decision not in DECISIONS:
+            raise InvalidRequest(f"decision must be one of {', '.join(DECISIONS)}", param="decision")
+        if word is not None and (not isinstance(word, str) or len(word) > LONGEST_WORD or decision != "deny"):
+            raise InvalidRequest(f"word takes {LONGEST_WORD} characters, and goes with deny", param="word")
+        owner, agent_id = owner_of(request), _agent_in_path(request, APPROVE)
+        verdict = Verdict(OUTCOMES[decision], owner, word)
+        ended = await self._engine.approve(owner, agent_id, named, verdict)
+        about: JSON = {"object": "chain.approval", "agent_id": agent_id}
+        return about | {"approval": ended.id, "tool": ended.tool, "outcome": ended.outcome}
 
     async def commit(self, request: Request) -> JSON:
         """Write the attempt into the repository that the profile of its turns names. No request names one."""

@@ -19,14 +19,17 @@ from turnfault.provider.seen import Seen
 from ..backends.base import Called
 from ..backends.claude import transcript
 from ..backends.claude.process.child import Launch
+from ..backends.claude.process.events import Asks
 from ..backends.claude.process.observed import Name, Observation
 from ..backends.claude.process.parameters import EXTRA_BODY, MAX_TOKENS
 from ..backends.claude.process.process import ClaudeProcess
 from ..backends.claude.sessions.reopening import closing
 from ..backends.claude.transcript import Entry, Scribe
+from ..domain.approvals import Verdict
 from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
+from ..settings import Profile
 from .comparing import Said, difference, said_by, said_in
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
@@ -38,6 +41,7 @@ TAKEN_BACK, INSTEAD, RESUMED = "check-taken-back", "check-instead", "check-resum
 SHOWN, LOOKED_UP, WRITTEN, AHEAD = "check-shown", "check-looked-up", "check-written", "check-ahead"
 ANOTHER_SYSTEM = "You are being checked anew."
 STOP_AT, TOKENS = "check-stop", 1234
+FORBIDDEN, ALLOWED, REASON = "check-forbidden", "check-allowed", "check-reason"
 OFFERS = Offers.of((Tool("lookup", "Looks a word up.", {"properties": {"word": {"type": "string"}}}),))
 CALL: Block = {"type": "tool_use", "id": "toolu_check", "name": cli_name("lookup"), "input": {"word": "teal"}}
 FOUND = "check-found"
@@ -94,6 +98,7 @@ async def play(stage: Stage) -> None:
     last = await _running(stage)
     await _resumed(stage, last or first)
     await _ahead(stage)
+    await _asked(stage)
 
 
 # --- the first turn of a session, as the CLI is driven by its version
@@ -438,3 +443,28 @@ async def _ahead(stage: Stage) -> None:
         path, since = stage.transcript_of(process.launch), time.time() - AGO
         if await until(lambda: stage.projects.written(process.cwd, path, since).exists(), LATE) is None:
             raise Differs(f"it took a session, and wrote {', '.join(stage.written())}")
+
+
+# --- a tool that waits for a person
+
+
+async def _asked(stage: Stage) -> None:
+    """It asks although its mode would let it write, does nothing where it may not, and does it where it may."""
+    profile = Profile(tools=("Write",), approve=("Write",), permission_mode="acceptEdits")
+    launch = replace(stage.launch(stage.hopeful, "asked"), profile=profile)
+    async with stage.observing("can_use_tool"), stage.running(launch) as process:
+        for prompt, verdict in (
+            (FORBIDDEN, Verdict("denied", "check", REASON)),
+            (ALLOWED, Verdict("allowed", "check")),
+        ):
+            file = launch.cwd / prompt
+            stage.upstream.when(prompt, ToolUse([("Write", {"file_path": str(file), "content": prompt})]))
+            turn = await stage.turn(process, prompt, verdict=verdict)
+            if [event.tool for event in turn.events if isinstance(event, Asks)] != ["Write"]:
+                raise Differs("it did not ask once before it wrote a file")
+            if file.exists() != verdict.allows:
+                raise Differs(
+                    f"the answer was {verdict.outcome}, and it {'wrote' if file.exists() else 'did not write'}"
+                )
+            if not verdict.allows and REASON not in str(said_in(turn.request)[-1:]):
+                raise Differs(f"the model was not told why: {said_in(turn.request)[-1:]}")

@@ -29,8 +29,10 @@ log = logs.get(__name__)
 
 Say = Callable[[str], None]
 
-# The finding that says that a check has ended; who has claimed it is checking. Longer (seconds) than two runs take.
-RUN = "run"
+# The finding that says that a check has ended. It gets another name where there is more to look for: what an earlier
+# version of this program checked is checked again.
+RUN = "run 2"
+# Who has claimed a check has so long for it, in seconds: longer than two runs take.
 CLAIM = 180.0
 # How often it is looked whether another proxy's check has ended, and what a store that does not answer is given.
 AGAIN = 5.0
@@ -77,7 +79,7 @@ class SelfChecks:
     # ---
 
     async def run(self) -> None:
-        await self._recall()
+        await self.recall()
         with capability.listening(self):
             while True:
                 try:
@@ -95,7 +97,7 @@ class SelfChecks:
                 except StoreUnavailable as exc:
                     log.warning("self_check_not_kept", error=exc.message)
 
-    async def _recall(self) -> None:
+    async def recall(self) -> None:
         """Apply what the store knows of the files that were seen on this host."""
         try:
             found = await self._store.findings()

@@ -22,10 +22,11 @@ from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.child import Launch
-from ..backends.claude.process.events import AssistantMessage, CliEvent, ProcessDied, Result
+from ..backends.claude.process.events import Asks, AssistantMessage, CliEvent, ProcessDied, Result
 from ..backends.claude.process.guardian import Guardian
 from ..backends.claude.process.observed import NAMES, Name, Observation, Observed, Outcome
 from ..backends.claude.process.process import ClaudeProcess
+from ..domain.approvals import Verdict
 from ..domain.client_tools import ToolPolicy
 from ..domain.models import JSON, Block, BlockDelta
 from ..errors import ClaudeUnavailable, ProxyError
@@ -193,8 +194,12 @@ class Stage:
         results: Mapping[str, JSON] | None = None,
         frame_uuid: str | None = None,
         may_fail: bool = False,
+        verdict: Verdict | None = None,
     ) -> StageTurn:
-        """One prompt, or the results that it waits for, and what follows. Raises `Differs` where that is an error."""
+        """One prompt, or the results that it waits for, and what follows. Raises `Differs` where that is an error.
+
+        `verdict` answers whether a tool may run.
+        """
         blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
         turn = StageTurn(frame_uuid or str(uuid.uuid4()))
         before = len(self.upstream.requests)
@@ -203,6 +208,8 @@ class Stage:
             async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as heard:
                 async for event in heard:
                     turn.events.append(event)
+                    if isinstance(event, Asks) and verdict is not None:
+                        process.permit(event, verdict)
 
         await self.bounded(process, told())
         turn.requests = self.upstream.requests[before:]

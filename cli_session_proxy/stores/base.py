@@ -571,6 +571,9 @@ class Turns(Protocol):
         once, a power cut a moment later.
         """
 
+    async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
+        """Replace what a running turn has to show. It survives a power cut before this returns."""
+
     async def commit(self, commit: Commit) -> Turn:
         """One transaction for all that a finished turn changes, with what its budgets have spent. Returns the turn as
         stored."""

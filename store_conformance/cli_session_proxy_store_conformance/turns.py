@@ -6,6 +6,7 @@ import asyncio
 import json
 from dataclasses import replace
 
+from cli_session_proxy.domain.approvals import Approval
 from cli_session_proxy.domain.evidence import Brought, Evidence, Repair, StreamCut
 from cli_session_proxy.domain.models import (
     Block,
@@ -131,6 +132,25 @@ async def a_failed_commit_leaves_nothing(factory: StoreFactory) -> None:
         assert chain is not None
         assert (chain.agent.head, chain.sessions, chain.links) == (None, (), ())
         assert (await store.commit(a_commit(turn, agent))).status == "completed"
+
+
+async def what_a_running_turn_has_to_show_is_there_before_it_ends_and_after_it_failed(factory: StoreFactory) -> None:
+    async with opened(factory) as store, opened(factory) as other:
+        agent = await an_agent(store)
+        turn = await store.accept(a_turn(agent, "t1"))
+        lease = a_begin(turn).lease
+        assert await raised(store.note(lease, "t1", Evidence(left_off="t0"))) is not None  # it waits
+        await store.begin(a_begin(turn))
+        before = await turn_of(store, "t1")
+        noted = Evidence(approvals=(Approval("appr_1", "Bash", AWKWARD, 12.5),))
+        await store.note(lease, "t1", noted)
+        assert await turn_of(other, "t1") == replace(before, evidence=noted)
+        failed = await store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0, lease=lease)
+        assert failed.evidence == noted
+        assert await raised(store.note(lease, "t1", Evidence())) is not None
+        assert await raised(store.note(lease, "t9", Evidence())) is not None
+        await complete(store, agent, "t2")
+        assert await raised(store.note(lease, "t2", noted)) is not None
 
 
 async def an_acknowledged_turn_is_not_written_over(factory: StoreFactory) -> None:

@@ -9,6 +9,7 @@ import asyncio
 from dataclasses import replace
 from typing import Protocol
 
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import Granted, Lease, LeaseHeld, Proxy, Store
@@ -130,6 +131,7 @@ async def a_paused_holder_that_wakes_up_writes_nothing_over_its_successor(factor
         for write in (
             paused.begin(a_begin(turn, lease=stale)),
             paused.commit(a_commit(turn, agent, session="s9", output=(), lease=stale)),
+            paused.note(stale, turn.id, Evidence(left_off="t0")),
             paused.fail(turn.id, "failed", {"code": "x"}, (), {}, 20.0, lease=stale),
             paused.adopt(stale, theirs, session, []),
         ):

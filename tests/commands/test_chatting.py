@@ -16,6 +16,8 @@ from pathlib import Path
 import httpx
 
 from cli_session_proxy.commands.chatting import COMMANDS, Interrupts, There, _turn, printable
+from cli_session_proxy.domain.approvals import Verdict
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import Server, create_app
@@ -24,7 +26,9 @@ from turnfault.provider.script import Fail, HeldReply, Reply
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
+from ..scripted import Asker, Scripted, delta
 from ..talking import ask, heard, running
+from ..until import until
 
 SOON = 30.0
 
@@ -258,6 +262,62 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
             await task
 
 
+async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSettings) -> None:
+    asker = Asker()
+    backend = Scripted(
+        [
+            asker.asks("r1", command="ls\n\x1b[2J -l"), None,
+            asker.asks("r2", "Write", file_path="/f", content="x"), None,
+            asker.asks("r3"), None, delta("All done."),
+        ]
+    )  # fmt: skip
+    settings = make_settings()
+    engine = Engine(settings, backend=backend)
+    await engine.start()
+    listener = bind(settings)
+    server = Server(create_app(engine, settings), settings)
+    with listener, announced(settings.var, listener):
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.ready.wait()
+        async with chatting(settings, "--agent-id", "a") as terminal:
+            await terminal.see("› ")
+            terminal.type("do it\n")
+            await terminal.see("[waits for a person's word: may Bash run?]")
+            shown = await terminal.see("may it? y once, t for this turn, n WORDS no › ")
+            assert "Bash waits for your word:" in shown
+            assert "ls\r\n    \N{REPLACEMENT CHARACTER}[2J -l" in shown
+            terminal.type("\n")  # that is no answer
+            await terminal.see("may it?")
+            terminal.type("yes please\n")  # nor is that
+            await terminal.see("may it?")
+            await terminal.see("› ")
+            assert asker.told == []
+            terminal.type("y\n")
+            await until(lambda: len(asker.told) == 1)
+            backend.go.release()
+            await terminal.see("+x")
+            await terminal.see("no › ")
+            terminal.type("n put it elsewhere\n")
+            await until(lambda: len(asker.told) == 2)
+            backend.go.release()
+            await terminal.see("Bash waits for your word:")
+            await terminal.see("no › ")
+            (question,) = engine.asked("local")
+            await engine.approve("local", "a", question.waiting.approval.id, Verdict("allowed", "local"))
+            await terminal.see("[answered elsewhere, or over]")
+            backend.go.release()
+            await terminal.see("All done.")
+            await terminal.see("› ")
+            terminal.type("\x04")
+            assert await left(terminal) == 0
+        server.should_exit = True
+        await task
+    await engine.stop()
+    assert [(verdict.outcome, verdict.word) for _, verdict in asker.told] == [
+        ("allowed", None), ("denied", "put it elsewhere"), ("allowed", None),
+    ]  # fmt: skip
+
+
 async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() -> None:
     def serve(request: httpx.Request) -> httpx.Response:
         if request.method == "GET":
@@ -267,7 +327,7 @@ async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() 
     written: list[str] = []
     async with httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x") as http:
         with Interrupts() as interrupts:
-            await _turn(There(http, "a", "sonnet"), "hello", written.append, interrupts)
+            await _turn(There(http, "a", "sonnet"), "hello", written.append, interrupts, None)
     assert "".join(written) == "Hi\n\nerror: the server went away after its answer\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cli_session_proxy.backends.base import Retried
-from cli_session_proxy.commands.chatting import ChatTalk, Here, There
+from cli_session_proxy.commands.chatting import ChatTalk, Here, There, _watch
 from cli_session_proxy.commands.following import show_progress
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
@@ -55,18 +55,13 @@ async def test_chat_tells_what_a_turn_waits_for_once(tmp_path: Path, over: str) 
             async with aclosing(talk.say("hello")) as pieces:
                 said.extend([piece async for piece in pieces])
 
-        async def hear() -> None:
-            async with aclosing(talk.waits()) as waits:
-                async for words in waits:
-                    told.append(words)
-
         # as a first line does: the agent is not there yet
-        hearing = asyncio.create_task(hear())
+        hearing = asyncio.create_task(_watch(talk, told.append, None))
         speaking = asyncio.create_task(speak())
         await backend.reached.acquire()
         backend.go.release()
         await backend.reached.acquire()
-        await until(lambda: WAITS in told)
+        await until(lambda: f"  [{WAITS}]\n" in told)
         backend.go.release()
         await backend.reached.acquire()
         backend.go.release()
@@ -74,7 +69,7 @@ async def test_chat_tells_what_a_turn_waits_for_once(tmp_path: Path, over: str) 
         hearing.cancel()
         await asyncio.wait([hearing])
         assert "".join(said) == "The end."
-        assert told.count(WAITS) == 1
+        assert told.count(f"  [{WAITS}]\n") == 1
 
 
 async def test_follow_draws_the_words_of_a_running_turn_and_takes_them_away(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@
 
 It reads requests from stdin, one JSON object a line: {"say": […], "die": bool, …} with further fields of the request
 ("tools" as JSON), and answers with one JSON object a line. What is said are texts.
-One request after the other; with {"wait": false} the next is read at once.
+One request after the other; with {"wait": false} the next is read at once. {"decide": DECISION} answers the next tool
+that waits for a person. With a profile that has `approve`, the CLI is taken to have passed its self-check.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import os
 import signal
 import sys
 import threading
+from pathlib import Path
 from typing import Any
 
 import structlog
@@ -24,13 +26,16 @@ import uvloop
 
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
+from cli_session_proxy.domain.approvals import OUTCOMES, Decision, Verdict
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql.store import SqlStore
+from tests.clis import checked
 from tests.macos import like_macos
 from tests.talking import request, text
+from tests.until import until
 
 # step -> the method it is at, and whether it is before or after it
 STEPS: dict[str, tuple[type, str, bool]] = {
@@ -40,6 +45,11 @@ STEPS: dict[str, tuple[type, str, bool]] = {
     "after result": (Sessions, "capture", True),
     "before commit": (SqlStore, "commit", True),
     "before acknowledge": (SqlStore, "commit", False),
+}
+# Of a turn in which a tool waits for a person.
+WORDS: dict[str, tuple[type, str, bool]] = {
+    "after the word is stored": (ClaudeProcess, "permit", True),
+    "after the word is sent": (ClaudeProcess, "permit", False),
 }
 armed = False
 
@@ -78,6 +88,13 @@ async def answered(engine: Engine, order: dict[str, Any]) -> None:
     print(json.dumps(said), flush=True)
 
 
+async def decided(engine: Engine, decision: Decision) -> None:
+    await until(lambda: bool(engine.asked("local")))
+    (question,) = engine.asked("local")
+    verdict = Verdict(OUTCOMES[decision], "local")
+    await engine.approve("local", question.agent.agent_id, question.waiting.approval.id, verdict)
+
+
 async def main() -> None:
     global armed
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
@@ -85,9 +102,13 @@ async def main() -> None:
     if told["like"] == "macos":
         like_macos()
     if told["die_at"] is not None:
-        owner, name, before = STEPS[told["die_at"]]
+        owner, name, before = (STEPS | WORDS)[told["die_at"]]
         deadly(owner, name, before=before)
-    engine = Engine(Settings(**told["settings"]))
+    settings = Settings(**told["settings"])
+    if any(profile.approve for profile in settings.profiles.values()):
+        assert settings.claude_bin is not None
+        await checked(settings.claude_bin, Path.cwd())
+    engine = Engine(settings)
     await engine.start()
     stop = asyncio.Event()
     if told["runs"] != "thread":  # where signals are not handled
@@ -102,7 +123,8 @@ async def main() -> None:
             break
         order = json.loads(reading.result())
         armed, wait = order.pop("die", False), order.pop("wait", True)
-        asked.append(asyncio.create_task(answered(engine, order)))
+        decision: Decision | None = order.pop("decide", None)
+        asked.append(asyncio.create_task(answered(engine, order) if decision is None else decided(engine, decision)))
         if wait:
             await asked[-1]
     stopped.cancel()

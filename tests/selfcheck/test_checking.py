@@ -43,9 +43,10 @@ CHANGES: dict[str, set[str]] = {
     "lies:rewind_conversation": {"rewind_conversation"},
     "silent:rewind_conversation": {"rewind_conversation"},
     "lies:claim_session": {"claim_session"},
+    "unasked": {"can_use_tool"},
 }
 # Each costs five seconds of a processor: of every kind of change one is always looked at.
-ALWAYS = {"no option", "broken parents", "lies:set_model"}
+ALWAYS = {"no option", "broken parents", "lies:set_model", "unasked"}
 
 
 def failed(report: Report) -> set[str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from cli_session_proxy.backends.memory import MemoryBackend
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import JSON, Agent, Delivery, Session, Status, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
@@ -81,6 +82,10 @@ class DictStore:
         attempts, system = (*turn.attempts, begun.attempt), begun.system or turn.system
         told = _shared(begun) | {"system": system, "instance": begun.instance or turn.instance}
         self._keep(replace(turn, **told | {"status": "running", "attempts": attempts}))
+
+    async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
+        self._check(lease)
+        self._keep(replace(self.kept[turn_id], evidence=evidence))
 
     async def commit(self, commit: Commit) -> Turn:
         self._check(commit.lease)

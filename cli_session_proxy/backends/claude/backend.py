@@ -52,7 +52,7 @@ from ..base import (
     TakenOver,
 )
 from . import transcript
-from .process import capability, environment, events, failures
+from .process import capability, environment, events, failures, permissions
 from .process.child import end_left
 from .process.observed import mismatches
 from .process.pool import STALE, Pool
@@ -226,6 +226,9 @@ class _ClaudeExecution:
         self._total: float | None = None  # what the CLI says that the session has cost
         self._interrupted = False
         self._truncated: events.Truncated | None = None
+        self._listed = permissions.listed(job.profile)
+        self._unasked: set[str] = set()  # calls of these
+        self._asked: set[str | None] = set()  # calls that a person was asked for
         self._plain = job.turn.id in backend._full
         self._sound = not self._plain  # nothing speaks against the process
 
@@ -241,7 +244,16 @@ class _ClaudeExecution:
                         yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
                         continue
                     match event:
-                        case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.ToolActivity():
+                        case base.ToolActivity():
+                            self._check_asked(event.entry)
+                            yield event
+                        case events.Asks():
+                            self._asked.add(event.call)
+                            yield base.PermissionAsked(
+                                event.request_id, event.tool, event.input, event.call, event.agent,
+                                partial(process.permit, event),
+                            )  # fmt: skip
+                        case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.PermissionWithdrawn():
                             yield event
                         case events.AssistantMessage():
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
@@ -324,6 +336,18 @@ class _ClaudeExecution:
             return
         ended = self._ready.process.died_of("it ended the turn without a result")
         raise self._owner._lost(job.agent, ended)
+
+    def _check_asked(self, entry: JSON) -> None:
+        """Raises ClaudeUnavailable where a tool has run that waits for a word, and nobody was asked. From the next turn
+        on this CLI is not used for that."""
+        if entry.get("name") in self._listed:
+            self._unasked.add(str(entry.get("id")))
+        call = entry.get("tool_use_id")
+        if call not in self._unasked or call in self._asked or entry.get("is_error"):
+            return
+        cli = self._ready.process.launch.capability
+        capability.failed(cli, "can_use_tool", "it ran a tool without asking")
+        raise ClaudeUnavailable(f"{cli.name} ran a tool without asking, which `approve` forbids: use another version")
 
     async def _remedy(self, error: ProxyError) -> Remedy | None:
         """What may help where the provider refused the request, and was not tried yet."""

@@ -154,6 +154,7 @@ class Overview:
             if agent is not None and agent.owner == owner:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
+                shown.pop("approvals")  # their texts are long, and `says` tells of them
                 told.append({**about, **shown, "text": telling.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
             return told

@@ -144,6 +144,7 @@ class SqlStore(Store):
     requeue = _write(writing.requeue)
     claim = _write(writing.claim)
     fail = _write(writing.fail)
+    note = _write(way.note)
     adopt = _write(writing.adopt)
     rewind = _write(writing.rewind)
 

@@ -27,6 +27,7 @@ from sqlalchemy import (
     update,
 )
 
+from ...domain.evidence import Evidence
 from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
@@ -300,6 +301,12 @@ def begin(conn: Connection, begun: TurnStart) -> None:
     allowed(begun.turn_id, UNFINISHED, row)
     if not begins.rowcount:
         raise ValueError(f"begin of {begun.turn_id} under a lease of agent {lease.agent_key}")
+
+
+def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> None:
+    hold(conn, lease)
+    allowed(turn_id, frozenset({"running"}), STATE.one(conn, {"turn_id": turn_id}))
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "evidence": rows.dumps(evidence.as_json())})
 
 
 def _say(conn: Connection, turn_id: str, said: TurnWords) -> None:

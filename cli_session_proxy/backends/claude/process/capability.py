@@ -129,6 +129,19 @@ class Capability:
             return f"{said}{newer(EXPECTED[name])}"
         return f"{said}: its check failed at `{name}` ({seen.detail or 'nothing was seen'}); use another version"
 
+    def not_seen_asking(self) -> ClaudeUnavailable:
+        """The error of a turn whose tools wait for a person. Its version is not enough to go by: a CLI that does not
+        ask would run them."""
+        seen = self.observed.get("can_use_tool")
+        if seen is not None and seen.outcome == "failed":
+            why = self.cannot("can_use_tool", "be trusted to ask before it runs a tool, as `approve` wants it")
+            return ClaudeUnavailable(why, retry=False)
+        return ClaudeUnavailable(
+            f"it was not checked yet whether {self.name} asks before it runs a tool: wait for the self-check of "
+            "`serve`, or run `cli-session-proxy doctor --check-cli`",
+            retry_after=10.0,
+        )
+
     @cached_property
     def warm(self) -> bool:
         """One process may serve many turns, under the id it was given."""

@@ -28,7 +28,7 @@ from ....domain.client_tools import SERVER, Offers
 from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
-from . import descriptors, guardian_program
+from . import descriptors, guardian_program, permissions
 from .capability import SYSTEM_PROMPT_FILE, Capability, newer
 from .frames import printable
 from .guardian import MARK, Guardian, start_time
@@ -143,9 +143,10 @@ class Launch:
         if self._has("--setting-sources"):
             argv.append(f"--setting-sources={','.join(self.profile.setting_sources)}")
         if self._has("--settings"):
-            argv.append("--settings=" + json.dumps({**ALWAYS, **self.settings}))
+            argv.append("--settings=" + json.dumps({**ALWAYS, **permissions.settings(self.profile), **self.settings}))
         if self.profile.permission_mode in self.capability.permission_modes:
             argv.append(f"--permission-mode={self.profile.permission_mode}")
+        argv += permissions.arguments(self.profile)
         argv += [f"--add-dir={folder}" for folder in self.profile.add_dirs]
         if self.profile.mcp_config is not None:
             argv.append(f"--mcp-config={self.profile.mcp_config}")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ....domain.evidence import CacheMiss
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
+from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, Retried, ToolActivity
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +50,18 @@ class CallRefused:
 
     call: str
     why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Asks:
+    """The CLI wants to run a tool and waits for `ClaudeProcess.permit`. `request_id` names the question, `call` the
+    model's call, `agent` the sub-agent that makes it."""
+
+    request_id: str
+    tool: str
+    input: JSON
+    call: str | None
+    agent: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +112,8 @@ CliEvent = (
     | Called
     | Truncated
     | CallRefused
+    | Asks
+    | PermissionWithdrawn
     | Declined
     | Retried
     | Compacted

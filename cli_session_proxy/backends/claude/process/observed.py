@@ -17,7 +17,7 @@ Outcome = Literal["ok", "failed", "not tried"]
 Name = Literal[
     "start", "frames", "tag", "tools_off", "place", "complete", "records", "round_trip", "same_id", "initialize",
     "words", "set_model", "apply_flag_settings", "mcp_set_servers", "interrupt", "rewind_conversation",
-    "claim_session",
+    "claim_session", "can_use_tool",
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 
@@ -40,6 +40,7 @@ SAYS: Mapping[Name, str] = {
     "interrupt": "a running turn can be interrupted, and the process serves the next one",
     "rewind_conversation": "a running process can be taken back to an earlier prompt",
     "claim_session": "a process that was started ahead becomes a new session's",
+    "can_use_tool": "it asks before it runs a tool that waits for a person, and heeds the answer",
 }
 
 # The first version that is known to do it; (0, 0, 0): every one that the proxy can use.
@@ -70,6 +71,7 @@ EXPECTED: Mapping[Name, Version] = {
     "interrupt": ANY,
     "rewind_conversation": (2, 1, 329),
     "claim_session": (2, 1, 295),  # 2.1.278 has no option --await-claim
+    "can_use_tool": (2, 1, 71),  # no earlier one was tried; and no version is enough (`Capability.not_seen_asking`)
 }
 
 # A CLI that fails one of these may lose what was said, make it up, or act where it must not: another one is used.

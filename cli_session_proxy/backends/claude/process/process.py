@@ -19,14 +19,15 @@ from dataclasses import replace
 from pathlib import Path
 
 from .... import logs, redact
+from ....domain.approvals import Verdict
 from ....domain.client_tools import Offers, ToolPolicy, refused
 from ....domain.models import JSON, Block
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
-from ...base import Called
-from . import capability, frames
+from ...base import Called, PermissionWithdrawn
+from . import capability, frames, permissions
 from .child import Child, Launch, check_tools
-from .events import CallRefused, CliEvent, Declined, ProcessDied, Result
+from .events import Asks, CallRefused, CliEvent, Declined, ProcessDied, Result
 from .frames import FRAMES, READ_SIZE, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
@@ -85,6 +86,7 @@ class ClaudeProcess:
         self._waited_in_vain = False
         self._stopping: asyncio.TimerHandle | None = None  # until the turn that it was asked to end has ended
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
+        self._asks: dict[str, Asks] = {}  # tools that wait for a word
         self._output = output
         output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
@@ -241,6 +243,8 @@ class ClaudeProcess:
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
                             self._write(frames.line(reply))
+                    if isinstance(event, PermissionWithdrawn):
+                        self._asks.pop(event.id, None)
                     if isinstance(event, Result):
                         said = f"{event.text} {event.detail.get('errors', '')}"
                         if event.is_error and NO_CONVERSATION in said:  # no turn happened
@@ -303,7 +307,13 @@ class ClaudeProcess:
         self._output.failure, self._waited_in_vain = why, True
         self.kill()
 
+    def permit(self, asked: Asks, verdict: Verdict) -> None:
+        """Answer the CLI's question whether it may run a tool. What it does not wait for is dropped."""
+        if self._asks.pop(asked.request_id, None) is not None:
+            self._write(frames.line(permissions.answer(asked, verdict)))
+
     def _release(self) -> None:
+        self._asks.clear()
         self._output.leave()
         self._reader = None
         self.busy = False
@@ -318,6 +328,10 @@ class ClaudeProcess:
         if self._child.stdin.transport.get_write_buffer_size() > 2 * self._settings.max_body:
             log.warning("claude_does_not_read", pid=self.pid)
             self.kill()
+        elif self.launch.profile.approve and self._output.listening and permissions.is_asked(request):
+            # Between turns nobody could be asked: then it is told that this is not served, and runs nothing.
+            asked = permissions.read(request)
+            self._asks[asked.request_id] = asked
         elif (reply := self._tools.handle(request)) is not None:
             self._write(frames.line(reply))
 

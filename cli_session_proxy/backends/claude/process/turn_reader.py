@@ -10,7 +10,8 @@ from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
 from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ...base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
+from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, Retried, ToolActivity
+from . import permissions
 from .events import AssistantMessage, CallRefused, CliEvent, Declined, Result, SessionFrame, Truncated
 from .tool_server import called_in
 
@@ -115,6 +116,7 @@ class TurnReader:
         self._texts: list[str] = []  # of these frames
         self._synthetic = False  # the CLI spoke in the model's place
         self._pieces: dict[int, list[Block]] = {}  # until it spoke: what was streamed and not heard whole, by block
+        self._asked: set[str] = set()  # its questions whether a tool may run
         self.said_all = False
         self.untold_call = False
         self.garbage = 0
@@ -155,6 +157,13 @@ class TurnReader:
             case "control_request" if _dict(_dict(frame.get("request")).get("message")).get("method") == "tools/call":
                 self.untold_call = self._calls.judge is not None and not self._calls.knows(called_in(frame))
                 return (self._called() if self._streaming is None else []) or [Activity(kind)]
+            case "control_request" if permissions.is_asked(frame):
+                asked = permissions.read(frame)
+                again = asked.request_id in self._asked
+                self._asked.add(asked.request_id)
+                return [Activity("repeated") if again else asked]
+            case "control_cancel_request":
+                return [PermissionWithdrawn(str(frame.get("request_id")))]
             case "result":
                 return self._result(frame)
             case "system":

@@ -122,6 +122,8 @@ class Sessions:
         env = self._env | {environment.TMPDIR: str(tmpdir)}
         asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # it is asked without a boundary
         capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
+        if job.profile.approve and not capability.was_seen("can_use_tool"):
+            raise capability.not_seen_asking()
         if job.wants.offers and not capability.takes_tools:
             why = capability.cannot("mcp_set_servers", "offer the client's own")
             raise InvalidRequest(f"tools: {why}", param="tools")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -41,6 +41,8 @@ async def settled(
         (found,) = others
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     exchange, now, session_id = found.exchange, time.time(), found.path.stem
+    if _went_on_unasked(turn, exchange.tools):
+        return None
     # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
     session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now)
     return Settled(
@@ -53,6 +55,17 @@ async def settled(
         _links(turn, before, session_id, now),
         exchange.model if is_model(exchange.model) else None,
     )
+
+
+def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:
+    """A tool waited for a person when the proxy died, or had been allowed and not run: what the CLI made of that by
+    itself, and the model of that, is no answer."""
+    failed = {entry.get("tool_use_id") for entry in tools if entry.get("is_error")}
+    done = {entry.get("tool_use_id") for entry in tools} - failed
+    newest = max((one.attempt for one in turn.evidence.approvals), default=0)
+    asked = [one for one in turn.evidence.approvals if one.attempt == newest]
+    allowed = {one.call for one in asked if one.outcome in ("allowed", "allowed_for_turn")}
+    return not allowed <= done or any(one.outcome is None for one in asked)
 
 
 def _written_since(began: float, folder: Path) -> list[Path]:

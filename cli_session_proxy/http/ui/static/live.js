@@ -1,5 +1,6 @@
 // The turns that wait or run: what each does, since when, what it has said so far, and one button that ends it.
 
+import { showAsked, tickAsked } from "./asking.js";
 import { canceller, coarse, count, fill, h } from "./dom.js";
 
 export class Live {
@@ -18,6 +19,7 @@ export class Live {
       fill(pane.querySelector(".doing"), one.says);
       const words = one.skipped + one.text.length;
       fill(pane.querySelector(".written"), words > 0 && ` · ${count(words, "character")}`);
+      showAsked(pane.querySelector(".asks"), agentId, one.approvals || [], this.onFault);
       const said = pane.querySelector(".said-so-far");
       if (said.textContent === one.text) continue;
       const follows = said.scrollHeight - said.scrollTop - said.clientHeight < 24; // somebody who reads above stays there
@@ -32,10 +34,12 @@ export class Live {
     const href = `#/${encodeURIComponent(agentId)}/${encodeURIComponent(id)}`;
     return h("div.pane", { "data-turn": id, "data-at": at },
       h("p.head", null, h("a.doing", { href }), h("span.quiet", null, h("span.elapsed"), h("span.written")), canceller(agentId, id, this.onFault)),
+      h("div.asks"),
       h("p.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" }));
   }
 
   tick() {
     for (const pane of this.place.children) fill(pane.querySelector(".elapsed"), coarse(Date.now() / 1000 - pane.dataset.at));
+    tickAsked(this.place);
   }
 }

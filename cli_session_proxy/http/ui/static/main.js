@@ -2,6 +2,7 @@
 
 import { where } from "./where.js"; // first: it asks the proxy, and the rest is set up meanwhile
 import { onKeyNeeded, useKey } from "./api.js";
+import { Asked } from "./asking.js";
 import { ChainView } from "./chain.js";
 import { Chains } from "./chains.js";
 import { fill, h } from "./dom.js";
@@ -32,6 +33,20 @@ function onLive(state) {
   fill(at("live"), state);
 }
 
+let title = "agents";
+let asks = 0; // tools that wait for a person
+
+function drawTitle() {
+  document.title = `${asks ? `(${asks}) ` : ""}${title} · cli_session_proxy`;
+}
+
+const asked = new Asked(at("asks"), {
+  onCount: (number) => {
+    asks = number;
+    drawTitle();
+  },
+  onFault: faultOf("asked"),
+});
 const turn = new TurnView(at("turn"), {
   onFault: faultOf("turn"),
   onPlace: async (place, again) => {
@@ -70,7 +85,8 @@ async function go() {
   here = where();
   if (!here.query) before = location.hash || "#/";
   document.body.dataset.view = here.query ? "search" : here.turn ? "turn" : here.agent ? "chain" : "chains";
-  document.title = `${here.query ? "search" : here.agent || "agents"} · cli_session_proxy`;
+  title = here.query ? "search" : here.agent || "agents";
+  drawTitle();
   drawCrumbs();
   if (here.query) found.open(here.query);
   else if (last.query || !at("found").hidden) found.close();
@@ -190,3 +206,4 @@ addEventListener("hashchange", go);
 await go();
 await chains.start(); // beside an agent's turns the other agents come second
 overview.start(); // what is summed up comes behind what is listed
+asked.start();

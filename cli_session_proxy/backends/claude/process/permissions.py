@@ -1,0 +1,72 @@
+"""How the CLI asks whether it may run a tool, and how it is answered. Pure.
+
+Run on 2.1.71 and 2.1.331: with `--permission-prompt-tool=stdio` the CLI sends a `control_request` `can_use_tool` and
+waits, for as long as it takes. A rule under `permissions.ask` of `--settings` makes it ask at each call of the tool,
+also where `permission_mode` (acceptEdits) or `--allowedTools` allow it and where the command only reads; the rule holds
+after `apply_flag_settings`. Calls of one message are asked for one after the other.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ....domain.approvals import Verdict
+from ....domain.models import JSON
+from ....settings import Profile
+from .events import Asks
+
+SUBTYPE = "can_use_tool"
+# What the model is told where a person says no: the CLI's own words at its own prompt (2.1.331).
+REFUSED = (
+    "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
+    "new_string was NOT written to the file). "
+)
+STOP = "STOP what you are doing and wait for the user to tell you how to proceed."
+SAID = "To tell you how to proceed, the user said:\n"
+
+
+def arguments(profile: Profile) -> list[str]:
+    return ["--permission-prompt-tool=stdio"] if profile.approve else []
+
+
+def settings(profile: Profile) -> JSON:
+    """Of `--settings`."""
+    return {"permissions": {"ask": list(profile.approve)}} if profile.approve else {}
+
+
+def is_asked(frame: JSON) -> bool:
+    request = frame.get("request")
+    return isinstance(request, dict) and request.get("subtype") == SUBTYPE
+
+
+def read(frame: JSON) -> Asks:
+    request: dict[str, Any] = frame["request"]
+    given = request.get("input")
+    call, agent = request.get("tool_use_id"), request.get("agent_id")
+    return Asks(
+        str(frame.get("request_id")),
+        str(request.get("tool_name")),
+        given if isinstance(given, dict) else {},
+        call if isinstance(call, str) else None,
+        agent if isinstance(agent, str) else None,
+    )
+
+
+def answer(asked: Asks, verdict: Verdict) -> JSON:
+    """The frame. What is allowed is exactly what was asked for."""
+    told: JSON
+    if verdict.allows:
+        told = {"behavior": "allow", "updatedInput": asked.input}
+    elif verdict.outcome == "denied" and verdict.by is not None:
+        told = {"behavior": "deny", "message": REFUSED + (f"{SAID}{verdict.word}" if verdict.word else STOP)}
+    else:
+        told = {"behavior": "deny", "message": verdict.word or f"Permission to use {asked.tool} was not given."}
+    return {
+        "type": "control_response",
+        "response": {"subtype": "success", "request_id": asked.request_id, "response": told},
+    }
+
+
+def listed(profile: Profile) -> frozenset[str]:
+    """The tools of which no call may run unasked. A rule is the CLI's own to match."""
+    return frozenset(tool for tool in profile.approve if "(" not in tool)

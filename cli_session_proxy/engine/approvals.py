@@ -1,0 +1,232 @@
+"""Tools of the CLI's that wait for a person's word, in the proxy that runs their turn.
+
+- A request is stored with its turn before it is shown, and its answer before the CLI is told: under the turn's lease,
+  so that a proxy that has lost the agent lets nothing run any more.
+- The first answer wins; every other one is told so (`ApprovalAnswered`).
+- What nobody answers in time is refused. What cannot be stored is refused.
+- A turn that ends takes its requests along. The CLI that asked is gone then, and has not run the tool; a new attempt of
+  the turn asks anew, under another id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass, field, replace
+from typing import Any, Self
+
+from .. import logs
+from ..backends.base import PermissionAsked
+from ..domain.approvals import MOST, Approval, Verdict, Waiting, in_a_line
+from ..domain.models import Agent
+from ..errors import ApprovalAnswered, ProxyError
+from .live import LiveTurn
+
+log = logs.get(__name__)
+
+# Ends of requests that are remembered, so that who comes second is told so.
+KNOWN = 1000
+
+
+@dataclass(slots=True, eq=False)
+class Question:
+    """One request. `over`: the CLI was told, or never will be; then `ended` or `fault` says how."""
+
+    agent: Agent
+    turn_id: str
+    waiting: Waiting
+    verdict: asyncio.Future[Verdict]
+    over: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: Approval | None = None
+    fault: ProxyError | None = None
+
+
+class Approvals:
+    """What waits in this proxy. One per engine."""
+
+    def __init__(self) -> None:
+        self._open: dict[str, Question] = {}
+        self._ended: OrderedDict[str, int] = OrderedDict()  # id -> its agent
+
+    def of(self, owner: str) -> list[Question]:
+        """In the order in which they were asked."""
+        return [one for one in self._open.values() if one.agent.owner == owner]
+
+    async def answer(self, agent_key: int, approval_id: str, verdict: Verdict) -> Approval | None:
+        """Say whether the tool may run, and wait until the CLI was told. None where no such request waits here.
+
+        Raises `ApprovalAnswered`, and `StoreUnavailable` or `LeaseLost` where the answer could not be stored: the tool
+        was refused then.
+        """
+        question = self._open.get(approval_id)
+        if question is None or question.agent.key != agent_key:
+            if self._ended.get(approval_id) == agent_key:
+                raise _too_late()
+            return None
+        if question.verdict.done():
+            raise _too_late()
+        question.verdict.set_result(verdict)
+        await question.over.wait()
+        if question.fault is not None:
+            raise question.fault
+        if question.ended is None:
+            raise _too_late()
+        return question.ended
+
+    def opened(self, question: Question) -> None:
+        self._open[question.waiting.approval.id] = question
+
+    def closed(self, question: Question) -> None:
+        named = question.waiting.approval.id
+        self._open.pop(named, None)
+        self._ended[named] = question.agent.key
+        while len(self._ended) > KNOWN:
+            self._ended.popitem(last=False)
+        question.over.set()
+
+
+class Asking:
+    """The requests of one attempt of a turn. `async with` it: at its end nobody is asked any more. Where it ends well,
+    what is open is refused; else the CLI is ended, and is told nothing.
+
+    `note` stores a request with the turn. `earlier` are the turn's approvals so far, `timeout` is in seconds.
+    """
+
+    def __init__(
+        self,
+        table: Approvals,
+        live: LiveTurn,
+        agent: Agent,
+        *,
+        note: Callable[[Approval], Awaitable[None]],
+        own: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]],
+        earlier: tuple[Approval, ...],
+        timeout: float,
+    ) -> None:
+        self._table = table
+        self._live = live
+        self._agent = agent
+        self._note = note
+        self._own = own
+        self._earlier = earlier
+        self._timeout = timeout
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._by_backend: dict[str, Question] = {}  # by the backend's own id
+        self._free: dict[str, Verdict] = {}  # tools that may run until the turn ends
+        self._storing = asyncio.Lock()  # each write holds all of the turn's requests: the last one is the newest
+        self._count = len(earlier)
+
+    @property
+    def is_open(self) -> bool:
+        return bool(self._live.asking)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, failed: object, *_: object) -> None:
+        for question in self._by_backend.values():
+            if failed is None and not question.verdict.done():  # the CLI lives on, and is not to wait for ever
+                question.verdict.set_result(Verdict("withdrawn", word="The turn has ended: this was not run."))
+        for task in self._tasks:
+            if failed is not None:
+                task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+
+    def ask(self, asked: PermissionAsked) -> None:
+        now, line = self._live.now(), in_a_line(asked.input)
+        attempt = len(self._live.attempts)
+        self._count += 1
+        approval = Approval(f"appr_{uuid.uuid4().hex}", asked.tool, line, now, attempt, asked.call)
+        before = next(
+            (
+                one.ended_at
+                for one in reversed(self._earlier)
+                if one.outcome in ("allowed", "allowed_for_turn") and (one.tool, one.asked) == (asked.tool, line)
+            ),
+            None,
+        )
+        waiting = Waiting(approval, asked.input, now + self._timeout, asked.agent, before)
+        question = Question(self._agent, self._live.turn.id, waiting, asyncio.get_running_loop().create_future())
+        if self._count > MOST:
+            word = f"{MOST} calls of this turn needed a permission already: this was not run."
+            question.verdict.set_result(Verdict("denied", word=word))
+        self._by_backend[asked.id] = question
+        task = self._own(self._settle(question, asked))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def withdraw(self, backend_id: str) -> None:
+        """The CLI does not need the word any more."""
+        question = self._by_backend.pop(backend_id, None)
+        if question is not None and not question.verdict.done():
+            question.verdict.set_result(Verdict("withdrawn"))
+
+    async def _settle(self, question: Question, asked: PermissionAsked) -> None:
+        approval, tool = question.waiting.approval, asked.tool
+        told = {"agent": self._agent.agent_id, "turn_id": self._live.turn.id, "approval": approval.id, "tool": tool}
+        try:
+            try:
+                verdict = await self._verdict(question, told)
+                ended = replace(
+                    approval, outcome=verdict.outcome, by=verdict.by, word=verdict.word, ended_at=self._live.now()
+                )
+                await self._stored(ended)
+            except ProxyError as exc:
+                log.warning("approval_not_stored", **told, error=exc.message)
+                question.fault = exc
+                asked.answer(
+                    Verdict("withdrawn", word=f"It could not be stored whether {tool} may run: it was not run.")
+                )
+                return
+            # Nothing may come between the store and the CLI: the caller's task ends at an await only.
+            asked.answer(verdict)
+            question.ended = ended
+            if verdict.outcome == "allowed_for_turn":
+                self._free[tool] = verdict
+                for other in self._by_backend.values():
+                    if other.waiting.approval.tool == tool and not other.verdict.done():
+                        other.verdict.set_result(verdict)
+            log.info("approval_ended", **told, outcome=verdict.outcome, by=verdict.by)
+        finally:
+            self._by_backend.pop(asked.id, None)
+            self._live.asking.pop(approval.id, None)
+            self._table.closed(question)
+            self._tell(question)
+
+    async def _verdict(self, question: Question, told: dict[str, str]) -> Verdict:
+        approval = question.waiting.approval
+        if question.verdict.done():
+            return question.verdict.result()
+        if approval.tool in self._free:
+            return self._free[approval.tool]
+        await self._stored(approval)
+        self._live.asking[approval.id] = question.waiting
+        self._tell(question)
+        self._table.opened(question)
+        log.info("approval_asked", **told)
+        await asyncio.wait({question.verdict}, timeout=self._timeout)
+        if not question.verdict.done():
+            why = f"Nobody answered within {self._timeout:g} s whether {approval.tool} may run: it was not run."
+            question.verdict.set_result(Verdict("timed_out", word=why))
+        return question.verdict.result()
+
+    async def _stored(self, approval: Approval) -> None:
+        async with self._storing:
+            await self._note(approval)
+
+    def _tell(self, question: Question) -> None:
+        """For who watches: what the turn does now."""
+        ended = question.ended
+        if self._live.asking:
+            self._live.does("approval", {"name": next(iter(self._live.asking.values())).approval.tool})
+        elif ended is not None and ended.outcome in ("allowed", "allowed_for_turn"):
+            self._live.does("tool", {"name": ended.tool})
+        else:
+            self._live.does("answering" if self._live.spoke else "thinking")
+
+
+def _too_late() -> ApprovalAnswered:
+    return ApprovalAnswered("this was answered already, or its time is over: the first answer holds")
