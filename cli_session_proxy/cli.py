@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import getpass
 import inspect
 import io
 import json
@@ -93,6 +94,8 @@ def _command(
         @wraps(command)
         def run(**given: Any) -> None:
             settings = load(**{key: given.pop(key) for key in options})
+            if settings.audit is not None or settings.keys or settings.keys_file is not None:
+                _note(settings, name or command.__name__, given)
             command(settings, **given)
 
         every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (asked | last).values()]
@@ -100,6 +103,15 @@ def _command(
         return app.command(name, epilog=_examples(*examples))(run)
 
     return declare
+
+
+def _note(settings: Settings, name: str, given: Mapping[str, object]) -> None:
+    from .http.audit import audit_of, of_command
+
+    audit = audit_of(settings)
+    if audit is not None:
+        of_command(audit, name, given, getpass.getuser)
+        audit.close()
 
 
 @app.callback()
@@ -171,12 +183,15 @@ def serve(settings: Settings) -> None:
     from .http.server import serve as run
     from .http.watchdog import Watchdog
 
+    if settings.backend == CLAUDE:
+        from .commands.login import missing_of, refuse_others, report
+
+        asyncio.run(refuse_others(settings))
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
     if settings.backend != CLAUDE:
         uvloop.run(run(settings, _say_at_once, watchdog, migrating))
         return
-    from .commands.login import missing_of, report
     from .selfcheck.service import beside
 
     uvloop.run(run(settings, _say_at_once, watchdog, migrating, report, beside, partial(missing_of, settings)))
@@ -344,6 +359,22 @@ def rewind(
     done = asyncio.run(changing.rewind(settings, owner, agent_id, to))
     where = f"goes on from {done['head']}" if done["head"] else "begins anew"
     _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
+
+
+@_command("audit --since 7d", "audit --type delete --json", options=CONFIG | {"var": STORE["var"]})
+def audit(
+    settings: Settings,
+    type: Annotated[str | None, typer.Option(help="Only these: read, export, delete, rewind, keys, …")] = None,
+    since: Annotated[str | None, typer.Option(help="Only since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only so many of the newest.")] = 100,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Tell who read, deleted, exported or changed what. Where there are keys, or the setting audit."""
+    from .commands import auditing
+
+    found = auditing.found(settings, type, since, owner, limit)
+    _say("\n".join(auditing.as_json(found) if as_json else auditing.lines(found)))
 
 
 @_command("verify", "verify ada --json", options=STORE_AND_FILES)

@@ -68,6 +68,10 @@ _TAKEN = re.compile(
 # A changed system prompt: `auto` keeps the head of the request where only dates, times, numbers or ids are new.
 SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
 
+# A turn that meets a limit of the provider's: another model answers where one is named, it fails, or it is sent when
+# the limit is over.
+OnLimit = Literal["fallback", "error", "wait"]
+
 # What the file gave to the settings that are being made.
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
 
@@ -81,6 +85,7 @@ _TRUSTED = {
     "registry": "where agents are looked for", "cluster_key": "who can come in", "cluster_key_file": "who can come in",
     "sandbox_root": "other directories", "keys": "who can come in", "keys_file": "who can come in",
     "retention_days": "what is deleted", "forget_unnamed": "what is deleted",
+    "audit": "a file that is written", "i_am_the_only_user": "who can come in",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -238,6 +243,7 @@ class Profile(BaseModel):
     git_memory: GitMemory | None = None
     window: WindowText | None = None  # how much of a conversation a request shows
     fallbacks: tuple[str, ...] | None = None  # who answers where the model cannot; None: as the settings say
+    on_limit: OnLimit | None = None  # None: as the settings say
     # Of its tools (names, or rules such as Bash(git push *)), those that wait for a person's word at each call.
     approve: tuple[str, ...] = ()
 
@@ -344,6 +350,8 @@ class Settings(BaseSettings):
     # Models beside the CLI's, by the name that clients ask for; and who answers where Claude cannot, the first first.
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
+    on_limit: OnLimit = "fallback"
+    max_limit_wait: float = Field(default=6 * 3600.0, gt=0)  # with "wait": a limit that lasts longer is not waited for
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
@@ -352,6 +360,8 @@ class Settings(BaseSettings):
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)  # what a key and an agent may spend
     otel: OtelSettings = Field(default_factory=OtelSettings)  # where traces and metrics are sent
+    audit: Path | None = None  # who read and changed what (see `http.audit`); None: in `var` where there are keys
+    i_am_the_only_user: bool = False  # every key and address is one person's own: a subscription may serve them
     # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
     # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
     advertise: str | None = None
@@ -522,6 +532,10 @@ class Settings(BaseSettings):
             return profile.fallbacks
         return () if profile.tools else self.fallbacks
 
+    def on_limit_for(self, profile: Profile) -> OnLimit:
+        """What happens to a turn that meets a limit."""
+        return profile.on_limit or self.on_limit
+
     def key_of(self, model: str) -> str | None:
         """The key of one of `models`, from the environment; None: LiteLLM finds its provider's own variable.
 
@@ -559,6 +573,7 @@ class Settings(BaseSettings):
         read one. They need not exist."""
         found = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
         named = {"keys_file": self.keys_file, "cluster_key_file": self.cluster_key_file, "uds": self.uds}
+        named |= {"audit": self.audit}
         found |= {path: name for name, path in named.items() if path is not None}
         for name, url in (("store", self.store), ("registry", self.registry)):
             if url is not None:

@@ -45,7 +45,9 @@ class FakeAnswer:
     def turn_id(self) -> str:
         return f"turn_{self.number}"
 
-    async def turn(self) -> Turn:
+    wait = None
+
+    async def turn(self, *, patience: float | None = None) -> Turn:
         await self.engine.wait()
         thinking = "".join(self.engine.thinking)
         blocks: list[dict[str, Any]] = [{"type": "thinking", "thinking": thinking}] if thinking else []

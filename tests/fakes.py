@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from cli_session_proxy.aside.pool import Aside
@@ -96,7 +97,9 @@ class FakeAnswer:
         async for event in self.events():
             yield [event]
 
-    async def turn(self) -> Turn:
+    wait = None
+
+    async def turn(self, *, patience: float | None = None) -> Turn:
         async for event in self.events():
             if isinstance(event, Finished):
                 return event.turn
@@ -167,6 +170,7 @@ class FakeEngine:
         self.observers: list[object] = []
         self.budgets = Budgets(BudgetSettings())
         self.registry = None  # there is nothing beside the store
+        self.plan = SimpleNamespace(now=lambda: None)  # no subscription
 
     def kill(self) -> None:
         raise AssertionError("it ends by itself")

@@ -164,6 +164,13 @@ class Compacted:
 
 
 @dataclass(frozen=True, slots=True)
+class PlanTold:
+    """What the provider said of the subscription's windows, for `domain.plan.Plan.read`."""
+
+    detail: JSON
+
+
+@dataclass(frozen=True, slots=True)
 class Activity:
     """A sign of life."""
 
@@ -214,6 +221,7 @@ Event = (
     | PermissionWithdrawn
     | Retried
     | Compacted
+    | PlanTold
     | Activity
     | BlockStart
     | BlockDelta

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import codecs
+import contextlib
 import hashlib
 import json
 import os
@@ -43,7 +44,7 @@ from .migrating import migrating
 Write = Callable[[str], None]
 
 # Of what a turn does, what somebody in front of a terminal is told.
-WAITING = frozenset({"lane", "lease", "slot", "retry", "approval"})
+WAITING = frozenset({"lane", "lease", "slot", "retry", "approval", "limit"})
 TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
@@ -302,7 +303,8 @@ class Here:
 
 
 class There:
-    """Over a running server. A turn that is left is interrupted there after its `disconnect_grace`."""
+    """Over a running server. A turn that is left is interrupted there after its `disconnect_grace`; one that waits for
+    a limit is cancelled."""
 
     def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
         self._http = http
@@ -313,18 +315,26 @@ class There:
     async def say(self, text: str) -> AsyncGenerator[str, None]:
         body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": text}]}
         headers = {"X-Agent-Id": self._agent}
+        left: JSON | None = None
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise _error(await answer.aread())
+                if "retry-after" in answer.headers:
+                    left = {"turn": answer.headers["x-turn-id"]}
                 async for line in answer.aiter_lines():
                     if line.startswith("data:") and line != "data: [DONE]":
                         chunk = json.loads(line.removeprefix("data:"))
                         if "error" in chunk:
                             raise from_dict(chunk["error"])
                         yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
+            left = None
         except httpx.HTTPError as exc:
             raise UpstreamError("the server went away in the middle: say it again") from exc
+        finally:
+            if left is not None:
+                with contextlib.suppress(httpx.HTTPError):  # it has begun, or the server is gone
+                    await self._http.post(f"/v1/chains/{self._agent}/cancel", json=left)
 
     async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
         async with aclosing(progress_of(self._http, self._agent_id)) as progress:

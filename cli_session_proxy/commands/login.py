@@ -14,14 +14,14 @@ from pathlib import Path
 
 from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.failures import likely_model
-from ..errors import ClaudeUnavailable
+from ..errors import ClaudeUnavailable, ConfigError
+from ..http.binding import is_loopback
 from ..http.keys import Keys
+from ..sandbox import LOCAL_OWNER
 from ..settings import MODELS, Settings
 
 # Anthropic's own page; it changes, so it is linked and never quoted as law.
 TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
-# A login by one of these is billed by use, and is not a person's subscription.
-BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 
 # What the CLI's own login gets to end after a signal, before it is killed (s).
 LOGIN_GRACE = 5.0
@@ -61,15 +61,45 @@ async def missing_of(settings: Settings) -> str | None:
         return await logged_in.missing(settings, claude.path, env)
 
 
+async def refuse_others(settings: Settings) -> None:
+    """Raise `ConfigError` where others than the person who bought it would be served by a subscription.
+
+    The CLI is asked only where others can come in: 0.6 s of a core.
+    """
+    others = serves_others(settings, Keys(settings))
+    if others is None or settings.i_am_the_only_user:
+        return
+    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
+        env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
+        try:
+            kind = await logged_in.kind(capability.find(settings), env)
+        except ClaudeUnavailable:  # `report` says so
+            return
+    if kind == "subscription":
+        raise ConfigError(
+            f"{others}, and the CLI is logged in with a subscription, which is for the person who bought it: serving "
+            f"other people with it breaks Anthropic's terms ({TERMS}). Give the CLI an API key (ANTHROPIC_API_KEY), "
+            "Bedrock, Vertex or Foundry. If all of these are your own devices, say i_am_the_only_user = true"
+        )
+
+
+def serves_others(settings: Settings, keys: Keys) -> str | None:
+    """How others than one person may come in: the beginning of a sentence; None where nobody else can."""
+    owners = keys.owners | ({LOCAL_OWNER} if settings.make_key else frozenset())
+    if len(owners) > 1:
+        return f"{len(owners)} keys name several people"
+    if settings.uds is None and not is_loopback(settings.host):
+        return f"host {settings.host!r} lets other machines in"
+    return None
+
+
 def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:
-    """What the owners of several keys should know of their one login. Reads no credential, only names."""
-    env = environment.inherited(settings)
-    by_use = any(env.get(name) for name in BY_USE) or any(
-        name.startswith(logged_in.PREFIX) and env[name] for name in env
-    )
-    if len(keys.owners) > 1 and not by_use:
+    """What somebody who lets others in should know, as long as nobody can tell how the CLI pays."""
+    others = serves_others(settings, keys)
+    by_use = logged_in.billed_by_use(environment.inherited(settings))
+    if others is not None and not by_use and not settings.i_am_the_only_user:
         yield (
-            f"{len(keys.owners)} keys over one Claude login: a subscription is for the person who bought it; several "
+            f"{others}: a subscription is for the person who bought it, and with one this does not start; several "
             f"people need an API key, or each their own login and proxy (Anthropic's terms: {TERMS})"
         )
 

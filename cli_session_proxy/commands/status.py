@@ -8,6 +8,7 @@ import time
 import httpx
 
 from ..backends.claude.process import capability
+from ..engine.plan import stored
 from ..errors import ClaudeUnavailable, UpstreamError
 from ..export import status
 from ..export.status import DAY, WEEK, ProxyStatus
@@ -37,10 +38,11 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     async with opened(settings) as store:
         facts = [] if store is None else await store.facts(None, since=now - WEEK * DAY, limit=TURNS)
         forgotten = [] if store is None else await store.forgotten(None, now - WEEK * DAY)
+        plan = None if store is None else await stored(store)
     today, week = status.costs(facts, now, forgotten)
     known = None
     problem = await missing_of(settings) or STOPPED.format(var=settings.var)
     with contextlib.suppress(ClaudeUnavailable):  # which `problem` says
         known = capability.known(capability.find(settings))
     cli = None if known is None else f"Claude CLI {known[0].version}"
-    return ProxyStatus(problem, cli, 0, 0, today, week, None), None
+    return ProxyStatus(problem, cli, 0, 0, today, week, None, plan and plan.current(now)), None

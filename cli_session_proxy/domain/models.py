@@ -127,6 +127,20 @@ class Fallback(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
+class LimitWait(Recorded):
+    """A turn is sent when a limit of the provider's is over. It is `queued` until then, whatever happens to its proxy
+    and its clients; the turns behind it in its lane wait as well.
+
+    `since` and `until` are UTC seconds, `why` the provider's words, `asked` how often it has refused by now.
+    """
+
+    until: float
+    since: float
+    why: str
+    asked: int = 1
+
+
+@dataclass(frozen=True, slots=True)
 class Placed(Sparse):
     """Where a turn belongs, decided once from its request.
 
@@ -290,6 +304,7 @@ class Turn(Recorded):
     backend: str | None = None
     answered_by: str | None = None
     fallback: Fallback | None = None
+    limit_wait: LimitWait | None = None
 
     @property
     def behind(self) -> str | None:
@@ -451,6 +466,13 @@ class Started:
 
 
 @dataclass(frozen=True, slots=True)
+class Waits:
+    """The turn waits for a limit of the provider's to be over. It may have gone on by now (`Answer.wait`)."""
+
+    wait: LimitWait
+
+
+@dataclass(frozen=True, slots=True)
 class BlockStart:
     """A block of the answer begins. `index` counts the blocks of the whole turn."""
 
@@ -478,4 +500,4 @@ class Finished:
     turn: Turn
 
 
-TurnEvent = Started | BlockStart | BlockDelta | BlockStop | Finished
+TurnEvent = Started | Waits | BlockStart | BlockDelta | BlockStop | Finished

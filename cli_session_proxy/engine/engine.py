@@ -14,6 +14,7 @@ import os
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -32,6 +33,7 @@ from ..domain.models import (
     ON_PATH,
     Agent,
     CancelledBy,
+    LimitWait,
     Message,
     Record,
     Turn,
@@ -49,6 +51,7 @@ from ..errors import (
     ProxyError,
     SessionBusy,
     StoreUnavailable,
+    TurnTimeout,
     UpstreamError,
 )
 from ..sandbox import Sandboxes
@@ -68,6 +71,7 @@ from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import ORIGIN, Elsewhere, Passing
 from .placement import Placement
+from .plan import PlanWatch
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
@@ -82,6 +86,10 @@ HasLeft = Callable[[], bool]
 
 # Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
 KILL_AFTER = 2.0
+# How long a turn that waits for a limit sleeps at most before it looks at the clock again, in seconds.
+LOOK_AT_CLOCK = 20.0
+# And how long before it tries again where the store is away.
+STORE_AWAY = 5.0
 # Seconds in which a turn at another proxy ends that was told to, beyond the time in which that one is known to respond.
 END_ELSEWHERE = 10.0
 
@@ -102,6 +110,7 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
+        self._ending: dict[str, CancelledBy] = {}  # turns of others that are to end, by whom
         self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
@@ -130,8 +139,9 @@ class Engine:
             budgets=self.budgets.of,
         )
         self._recovery = Recovery(
-            self.store, self.backend, self._instances, self._sandboxes, self.observers, self.budgets.of
-        )
+            self.store, self.backend, self._instances, self._sandboxes, self.observers, self.budgets.of,
+            resume=self._resume,
+        )  # fmt: skip
         self._ownership = Ownership(
             self.store,
             self._instances,
@@ -150,6 +160,7 @@ class Engine:
         if (secret := settings.cluster_secret()) is not None:
             self.registry = registry_for(settings, self.store, secret)
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
+        self.plan = PlanWatch(self.store, self._tasks.own)
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
@@ -169,6 +180,7 @@ class Engine:
             self.passing,
             say=self._placement.say,
             budgets=self.budgets.of,
+            plan=self.plan,
         )
 
     # --- life
@@ -184,6 +196,7 @@ class Engine:
             await self.store.close()
             raise _not_writable(self.settings.var, exc) from exc
         await self._instances.set_clock()
+        await self.plan.load()
         await self._recovery.recover(self._ownership.hold_if_free)
         self._open = True
         self._tasks.serve(self._adopt_changes())
@@ -214,6 +227,9 @@ class Engine:
         if self._stopped:
             return
         self._open = False
+        self._recovery.resume = None
+        for live in [live for live in self._live.values() if live.wait is not None]:
+            live.cancel("stopping")  # the next proxy goes on waiting
         running = {live.task for live in self._live.values() if live.task is not None}
         if running:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
@@ -261,8 +277,12 @@ class Engine:
     # what is going on, for /metrics
 
     def queued(self) -> int:
-        """Turns that wait: for the one before them, for another proxy or for a slot."""
-        return self._lanes.total - self._running
+        """Turns that wait: for the one before them, for another proxy or for a slot; not for the end of a limit."""
+        return self._lanes.total - self._running - self.put_off()
+
+    def put_off(self) -> int:
+        """Turns that are sent when a limit of the provider's is over."""
+        return sum(live.wait is not None for live in self._live.values())
 
     def running(self) -> int:
         return self._running
@@ -282,7 +302,7 @@ class Engine:
     def _fenced(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: what runs here is not heard any more."""
         for live in list(self._live.values()):
-            if live.turn.agent_key == agent_key and live.lease is not None:
+            if live.turn.agent_key == agent_key and (live.lease is not None or live.wait is not None):
                 live.cancel("takeover")
 
     def _end_here(self, turn_id: str, by: CancelledBy) -> None:
@@ -352,7 +372,13 @@ class Engine:
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
                     unused = self._ownership.unused(found.agent.key)
-                    accepted = await self.store.accept_next(found.new)
+                    new = found.new
+                    # Hardly ever: only behind others of its lane.
+                    if request.compose is None and self._lanes.waiting(found.agent.key) > 1:
+                        lives = (live for live in self._live.values() if live.turn.agent_key == found.agent.key)
+                        wait = next((live.wait for live in lives if live.wait is not None), None)
+                        new = replace(new, turn=replace(new.turn, limit_wait=wait), promised=new.promised or bool(wait))
+                    accepted = await self.store.accept_next(new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue
@@ -392,8 +418,41 @@ class Engine:
         if known is not None:
             self.forgetting.accepted(live, request)
         answer = live.attach(timeout=request.timeout)
+        if turn.limit_wait is not None:
+            live.waits(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place, known))
         return answer
+
+    # --- turns that wait for the end of a limit
+
+    def _behind(self, live: LiveTurn) -> list[LiveTurn]:
+        """The other turns of its agent that wait in this proxy. What they say has to be known: who composes it may be
+        gone by then."""
+        key = live.turn.agent_key
+        others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
+        return [one for one in others if not one.done and one.compose is None and self._deliveries.here(one)]
+
+    def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
+        """Another proxy left a turn that waits for a limit: from now on it waits here, behind so many others. Under the
+        agent's lease."""
+        assert turn.limit_wait is not None
+        place = self._lanes.take_before(agent.key, before)
+        live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
+        live.waits(turn.limit_wait)
+        live.task = self._tasks.own(self._run(live, agent, place))
+        if (turn.call or {}).get("background"):
+            self.keep(live.attach())  # as its first proxy did: it is asked for later
+        if (by := self._ending.get(turn.id)) is not None:
+            live.cancel(by)
+
+    async def _until_over(self, live: LiveTurn, wait: LimitWait) -> None:
+        """Until the limit is over, by the clock that all proxies share. A machine may sleep meanwhile."""
+        live.does("limit", {"until": wait.until})
+        while True:
+            left = wait.until - self._instances.now()
+            if left <= 0:
+                return
+            await asyncio.sleep(min(left, LOOK_AT_CLOCK))
 
     # --- the same request once more
 
@@ -480,8 +539,17 @@ class Engine:
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         try:
             await self.store.follow(live.turn.id, self._instances.id)
-            async with Limited(deadline, self._executor.too_long):
-                turn = await self._recovery.finished_elsewhere(live.turn.id, agent, self._ownership.hold)
+            while True:
+                try:
+                    async with Limited(deadline, self._executor.too_long):
+                        turn = await self._recovery.finished_elsewhere(
+                            live.turn.id, agent, self._ownership.hold, live.seen
+                        )
+                    break
+                except TurnTimeout:
+                    if live.wait is None:
+                        raise
+                    deadline += self.settings.turn_timeout
             if turn is None:
                 raise NotFound("the agent was deleted while this request waited for its answer")
             live.turn = turn
@@ -501,7 +569,7 @@ class Engine:
         except ProxyError as exc:
             live.fail(exc)
         finally:
-            self._live.pop(live.turn.id, None)
+            self._forget(live)
 
     async def _take_over(self, live: LiveTurn) -> None:
         """The answer is there. Where no client of the other proxy waits for it, it is ours to deliver."""
@@ -538,6 +606,7 @@ class Engine:
         if turn.instance is None or agent is None:
             return
         patience = END_ELSEWHERE + self.settings.lease
+        self._ending[turn.id] = by  # also where it comes here meanwhile
         await self.store.cancel(turn.id, turn.instance, by)
         try:
             async with asyncio.timeout(patience):
@@ -547,6 +616,7 @@ class Engine:
                 f"the proxy that runs this turn has not ended it within {patience:g} s: look again in a moment"
             ) from exc
         finally:
+            self._ending.pop(turn.id, None)
             await self.store.forget_cancel(turn.id)
 
     async def runs_at(self, agent_key: int) -> set[str]:
@@ -602,7 +672,23 @@ class Engine:
             if live.cancelled_by is not None:
                 raise asyncio.CancelledError
             async with self._lanes.turn(place):
-                await self._in_turn(live, agent, known)
+                while True:
+                    if live.wait is not None:
+                        await self._until_over(live, live.wait)
+                        await place.again()
+                    try:
+                        if await self._in_turn(live, agent, place, known):
+                            break
+                    except StoreUnavailable as exc:
+                        # The store is away just when the limit is over: what was promised is tried again.
+                        since = None if live.wait is None else self._instances.now() - live.wait.since
+                        away = self._open and "status" not in exc.detail
+                        if since is None or not away or since > self.settings.max_limit_wait:
+                            raise
+                        log.warning("waits_for_store", turn_id=live.turn.id, error=exc.message)
+                        await asyncio.sleep(STORE_AWAY)
+                    known = None
+                    await place.again()
         except asyncio.CancelledError:
             await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
@@ -612,12 +698,22 @@ class Engine:
             await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
         finally:
             self._lanes.give_up(place)
-            self._live.pop(live.turn.id, None)
+            self._forget(live)
+
+    def _forget(self, live: LiveTurn) -> None:
+        """It is over here, where it was not taken over by another one."""
+        if self._live.get(live.turn.id) is live:
+            del self._live[live.turn.id]
 
     async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
         """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
         if live.done:  # it is stored, and its clients were given the answer: what failed behind that is not the turn
             log.exception("failed_behind_its_answer", turn_id=live.turn.id, error=error.message)
+            return
+        if live.wait is not None and isinstance(error, LeaseLost | Interrupted):
+            # In the store it waits on, and another proxy has it, or will.
+            why = "this turn waits for a limit, and goes on waiting at another proxy or after a restart"
+            live.fail(Interrupted(f"{why}: send the same request again for its answer", retry_after=error.retry_after))
             return
         if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._finished_by_the_next(live))):
             return
@@ -650,9 +746,12 @@ class Engine:
             return False
         return True
 
-    async def _in_turn(self, live: LiveTurn, agent: Agent, known: Known | None) -> None:
+    async def _in_turn(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
+        """Run it. False where it waits for a limit, or for turns that go before it: it holds nothing but its place."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
-        at_head = live.turn.placed.at_head
+        # What was composed by another proxy goes on from where that one said.
+        composed_there = live.compose is None and "behind" in (live.turn.call or {})
+        at_head = live.turn.placed.at_head and not composed_there
         async with AsyncExitStack() as held:
             async with Limited(deadline, self._executor.too_long):
                 try:
@@ -661,6 +760,8 @@ class Engine:
                     live.does("lease")
                     first = None if known is None or known.accepted.others else known.unused
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn, first=first))
+                    if not place.granted.done():  # turns that were accepted before it came from another proxy
+                        return False
                     live.does("slot", {"slots": self._slots.limit})
                     waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
@@ -673,13 +774,24 @@ class Engine:
                     raise not_run(exc) from exc
             if now is None:
                 raise cancelled("deletion")
+            others: list[LiveTurn] = []
+
+            def behind() -> list[str]:
+                others.extend(self._behind(live))
+                return [one.turn.id for one in others]
+
             self._running += 1
             try:
-                await self._executor.execute(live, now, at_head=at_head, deadline=deadline)
+                wait = await self._executor.execute(live, now, at_head=at_head, deadline=deadline, behind=behind)
             finally:
                 self._running -= 1
-            if self.passing is not None and self._ownership.holds(live.lease):
+            if wait is not None:
+                for one in (live, *others):
+                    if not one.done:
+                        one.waits(wait)
+            elif self.passing is not None and self._ownership.holds(live.lease):
                 self._tasks.own(self.passing.note(agent, live.turn.session_id, live.lease))
+            return wait is None
 
     # --- data
 

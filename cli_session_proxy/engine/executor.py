@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -31,6 +31,7 @@ from ..backends.base import (
     Lost,
     PermissionAsked,
     PermissionWithdrawn,
+    PlanTold,
     Refused,
     Remedy,
     Retried,
@@ -43,6 +44,7 @@ from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
     JSON,
+    ONCE,
     REPAIR_REASONS,
     Agent,
     Block,
@@ -53,6 +55,7 @@ from ..domain.models import (
     Composed,
     Delivery,
     Fallback,
+    LimitWait,
     Link,
     Started,
     Status,
@@ -65,6 +68,7 @@ from ..errors import (
     LeaseLost,
     NotFound,
     ProxyError,
+    RateLimited,
     StoreUnavailable,
     TurnCancelled,
     UpstreamError,
@@ -79,6 +83,7 @@ from .budgets import BudgetsOf
 from .live import LiveTurn, Requested, cancelled, said, with_end
 from .ownership import Instances, Ownership
 from .passing import Passing
+from .plan import PlanWatch
 
 log = logs.get(__name__)
 
@@ -203,6 +208,7 @@ class Executor:
         *,
         say: Say,
         budgets: BudgetsOf,
+        plan: PlanWatch,
     ) -> None:
         self.settings = settings
         self.store = store
@@ -215,13 +221,25 @@ class Executor:
         self._passing = passing
         self._say = say
         self._budgets = budgets
+        self._plan = plan
         # Why a turn ends at its deadline.
         patience = f"{settings.turn_timeout:g} s"
         self.approvals = Approvals()
         self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
 
-    async def execute(self, live: LiveTurn, standing: AgentState, *, at_head: bool, deadline: float) -> None:
-        """Run the turn and tell its clients. `deadline` is by the awake clock. Raises `ProxyError`."""
+    async def execute(
+        self,
+        live: LiveTurn,
+        standing: AgentState,
+        *,
+        at_head: bool,
+        deadline: float,
+        behind: Callable[[], Sequence[str]] = tuple,
+    ) -> LimitWait | None:
+        """Run the turn and tell its clients; or tell how long it waits for a limit, as the store has it by then.
+
+        `deadline` is by the awake clock; `behind`: turns that wait as long. Raises `ProxyError`.
+        """
         lease = live.lease
         assert lease is not None
         fault: str | None = None
@@ -260,7 +278,7 @@ class Executor:
                     end = await self._answered(attempt, standing, deadline)
                 ending = self._refused(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
                 await uninterrupted(self._own(ending))
-                return
+                return None
             except Lost as lost:
                 attempt.ended("failed", why=lost.why)
                 noted = True
@@ -306,6 +324,19 @@ class Executor:
             instead = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
             if not (instead or fallbacks.helps(failed)):
                 raise failed
+            stands_in = attempt.fallback is not None and attempt.fallback.here
+            if first is None and not stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
+                on_limit = self.settings.on_limit_for(attempt.job.profile)
+                wait = self._waits(attempt, failed) if on_limit == "wait" else None
+                if wait is not None:
+                    if not noted:
+                        attempt.ended("failed", code=failed.code, why=failed.message)
+                    told = live.attempts, live.timings
+                    live.turn = await self.store.postpone(lease, live.turn.id, wait, *told, behind=behind())
+                    log.warning("waits_for_limit", turn_id=live.turn.id, until=wait.until, why=failed.message)
+                    return wait
+                if on_limit == "error":
+                    raise failed
             first = first or failed
             async with Limited(deadline, self.too_long):
                 fallback = await self._elsewhere(attempt, first)
@@ -313,9 +344,21 @@ class Executor:
                 raise first
             if not noted:
                 attempt.ended("failed", code=failed.code, why=failed.message)
-            told = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
-            log.warning("asked_elsewhere", turn_id=live.turn.id, **told)
+            by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
+            log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
             number, tries, remedies, fault = number + 1, 1, frozenset(), None
+
+    def _waits(self, attempt: Attempt, error: ProxyError) -> LimitWait | None:
+        """How long the turn may wait for the end of the limit that it met.
+
+        One that has called tools, or of which a client was given words, is not repeated; one that is to be forgotten is
+        not kept for later.
+        """
+        once = attempt.agent.agent_id.startswith(f"{ONCE}_")
+        if attempt.tools or attempt.live.spoke or once:
+            return None
+        before = attempt.live.waited
+        return fallbacks.wait_for(error, before, attempt.live.now(), self.settings.max_limit_wait)
 
     async def _elsewhere(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
         """Who may answer this turn in the place of the model that could not; None: nobody, and the turn fails.
@@ -355,8 +398,10 @@ class Executor:
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
                 standing = await self._standing(lease, before.behind, at_head=False)
             parent = attempt.parent = standing.parent
-            if parent is not None and parent.delivery in ("undelivered", "uncertain"):
-                # Continuing past an answer settles its delivery: from now on the same words are said anew.
+            behind = live.promised and parent is not None and parent.delivery == "uncertain"
+            if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
+                # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
+                # both waited for the same limit: then this one was asked before there was an answer.
                 await self.store.set_delivery(parent.id, "delivered")
             if live.compose is not None:
                 standing = await self._composed(attempt, live.compose, standing)
@@ -428,6 +473,7 @@ class Executor:
                     said=attempt.said,
                 )
             )
+            live.goes_out()
         except StoreUnavailable as exc:
             raise not_run(exc) from exc
         end = await self._heard(attempt, exchange, deadline)
@@ -568,6 +614,8 @@ class Executor:
                     case Retried():
                         attempt.retries.append({**event.detail, "at": attempt.live.now()})
                         attempt.live.does("retry", event.detail)
+                    case PlanTold():
+                        self._plan.told(event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                     case _:
@@ -623,7 +671,7 @@ class Executor:
             links=(*exchange.links, *kept.links),
             path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, output),
             depth=(before.depth if before else 0) + 1,
-            delivery="undelivered" if live.abandoned else "pending",
+            delivery=live.left_as if live.abandoned else "pending",
             finished_at=live.now(),
             backend=exchange.backend,
             answered_by=attempt.answered_by or attempt.model,
@@ -643,7 +691,7 @@ class Executor:
         attempt.committed = True
         delivery = committed.delivery
         wanted: Delivery
-        while delivery != (wanted := "undelivered" if live.abandoned else "pending"):
+        while delivery != (wanted := live.left_as if live.abandoned else "pending"):
             # Its clients left, or came back, meanwhile: the commit may have overwritten what was noted of that.
             delivery = wanted
             try:

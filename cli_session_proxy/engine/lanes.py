@@ -55,6 +55,11 @@ class LanePlace:
     granted: asyncio.Future[None] = field(repr=False)
     began: float = 0.0
 
+    async def again(self) -> None:
+        """Wait until it is the first once more, where others were put before it; how long that took does not count."""
+        await self.granted
+        self.began = asyncio.get_running_loop().time()
+
 
 class Lanes:
     """`limit` bounds how many turns wait or run in one lane, `waiting` how many wait in all of them for `slots`.
@@ -86,6 +91,19 @@ class Lanes:
         place = LanePlace(key, asyncio.get_running_loop().create_future())
         lane.append(place)
         self._lanes[key] = lane
+        self._total += 1
+        if lane[0] is place:
+            self._grant(place)
+        return place
+
+    def take_before(self, key: int, at: int) -> LanePlace:
+        """The place behind the first `at` ones, for a turn that was accepted before the others. The one that was the
+        first is so no more: its turn asks (`LanePlace.granted`) once it has the agent, before it begins."""
+        place = LanePlace(key, asyncio.get_running_loop().create_future())
+        lane = self._lanes.setdefault(key, deque())
+        if lane and at == 0:
+            lane[0].granted = asyncio.get_running_loop().create_future()
+        lane.insert(at, place)
         self._total += 1
         if lane[0] is place:
             self._grant(place)

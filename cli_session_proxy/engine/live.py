@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Literal
 
@@ -24,11 +25,13 @@ from ..domain.models import (
     Composed,
     Delivery,
     Finished,
+    LimitWait,
     Started,
     Turn,
     TurnEvent,
+    Waits,
 )
-from ..errors import Interrupted, LeaseLost, ProxyError, StoreUnavailable, TurnCancelled, TurnTimeout
+from ..errors import Interrupted, LeaseLost, ProxyError, RateLimited, StoreUnavailable, TurnCancelled, TurnTimeout
 from ..stores.base import Lease, Store, TurnWords
 from ..tasks import Tasks
 from .ownership import Instances
@@ -43,8 +46,10 @@ TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", 
 Handover = Literal["arrived", "passed on", "left"]
 # What a turn does, or waits for: the turn before it, another proxy that holds the agent, a free slot; a session that is
 # made ready; the model's first word, its next ones, a tool of the CLI's, a person's word on one, the time at which the
-# provider is asked again; the commit.
-Doing = Literal["lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "approval", "retry", "storing"]
+# provider is asked again; the commit; the end of a limit.
+Doing = Literal[
+    "lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "approval", "retry", "storing", "limit"
+]
 # The step that was reached last, and what follows it.
 _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
@@ -52,6 +57,9 @@ _AFTER: Mapping[str, Doing] = {
 }  # fmt: skip
 # Of an answer that is being made, the end is shown: enough for a screen, little enough to be sent again and again.
 TAIL = 8000
+# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic): a client that
+# hears nothing before the whole answer waits no longer for a limit.
+PATIENCE = 60.0
 # Characters in front of it that are searched for secrets, too: half of one would not be recognised.
 BEFORE = 2000
 
@@ -140,6 +148,9 @@ class LiveTurn:
         self.compose: Compose | None = None  # decides what it says when it runs
         self.said: tuple[Composed, str | None, TurnWords] | None = None  # as it was decided last, and its parent
         self.task: asyncio.Task[None] | None = None
+        self.waited: LimitWait | None = None  # for which limit it waits, or waited last; the store has it so
+        self._waits = False  # until it has begun again
+        self.promised = False  # it has waited here: it runs, with clients or without
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []
         self._given = 0  # how many of them some client was given
@@ -147,6 +158,7 @@ class LiveTurn:
         self._done = False
         self._waiters: list[asyncio.Future[None]] = []
         self._finished = asyncio.Event()
+        self._told = asyncio.Event()  # it has finished, or waits for a limit
         self._clients = 0
         self._acknowledged = self._arrived = False  # some client was given it; it is noted that it arrived
         self._grace = grace
@@ -185,11 +197,40 @@ class LiveTurn:
         self._wake()
         return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 
+    def waits(self, wait: LimitWait, *, here: bool = True) -> None:
+        """It is sent when a limit is over; its clients are told. Where it is sent `here`, they may leave."""
+        self.waited, self._waits = wait, True
+        self.promised = self.promised or here
+        if here:
+            self._stop_timer()
+        self.does("limit", {"until": wait.until})
+        self._told.set()
+        self.publish(Waits(wait))
+
+    def seen(self, turn: Turn) -> None:
+        """It is another proxy's, and stands so in the store."""
+        if turn.limit_wait is None:
+            self.goes_out()
+        elif turn.limit_wait != self.wait:
+            self.waits(turn.limit_wait, here=False)
+
+    def goes_out(self) -> None:
+        """It has begun: it waits for no limit any more."""
+        if self._waits:
+            self._waits = False
+            self._told.clear()
+
+    @property
+    def wait(self) -> LimitWait | None:
+        """For which limit it waits just now."""
+        return self.waited if self._waits else None
+
     def finish(self, turn: Turn) -> None:
         self.turn = turn
         self._done = True
         self._stop_timer()
         self._finished.set()
+        self._told.set()
         self.publish(Finished(turn))
 
     def fail(self, error: ProxyError) -> None:
@@ -199,12 +240,19 @@ class LiveTurn:
         self._done = True
         self._stop_timer()
         self._finished.set()
+        self._told.set()
         self._wake()
 
     @property
     def abandoned(self) -> bool:
         """Every client has left, and none has acknowledged."""
         return self._clients == 0 and not self._acknowledged
+
+    @property
+    def left_as(self) -> Delivery:
+        """How its answer stands without clients. One that waited was promised: it stays on the path, and the same
+        request has it."""
+        return "uncertain" if self.promised else "undelivered"
 
     @property
     def spoke(self) -> bool:
@@ -323,7 +371,7 @@ class LiveTurn:
         if self._clients or self._acknowledged:
             return
         self._on_delivery("left")
-        if not self._done:
+        if not self._done and not self.promised:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
     async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
@@ -388,12 +436,25 @@ class Answer:
         """The same events; those that are there at once come together, and none waits for the next one."""
         return self._live._follow(self._wait)
 
-    async def turn(self) -> Turn:
-        """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled."""
-        await self._wait(self._live._finished.wait())
-        if self._live._error is not None:
-            raise errors.from_dict(self._live._error.as_dict())
-        return self._live.turn
+    @property
+    def wait(self) -> LimitWait | None:
+        """Until when the turn waits for a limit just now."""
+        return self._live.wait
+
+    async def turn(self, *, patience: float | None = None) -> Turn:
+        """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled.
+
+        With `patience` (seconds), `RateLimited` at once where it waits longer than that for a limit; the turn stays.
+        """
+        live = self._live
+        if patience is not None:
+            await self._wait(live._told.wait())
+            if live.wait is not None and (left := live.wait.until - live.now()) > patience:
+                raise put_off(live.wait, left)
+        await self._wait(live._finished.wait())
+        if live._error is not None:
+            raise errors.from_dict(live._error.as_dict())
+        return live.turn
 
     async def _wait(self, what: Awaitable[object]) -> None:
         if self._until is None:
@@ -445,6 +506,17 @@ def cancelled(by: CancelledBy) -> ProxyError:
     if by == "takeover":
         return LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
     return TurnCancelled(f"{_WHY[by]}; nothing of this turn was kept", detail={"by": by})
+
+
+def put_off(wait: LimitWait, left: float) -> RateLimited:
+    """What a client is told that cannot wait as long."""
+    at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+    return RateLimited(
+        f"{wait.why} (this request is kept, and goes out at {at}: send the same again then for its answer)",
+        retry_after=max(1.0, left),
+        detail={"waits_until": wait.until},
+        retry=False,
+    )
 
 
 def replay(live: LiveTurn) -> None:
@@ -532,6 +604,8 @@ class Deliveries:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
         if elsewhere:
             self._elsewhere.add(turn.id)
+        else:
+            self._elsewhere.discard(turn.id)
 
         def on_delivery(how: Handover) -> None:
             self._note(turn.id, partial(self._ended, live, how))
@@ -566,7 +640,7 @@ class Deliveries:
             if arrived or (how == "left" and not elsewhere):
                 # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
                 soon = arrived and live.turn.delivery == "pending"
-                delivery: Delivery = "delivered" if arrived else "undelivered"
+                delivery: Delivery = "delivered" if arrived else live.left_as
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
             if elsewhere:
                 await self._store.unfollow(turn_id, self._instances.id)
@@ -622,6 +696,6 @@ class Deliveries:
                 waited_for = await self._instances.any_waits(await self._store.followers(turn_id))
             except StoreUnavailable as exc:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-        if live.abandoned and not waited_for:
+        if live.abandoned and not waited_for and not live.promised:
             self._elsewhere.discard(turn_id)
             live.cancel("left")

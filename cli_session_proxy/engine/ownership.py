@@ -421,7 +421,8 @@ class Ownership:
             if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)
                 return await self._is_first(agent, lease, turn)
-            before = turn is not None and other.seq < turn.seq and not other.attempts
+            lasts = not other.attempts or other.limit_wait is not None  # it has kept its place
+            before = turn is not None and other.seq < turn.seq and lasts
             if before and await self._store.responds(other.instance):
                 return False
         return True

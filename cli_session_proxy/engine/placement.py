@@ -308,7 +308,7 @@ class Placement:
         if latest is None:
             return None
         if latest.status not in FINISHED:
-            left = latest.delivery == "undelivered" or await self._was_left(latest)
+            left = latest.delivery in ("undelivered", "uncertain") or await self._was_left(latest)
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery == "undelivered":
             return latest

@@ -3,12 +3,14 @@
 It is done under the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
 there: it is committed like any other, and whether the client has the answer is `uncertain`. Anything less: it is
 cancelled as `interrupted`, and its session verified before use, so that the prompt does not reach the model again.
-Queued turns were never sent: those of a proxy that ended are cancelled, those of a living one stay its own.
+Queued turns were never sent: those that wait for a limit wait on here; of the others, those of a proxy that ended are
+cancelled, those of a living one stay its own.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
@@ -30,6 +32,8 @@ log = logs.get(__name__)
 
 # Gives an agent's lease: waited for, or None where it is in use.
 Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]
+# A turn of another proxy's is this one's: it goes before all that wait here, but for so many.
+Resume = Callable[[Agent, Turn, int], None]
 HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 
 # How often it is looked whether a proxy beside this one has ended. Seconds.
@@ -39,6 +43,7 @@ NEIGHBOURS = 1.0
 SILENT = 60.0
 # How often a turn that another proxy runs is looked at: the store is all that is shared. Seconds.
 FOLLOW = 0.1
+FOLLOW_WAITING = 1.0  # of one that waits for a limit
 
 
 class Recovery:
@@ -52,13 +57,16 @@ class Recovery:
         sandboxes: Sandboxes,
         observers: Sequence[Observer],
         budgets: BudgetsOf,
+        resume: Resume | None = None,
     ) -> None:
+        """`resume` is told of each turn that waits for a limit, once it is this proxy's; None: they are left."""
         self._store = store
         self._backend = backend
         self._instances = instances
         self._sandboxes = sandboxes
         self._observers = observers
         self._budgets = budgets
+        self.resume = resume
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
         """End what other proxies left of this agent. Raises `StoreUnavailable`; the rest is settled later."""
@@ -70,10 +78,16 @@ class Recovery:
             chain = await self._store.chain(agent.key)
             for session in chain.sessions if chain else ():
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
+        resumed = 0
         for turn in await self._store.waiting(agent.key):
             if turn.instance == self._instances.id:
                 continue
-            if turn.status == "running" or await self._instances.is_gone(turn.instance):
+            if turn.limit_wait is not None:
+                # Whoever may write the agent sends it: its proxy may not any more, whether it lives or not.
+                if self.resume is not None and await self._store.take_over(lease, turn.id, self._instances.id):
+                    self.resume(agent, turn, resumed)
+                    resumed += 1
+            elif turn.status == "running" or await self._instances.is_gone(turn.instance):
                 found = await self._found(agent, turn)
                 if found is None:
                     await self._interrupted(lease, turn)
@@ -89,12 +103,17 @@ class Recovery:
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
         """Recover what proxies beside this one leave when they end. Until it is cancelled."""
-        pause = NEIGHBOURS
+        pause, looked = NEIGHBOURS, time.monotonic()
         while True:
             await asyncio.sleep(pause)
             pause = min(2 * pause, SILENT)  # until nothing fails: what cannot be settled is tried less and less often
             with survived("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
+                if time.monotonic() - looked > SILENT:
+                    looked = time.monotonic()
+                    # A turn may wait for a limit whose proxy was stopped, and has not been started again.
+                    waits = {one.instance async for one in self._store.unfinished() if one.limit_wait is not None}
+                    ended = ended or any([await self._instances.is_gone(instance) for instance in waits])
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
                     pause = NEIGHBOURS
 
@@ -138,8 +157,11 @@ class Recovery:
             self._instances.forget(instance)
         return not failed
 
-    async def finished_elsewhere(self, turn_id: str, agent: Agent, hold: Hold) -> Turn | None:
+    async def finished_elsewhere(
+        self, turn_id: str, agent: Agent, hold: Hold, seen: Callable[[Turn], None] | None = None
+    ) -> Turn | None:
         """Wait for the end of a turn that another proxy runs. Where that one has ended or does not respond: settle it.
+        `seen`: how it stands until then, at each look.
 
         None without the turn: its agent was deleted. Unbounded: the caller has a limit.
         """
@@ -148,13 +170,15 @@ class Recovery:
             if turn is None or turn.status in FINISHED:
                 return turn
             assert turn.instance is not None
+            if seen is not None:
+                seen(turn)
             if not self._instances.has_ended(turn.instance) and await self._store.responds(turn.instance):
-                await asyncio.sleep(FOLLOW)
+                await asyncio.sleep(FOLLOW if turn.limit_wait is None else FOLLOW_WAITING)
                 continue
             async with hold(agent) as lease:
                 await self.settle(agent, lease)
                 turn = await self._store.turn(turn_id)
-                if turn is not None and turn.status == "queued":
+                if turn is not None and turn.status == "queued" and turn.limit_wait is None:
                     await self._interrupted(lease, turn)  # its proxy does not respond: somebody else waits for it here
 
     # --- turns

@@ -382,6 +382,9 @@ def doing(what: Doing, detail: JSON) -> str:
             return f"runs {detail.get('name') or 'a tool'}"
         case "retry":
             return _asked_again(detail)
+        case "limit":
+            until = datetime.fromtimestamp(detail["until"], UTC).strftime("%Y-%m-%d %H:%M:%S")
+            return f"waits for the provider's limit to be over: until {until} UTC"
     return _DOING[what]
 
 

@@ -133,7 +133,7 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
     cutter = MediaCutter()
-    shortened, places = cutter.cut(as_text(_without(turn, "seq", "agent_key", "instance", "fingerprint")))
+    shortened, places = cutter.cut(as_text(_without(turn, "seq", "agent_key", "instance", "fingerprint", "limit_wait")))
     line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
     lines: list[JSON] = []
     for record in await store.own_records(turn.id):

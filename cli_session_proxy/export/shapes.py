@@ -200,8 +200,8 @@ class ReasonShape(_Shape):
     compacted: JSON | None = None
 
 
-# What is this store's own: where a turn stands in it, and what recognises a client's retry.
-_OWN = {"seq", "agent_key", "fingerprint", "instance"}
+# What is this store's own: where a turn stands in it, what recognises a client's retry, and what an unfinished one has.
+_OWN = {"seq", "agent_key", "fingerprint", "instance", "limit_wait"}
 _TURN: dict[str, Any] = {
     "id": TurnId, "parent_id": TurnId | None, "model": Model, "effort": Word | None, "origin": Word,
     "status": Literal["completed", "requires_action", "refused", "failed", "cancelled"],

@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 
 from ..domain.forms import Recorded
 from ..domain.models import FINISHED, JSON
+from ..domain.plan import Plan
 from ..stores.base import Forgotten, TurnFacts
-from .words import count
+from .words import count, time
 
 DAY = 86400.0
 WEEK = 7
@@ -37,7 +38,8 @@ class Remembered(Recorded):
 @dataclass(frozen=True, slots=True)
 class ProxyStatus(Recorded):
     """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
-    self-check saw, in words. Costs are in USD, of days in UTC, today among the last seven."""
+    self-check saw, in words. Costs are in USD, of days in UTC, today among the last seven. `plan`: of a subscription.
+    `put_off`: turns that wait for a limit to be over."""
 
     problem: str | None
     cli: str | None
@@ -46,6 +48,8 @@ class ProxyStatus(Recorded):
     cost_today: float
     cost_week: float
     remembered: Remembered | None
+    plan: Plan | None = None
+    put_off: int = 0
 
     def as_json(self) -> JSON:
         return {"working": self.problem is None, **super(ProxyStatus, self).as_json()}
@@ -75,12 +79,30 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
     yield "working" if status.problem is None and served is not None else f"NOT WORKING: {status.problem}"
     if served is not None:
         waiting = f", {status.waiting} waiting" if status.waiting else ""
+        waiting += f", {status.put_off} until a limit is over" if status.put_off else ""
         yield f"server      {served}/ui, {count(status.running, 'turn')} running{waiting}"
     if status.cli is not None:
         yield f"CLI         {status.cli}"
     yield f"cost        ${status.cost_today:.2f} today, ${status.cost_week:.2f} in the last {WEEK} days (UTC)"
+    if status.plan is not None:
+        yield f"plan        {windows(status.plan)}"
     if (seen := status.remembered) is not None:
         yield f"memory      {remembered(seen)}"
+
+
+# What people call the windows of a subscription.
+_WINDOWS: Mapping[str, str] = {"five_hour": "five hours", "seven_day": "week"}
+
+
+def windows(plan: Plan) -> str:
+    """How much of a subscription's windows is used, and when they are reset."""
+    told = []
+    for one in plan.windows:
+        used = "" if one.used is None else f" {100 * one.used:.0f} % used"
+        until = "" if one.resets_at is None else f" until {time(one.resets_at)}"
+        reached = " LIMIT REACHED" if one.status == "rejected" else ""
+        told.append(f"{_WINDOWS.get(one.name, one.name.replace('_', ' '))}:{used}{until}{reached}")
+    return ", ".join(told) or plan.status.replace("_", " ")
 
 
 def remembered(seen: Remembered) -> str:

@@ -39,19 +39,29 @@ def bind(settings: Settings) -> socket.socket:
     return _tcp(settings) if settings.uds is None else _unix(settings.uds)
 
 
-def _tcp(settings: Settings) -> socket.socket:
-    host, port = settings.host, settings.port
+def is_loopback(host: str) -> bool:
+    """Only programs of this machine reach it. Raises `ConfigError` where it has no address."""
+    return ipaddress.ip_address(_resolved(host, 0)[1].partition("%")[0]).is_loopback
+
+
+def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, str]:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
     except (OSError, UnicodeError) as exc:
         raise ConfigError(f"host {host!r} cannot be resolved: choose another with --host") from exc
-    if not Keys(settings) and not ipaddress.ip_address(str(address[0]).partition("%")[0]).is_loopback:
+    return family, str(address[0])
+
+
+def _tcp(settings: Settings) -> socket.socket:
+    host, port = settings.host, settings.port
+    family, address = _resolved(host, port)
+    if not Keys(settings) and not is_loopback(host):
         raise ConfigError(
             f"host {host!r} can be reached by others and there are no keys: use --host 127.0.0.1, or --make-key, or "
             f'name keys in [keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
         )
     try:
-        listener = socket.create_server((str(address[0]), port), family=family, backlog=BACKLOG)
+        listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as exc:
         here, pid = served_at(settings.var), server_pid(settings.var)
         if exc.errno == errno.EADDRINUSE and here is not None and pid is not None and here.url.endswith(f":{port}"):

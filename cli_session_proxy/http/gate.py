@@ -15,7 +15,7 @@ import resource
 import sys
 import time
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Self
@@ -25,14 +25,16 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs, redact
 from ..domain.identifiers import host_and_port, origin
+from ..domain.plan import HEADER, Plan
 from ..engine.live import RESTART, TRACE_CONTEXT
 from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
+from ..wires.asgi import CLOSED, Address, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
+from .audit import Audit, action_of, of_request
 from .hop import REFUSED, Incoming
 from .keys import Keys
 from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
@@ -45,6 +47,7 @@ log = logs.get(__name__)
 REQUEST_ID = "X-Request-Id"
 # A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
 TURN_ID = b"x-turn-id"
+PLAN = f"{HEADER}-status".encode()
 # Requests that only read are not logged: the page sends one every other second.
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
 # Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
@@ -75,13 +78,24 @@ class Gate:
     """
 
     def __init__(
-        self, app: ASGIApp, *, wires: Table, origins: Origins, keys: Keys, bounds: Bounds, relay: Relay | None = None
+        self,
+        app: ASGIApp,
+        *,
+        wires: Table,
+        origins: Origins,
+        keys: Keys,
+        bounds: Bounds,
+        relay: Relay | None = None,
+        plan: Callable[[], Plan | None] = lambda: None,
+        audit: Audit | None = None,
     ) -> None:
         self._app = app
         self._wires = wires
         self._origins = origins
         self._keys = keys if keys else None
         self._bounds = bounds
+        self._plan = plan
+        self._audit = audit
         self._relay = relay
         # What other proxies pass on is counted there.
         self._passed_on = Bounds(sys.maxsize, sys.maxsize, sys.maxsize)
@@ -109,6 +123,8 @@ class Gate:
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.accept"):
+                if (address := inner["state"].pop("address", None)) is not None and self._audit is not None:
+                    self._note(self._audit, address, scope, inner["state"], message.get("status", 0))
                 started = True
                 given = list(message.get("headers", ()))
                 named = dict(given)
@@ -120,6 +136,8 @@ class Gate:
                     added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
                 if TURN_ID in named:
                     told["turn_id"] = named[TURN_ID].decode()
+                    if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy's
+                        given += encoded(dict(plan.headers()))
                 message["headers"] = [*given, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
@@ -212,6 +230,13 @@ class Gate:
         finally:
             if not is_socket and scope["method"] not in LOOKS:
                 log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
+
+    def _note(self, audit: Audit, address: Address, scope: Scope, state: Mapping[str, Any], status: int) -> None:
+        """Raises `StoreUnavailable` where it cannot be noted: then nothing is answered."""
+        action = action_of(scope["method"], address.path.replace(":path}", "}"))
+        if action is not None:
+            keyed = self._keys is not None
+            audit.request(of_request(action, state, scope, raw_path(scope), status, has_keys=keyed))
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
         """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""

@@ -78,6 +78,11 @@ class Keys:
         """Whether this owner is shown what every key spends. Without keys everybody is."""
         return not self._owners or owner in self._operators
 
+    @property
+    def secrets(self) -> Mapping[str, str]:
+        """By name; for fingerprints of them."""
+        return self._secrets
+
     def secret_of(self, owner: str) -> str | None:
         """For our own commands that talk to a running server."""
         return self._secrets.get(owner)

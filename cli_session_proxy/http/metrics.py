@@ -20,6 +20,7 @@ from starlette.responses import Response
 
 from ..backends.base import Counts, Program
 from ..domain.models import JSON, Link, Turn
+from ..domain.plan import Plan
 from ..engine.budgets import Budgets
 from ..engine.engine import Engine
 from ..errors import ProxyError, StoreUnavailable
@@ -38,12 +39,23 @@ FOUND = frozenset({"missing", "tail", "unreadable", "different", "other"})
 NAMESPACE = "cli_session_proxy"
 
 
+class Windows(Protocol):
+    def now(self) -> Plan | None:
+        """What the provider said of the subscription's windows."""
+
+
 class Going(Protocol):
     """What is going on in an engine at this moment."""
 
     def queued(self) -> int: ...
 
     def running(self) -> int: ...
+
+    def put_off(self) -> int:
+        """Turns that are sent when a limit of the provider's is over."""
+
+    @property
+    def plan(self) -> Windows: ...
 
     def stale_writes(self) -> int:
         """Writes that were refused because another proxy had taken their agent over."""
@@ -184,6 +196,20 @@ class _Now(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._going.queued())
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._going.running())
+        text = "Turns that are sent when a limit of the provider's is over"
+        yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._going.put_off())
+        text = "Share of a window of the subscription that is used, as the provider said last; none without one"
+        used = GaugeMetricFamily(f"{NAMESPACE}_plan_window_used_ratio", text, labels=["window"])
+        text = "When a window of the subscription is reset (UTC seconds), as the provider said last"
+        resets = GaugeMetricFamily(f"{NAMESPACE}_plan_window_resets_timestamp_seconds", text, labels=["window"])
+        plan = self._going.plan.now()
+        for window in plan.windows if plan is not None else ():
+            if window.used is not None:
+                used.add_metric([window.name], window.used)
+            if window.resets_at is not None:
+                resets.add_metric([window.name], window.resets_at)
+        yield used
+        yield resets
         text = "Writes that were refused because another proxy had taken their agent over"
         yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._going.stale_writes())
         processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])

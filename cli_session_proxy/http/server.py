@@ -25,6 +25,7 @@ from ..tasks import Tasks
 from ..wires.asgi import Exact, Table
 from ..wires.base import Wire
 from ..wires.registry import WIRES
+from .audit import audit_of
 from .binding import bound
 from .connection import Connection
 from .gate import Bounds, Gate, Origins
@@ -101,7 +102,10 @@ def create_app(
     # In place of Starlette's own stack: its outermost layer answers for errors, and here the gate does.
     routed = Exact(ExceptionMiddleware(app.router, app.exception_handlers), app.routes)
     bounds = Bounds.of(settings)
-    app.middleware_stack = Gate(routed, wires=table, origins=origins, keys=keys, bounds=bounds, relay=relay)
+    app.middleware_stack = Gate(
+        routed, wires=table, origins=origins, keys=keys, bounds=bounds, relay=relay, plan=engine.plan.now,
+        audit=audit_of(settings),
+    )  # fmt: skip
     return app
 
 
@@ -121,6 +125,9 @@ async def serve(
     if settings.make_key:
         make(settings.var)
     _refuse_open_backs(settings)
+    if (audit := audit_of(settings)) is not None:
+        audit.keys(settings.var, Keys(settings).secrets)
+        audit.close()
     with bound(settings) as listener:
         engine = Engine(settings, store_for(settings, telling))
         repairs = RepairLines(engine.store, say)

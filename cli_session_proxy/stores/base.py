@@ -33,6 +33,7 @@ from ..domain.models import (
     Delivery,
     Fallback,
     Item,
+    LimitWait,
     Link,
     LinkReason,
     Message,
@@ -603,6 +604,22 @@ class Turns(Protocol):
 
         Its request was counted when it was accepted. Over a limit of tokens or USD: `BudgetExceeded`.
         """
+
+    async def postpone(
+        self,
+        lease: Lease,
+        turn_id: str,
+        wait: LimitWait,
+        attempts: Sequence[JSON],
+        timings: JSON,
+        *,
+        behind: Collection[str] = (),
+    ) -> Turn:
+        """A turn that met a limit is `queued` until it is over, and its session is marked dirty; those of its proxy's
+        queued turns that are `behind` it wait as long. `begin`, `fail` and `requeue` end the wait."""
+
+    async def take_over(self, lease: Lease, turn_id: str, instance: str) -> Turn | None:
+        """A queued turn that waits for a limit is this proxy's to run; None where it waits for none any more."""
 
     async def turn(self, turn_id: str) -> Turn | None: ...
 

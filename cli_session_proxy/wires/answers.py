@@ -7,8 +7,11 @@ that goes away is noticed by its `http.disconnect`, whatever we are doing then.
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -17,9 +20,10 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
-from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest
+from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest, Waits
 from ..domain.notes import header
 from ..engine.engine import Answer, Engine
+from ..engine.live import PATIENCE
 from ..errors import ProxyError
 from ..settings import Settings
 from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
@@ -207,7 +211,7 @@ class JsonAnswer(TurnResponse):
         self._render = render
 
     async def _deliver(self, client: Client) -> None:
-        turn = await self._answer.turn()
+        turn = await self._answer.turn(patience=PATIENCE)
         self._in_session(turn)
         body = compact(self._render(turn))
         kind = {"Content-Type": "application/json", "Content-Length": str(len(body))}
@@ -246,6 +250,8 @@ class StreamAnswer(TurnResponse):
         batches = self._answer.batches()
         try:
             async for events in batches:
+                if any(isinstance(event, Waits) for event in events):
+                    await self._tell_wait(client)
                 data = b"".join(piece for event in events for piece in self._said(event))
                 # The finish event and the end of the body go in one send: a client that closes after the former
                 # has the whole answer.
@@ -260,11 +266,24 @@ class StreamAnswer(TurnResponse):
         if not client.finished:
             raise RuntimeError("a turn's events ended without Finished")
 
+    async def _tell_wait(self, client: Client) -> None:
+        """The turn waits for a limit: until when, at once."""
+        wait = self._answer.wait
+        if wait is None:  # it did
+            return
+        self._head_fields["Retry-After"] = str(max(1, math.ceil(wait.until - time.time())))
+        at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        words = self._writer.keep_alive(f"waits for the provider's limit to be over at {at}")
+        await client.write(words, {} if client.started else self._head())
+        del self._head_fields["Retry-After"]
+
     def _said(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
             self._in_session(event)
         elif isinstance(event, Finished):
             self._in_session(event.turn)
+        elif isinstance(event, Waits):
+            return ()
         return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:

@@ -239,7 +239,7 @@ class Address(Route):
     `shown` are the addresses that stand for a path with a form of its own, such as `{model}:{method}`."""
 
     def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
-        super().__init__(path, _endpoint(handler), methods=[method])
+        super().__init__(path, _endpoint(handler, self), methods=[method])
         self.methods = {method}  # without the HEAD that Starlette adds: a dump would be written for nobody
         self.description = inspect.getdoc(handler) or ""
         self.shown = shown
@@ -286,10 +286,11 @@ def methods_of(app: Starlette, scope: Scope) -> set[str]:
     return {method for route in there for method in route.methods or ()}
 
 
-def _endpoint(handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitable[Response]]:
     names = tuple(inspect.signature(handler).parameters)
 
     async def endpoint(request: Request) -> Response:
+        request.scope["state"]["address"] = address  # for the gate
         given = {**request.path_params, "request": request}
         answer = await handler(**{name: given[name] for name in names})
         return answer if isinstance(answer, Response) else JSONResponse(answer)

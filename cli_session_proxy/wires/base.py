@@ -84,8 +84,9 @@ class Writer(Protocol):
     def error(self, error: ProxyError) -> Iterable[bytes]:
         """The end of a stream that has begun and failed."""
 
-    def keep_alive(self) -> bytes:
-        """What says nothing, and may be sent at any time before the end."""
+    def keep_alive(self, words: str = "keep-alive") -> bytes:
+        """What says nothing to a client's program, and may be sent at any time before the end. `words` are for people,
+        where the protocol has a place for them."""
 
 
 class EventStream:
@@ -93,8 +94,8 @@ class EventStream:
 
     media_type = "text/event-stream; charset=utf-8"
 
-    def keep_alive(self) -> bytes:
-        return b": keep-alive\n\n"
+    def keep_alive(self, words: str = "keep-alive") -> bytes:
+        return f": {words}\n\n".encode()
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from cli_session_proxy.domain.evidence import Brought, Evidence, Repair, StreamC
 from cli_session_proxy.domain.models import (
     Block,
     Fallback,
+    LimitWait,
     Link,
     Message,
     Placed,
@@ -22,6 +23,7 @@ from cli_session_proxy.domain.models import (
 )
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.domain.windows import Window
+from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import AgentState, KeyTaken
 
 from .samples import (
@@ -47,6 +49,7 @@ OPTIONS = TurnOptions(
     Parameters(seed=7), {"conversation_id": AWKWARD, "n": 1}, Window(40, "turns"),
 )  # fmt: skip
 FALLBACK = Fallback("sonnet", "gpt", "rate_limited", 99.5, here=False)
+WAIT = LimitWait(99.5, 9.5, AWKWARD, 2)
 EVIDENCE = Evidence(
     Brought("adoption", "s0", AWKWARD), "t0", "/x", AWKWARD, Repair("left_path", 2, "t0"),
     Repair("rewritten", 3, found="missing", also_at=("/y",)), True, -9, ("touched",), AWKWARD, ({"error": AWKWARD},),
@@ -198,6 +201,51 @@ async def a_requeued_turn_keeps_its_place(factory: StoreFactory) -> None:
         await store.begin(a_begin(again))
         assert (await turn_of(store, "t2")).attempts == ({"n": 1}, {"n": 1})
         assert (await store.commit(a_commit(again, agent))).status == "completed"
+
+
+async def a_turn_that_waits_for_a_limit_keeps_its_place_until_it_begins_again(factory: StoreFactory) -> None:
+    async with opened(factory) as store, opened(factory) as other:
+        agent = await an_agent(store)
+        await complete(store, agent, "t1")
+        first = await store.accept(a_turn(agent, "t2", "t1", instance="here"))
+        await store.begin(a_begin(first))
+        for name, instance in (("t3", "here"), ("t4", "there")):
+            await store.accept(a_turn(agent, name, "t1", instance=instance))
+        lease = a_lease(agent.key)
+        waits = await store.postpone(lease, "t2", WAIT, ({"n": 1},), {"queued": 1.0}, behind=("t1", "t3", "t4"))
+        assert waits == await other.turn("t2")
+        assert (waits.seq, waits.status, waits.limit_wait, waits.attempts) == (first.seq, "queued", WAIT, ({"n": 1},))
+        stand = [(turn.id, turn.limit_wait) for turn in await other.waiting(agent.key)]
+        assert stand == [("t2", WAIT), ("t3", WAIT), ("t4", None)]
+        assert (await turn_of(store, "t1")).limit_wait is None
+        session = await store.session("s1")
+        assert session is not None
+        assert session.mark is None
+        await store.begin(a_begin(waits))
+        assert (await turn_of(store, "t2")).limit_wait is None
+        ended = await store.fail("t3", "cancelled", {"code": "x"}, (), {}, 3.0)
+        assert (ended.limit_wait, (await turn_of(store, "t3")).limit_wait) == (None, None)
+        late = await store.accept(a_turn(agent, "t5", "t1", limit_wait=WAIT))
+        assert (late.limit_wait, (await turn_of(store, "t5")).limit_wait) == (WAIT, WAIT)
+
+
+async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store)
+        for name in ("t1", "t2"):
+            await store.accept(a_turn(agent, name, instance="here"))
+        lease = a_lease(agent.key)
+        await store.postpone(lease, "t1", WAIT, (), {})
+        taken = await store.take_over(lease, "t1", "there")
+        assert taken == await store.turn("t1")
+        assert taken is not None
+        assert (taken.instance, taken.limit_wait, taken.status) == ("there", WAIT, "queued")
+        assert await store.take_over(lease, "t2", "there") is None  # it waits for no limit
+        await store.begin(a_begin(taken))
+        assert await store.take_over(lease, "t1", "here") is None  # it runs
+        stale = replace(lease, epoch=lease.epoch - 1)
+        assert isinstance(await raised(store.take_over(stale, "t2", "there")), LeaseLost)
+        assert isinstance(await raised(store.postpone(stale, "t1", WAIT, (), {})), LeaseLost)
 
 
 async def the_frames_of_every_attempt_are_known(factory: StoreFactory) -> None:

@@ -10,7 +10,8 @@ import pytest
 from cli_session_proxy.commands import status as command
 from cli_session_proxy.commands.login import missing_of
 from cli_session_proxy.domain.models import Status, Usage
-from cli_session_proxy.export.status import Remembered, costs, failing, lines, remembered
+from cli_session_proxy.domain.plan import Plan, PlanWindow
+from cli_session_proxy.export.status import ProxyStatus, Remembered, costs, failing, lines, remembered, windows
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import TurnFacts
 from turnfault.provider.upstream import Upstream
@@ -63,6 +64,29 @@ def test_only_an_error_that_others_meet_too_is_a_problem() -> None:
 def test_what_is_missing_is_said_loudly() -> None:
     assert remembered(Remembered(1, 7, 7)) == "nothing forgotten: 7 of 7 turns sent in the newest request of 1 agent"
     assert remembered(Remembered(2, 7, 6)).startswith("SOMETHING IS MISSING: 6 of 7 turns")
+
+
+def test_the_plan_is_told_with_its_shares_and_resets() -> None:
+    week = PlanWindow("seven_day", 0.3, NOON + 3 * DAY, "allowed")
+    plan = Plan("rejected", NOON, (PlanWindow("five_hour", 1.0, NOON, "rejected"), week), "five_hour", NOON)
+    five = "five hours: 100 % used until 2026-11-24 12:00:00 UTC LIMIT REACHED"
+    told = f"{five}, week: 30 % used until 2026-11-27 12:00:00 UTC"
+    assert windows(plan) == told
+    seen = ProxyStatus(None, None, 0, 0, 0.0, 0.0, None, plan, 2)
+    assert ProxyStatus.from_json(seen.as_json()) == seen
+    said = list(lines(seen, "http://127.0.0.1:8787"))
+    assert f"plan        {told}" in said
+    assert "0 turns running, 2 until a limit is over" in said[1]
+
+
+async def test_the_plan_is_known_without_a_server_too(claude_2: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine:
+        engine.plan.told({"status": "allowed", "rateLimitType": "five_hour", "utilization": 0.5, "resetsAt": 9e10})
+    seen, served = await command.look(settings)
+    assert served is None
+    assert seen.plan is not None
+    assert seen.plan.windows == (PlanWindow("five_hour", 0.5, 9e10, "allowed"),)
 
 
 async def test_a_server_tells_that_it_works_and_that_nothing_is_forgotten(

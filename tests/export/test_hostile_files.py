@@ -318,7 +318,7 @@ async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path
 
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
-    own = {"seq", "agent_key", "instance", "fingerprint", "mark", "transcript"}
+    own = {"seq", "agent_key", "instance", "fingerprint", "limit_wait", "mark", "transcript"}
     for row, kind in (
         (Turn, "turn"),
         (Session, "session"),

@@ -7,6 +7,7 @@ import json
 import re
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
@@ -14,6 +15,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cli_session_proxy.backends.base import Counts, Observed, Program
 from cli_session_proxy.domain.models import Link, Usage
+from cli_session_proxy.domain.plan import Plan, PlanWindow
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics
 from cli_session_proxy.settings import Settings
@@ -34,6 +36,11 @@ class Going:
 
     def running(self) -> int:
         return 2
+
+    def put_off(self) -> int:
+        return 7
+
+    plan = SimpleNamespace(now=lambda: Plan("allowed", 1.0, (PlanWindow("five_hour", 0.42, 1_790_000_000.0),)))
 
     def stale_writes(self) -> int:
         return 4
@@ -88,6 +95,9 @@ def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
     assert told["stale_writes_total"] == 4
     assert (told["processes{state=busy}"], told["processes{state=warm}"], told["processes{state=spare}"]) == (2, 5, 1)
     assert told["processes_memory_bytes"] == 300_000_000
+    assert told["turns_waiting_for_limit"] == 7
+    assert told["plan_window_used_ratio{window=five_hour}"] == 0.42
+    assert told["plan_window_resets_timestamp_seconds{window=five_hour}"] == 1_790_000_000
     checked = {name: value for name, value in told.items() if name.startswith("cli_")}
     assert checked == {
         "cli_observation{observation=frames}": 1,

@@ -243,7 +243,7 @@ def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     several = Settings(var=tmp_path / "var", keys=BOTH)  # type: ignore[arg-type]  # pydantic makes them SecretStr
-    assert "2 keys over one Claude login" in told(several)
+    assert "2 keys name several people" in told(several)
     assert TERMS in told(several)
     monkeypatch.setenv("CLAUDE_CODE_OAUTH_TOKEN", FAKE_KEY)
     assert TERMS in told(several)
@@ -253,6 +253,7 @@ def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(
     monkeypatch.setenv("CLAUDE_CODE_USE_BEDROCK", "1")
     assert TERMS not in told(several)
     monkeypatch.delenv("CLAUDE_CODE_USE_BEDROCK")
+    assert TERMS not in told(several.model_copy(update={"i_am_the_only_user": True}))
     assert TERMS not in told(Settings(var=tmp_path / "var", keys={"alice": BOTH["alice"]}))  # type: ignore[dict-item]
 
 

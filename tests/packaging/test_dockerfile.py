@@ -164,7 +164,8 @@ async def test_it_serves_by_a_token_is_healthy_and_remembers_in_the_next_contain
     tmp_path: Path, port: int, upstream: Upstream, claude_2: Path
 ) -> None:
     more = {
-        "CLI_SESSION_PROXY_KEYS__ME": KEY, "CLAUDE_CODE_OAUTH_TOKEN": TOKEN, "ANTHROPIC_BASE_URL": upstream.url,
+        "CLI_SESSION_PROXY_KEYS__ME": KEY, "CLI_SESSION_PROXY_I_AM_THE_ONLY_USER": "true",
+        "CLAUDE_CODE_OAUTH_TOKEN": TOKEN, "ANTHROPIC_BASE_URL": upstream.url,
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1", "CLI_SESSION_PROXY_CLAUDE_BIN": str(claude_2),
     }  # fmt: skip
     for said, expected in (("Remember: the colour is teal", "Noted"), ("What is the colour?", "colour is teal.")):

@@ -35,7 +35,7 @@ SESSION = Template("""
 set -eu
 trap 'kill $$model $${served:-} 2> /dev/null || true' EXIT
 python -m turnfault.provider.upstream --port 8999 > /dev/null & model=$$!
-export CLI_SESSION_PROXY_KEYS__ME=$key CLAUDE_CODE_OAUTH_TOKEN=$token
+export CLI_SESSION_PROXY_KEYS__ME=$key CLI_SESSION_PROXY_I_AM_THE_ONLY_USER=true CLAUDE_CODE_OAUTH_TOKEN=$token
 export ANTHROPIC_BASE_URL=http://127.0.0.1:8999 CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC=1
 $start & served=$$!
 until $health 2> /dev/null; do kill -0 $$served; done

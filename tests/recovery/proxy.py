@@ -51,6 +51,8 @@ WORDS: dict[str, tuple[type, str, bool]] = {
     "after the word is stored": (ClaudeProcess, "permit", True),
     "after the word is sent": (ClaudeProcess, "permit", False),
 }
+# Not on the way of every turn.
+MORE_STEPS: dict[str, tuple[type, str, bool]] = {"waits for a limit": (SqlStore, "postpone", False)}
 armed = False
 
 
@@ -102,7 +104,7 @@ async def main() -> None:
     if told["like"] == "macos":
         like_macos()
     if told["die_at"] is not None:
-        owner, name, before = (STEPS | WORDS)[told["die_at"]]
+        owner, name, before = (STEPS | WORDS | MORE_STEPS)[told["die_at"]]
         deadly(owner, name, before=before)
     settings = Settings(**told["settings"])
     if any(profile.approve for profile in settings.profiles.values()):

@@ -18,6 +18,7 @@ from cli_session_proxy.stores.base import (
     Accepted,
     AgentState,
     Commit,
+    Finding,
     Granted,
     HeldLease,
     Lease,
@@ -131,6 +132,11 @@ class DictStore:
 
     async def pending_deliveries(self) -> list[Turn]:
         return [turn for turn in self.kept.values() if turn.delivery == "pending" and turn.status == "completed"]
+
+    # what was found out
+
+    async def findings(self, subject: str | None = None) -> list[Finding]:
+        return []
 
     # leases
 

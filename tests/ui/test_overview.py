@@ -61,14 +61,20 @@ async def test_one_line_says_first_whether_it_works_and_what_it_costs(world: Wor
         told = await (await page.request.get(f"{world.url}/overview")).json()
         told["status"] |= {
             "working": False, "problem": "log in with `cli-session-proxy login`",
-            "remembered": {"agents": 2, "turns": 41, "sent": 40},
+            "remembered": {"agents": 2, "turns": 41, "sent": 40}, "put_off": 3,
+            "plan": {"status": "rejected", "at": 1.0, "limits": "five_hour", "resets_at": 9e9, "windows": [
+                {"name": "five_hour", "used": 1.0, "resets_at": 9e9, "status": "rejected"},
+                {"name": "seven_day", "used": 0.301, "resets_at": 9e9, "status": None},
+            ]},
         }  # fmt: skip
         await page.route("**/v1/overview", lambda route: route.fulfill(json=told))
         await expect(line.locator("strong")).to_have_text("Not working: log in with `cli-session-proxy login`")
         await expect(line.locator(".kept")).to_have_text("something is missing: 40 of 41 turns sent")
+        await expect(line).to_contain_text("0 turns running, 3 until a limit is over")
+        await expect(line.locator(".window")).to_have_text(["five hours: 100 % used", "week: 30 % used"])
         red = await page.evaluate("getComputedStyle(document.documentElement).getPropertyValue('--bad')")
         rgb = f"rgb({', '.join(str(int(red.strip()[at : at + 2], 16)) for at in (1, 3, 5))})"
-        for part in (line.locator("strong"), line.locator(".kept")):
+        for part in (line.locator("strong"), line.locator(".kept"), line.locator(".window").first):
             assert await part.evaluate("one => getComputedStyle(one).color") == rgb
     async with page_of(world.browser, world.url, failing="503") as page:
         # what it said while the proxy still answered says nothing of now

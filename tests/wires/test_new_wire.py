@@ -65,7 +65,7 @@ class Words:
     def error(self, error: ProxyError) -> Iterable[bytes]:
         return [f"!{error.code}\n".encode()]
 
-    def keep_alive(self) -> bytes:
+    def keep_alive(self, words: str = "") -> bytes:
         return b"."
 
 

@@ -7,7 +7,7 @@ import json
 from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any, Self
 
-from .script import Behaviour, Block, Cut, ErrorEvent, HeldReply, Slow, Stall
+from .script import Answering, Behaviour, Block, Cut, ErrorEvent, HeldReply, Reply, Slow, Stall
 from .seen import Outcome
 
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -97,9 +97,10 @@ async def _hold(behaviour: HeldReply | Stall, exchange: ScriptedRequest) -> None
         await exchange.wait(asyncio.sleep(behaviour.seconds))
 
 
-async def stream(message: Block, behaviour: Behaviour, exchange: ScriptedRequest) -> Outcome:
+async def stream(message: Block, behaviour: Answering, exchange: ScriptedRequest) -> Outcome:
     """Send the message as events, misbehaving where it is asked to; the outcome."""
-    await exchange.start(200, "text/event-stream; charset=utf-8")
+    reply = behaviour if isinstance(behaviour, Reply) else behaviour.reply
+    await exchange.start(200, "text/event-stream; charset=utf-8", dict(reply.headers))
     deltas = 0
     for event in _events(message):
         if event["type"] in ("content_block_delta", "message_delta"):

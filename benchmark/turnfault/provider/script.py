@@ -81,7 +81,7 @@ class Reply:
     """An ordinary answer. `content` is a text or whole blocks; None lets the default model answer.
 
     `usage` replaces the counted numbers of the same names; `thinking` puts a block in front, which the upstream seals.
-    `diagnostics` is said at the end of a stream.
+    `diagnostics` is said at the end of a stream, `headers` before it.
     """
 
     content: str | Sequence[Block] | None = None
@@ -91,6 +91,7 @@ class Reply:
     stop_details: Mapping[str, Any] | None = None
     thinking: str | None = None
     diagnostics: Mapping[str, Any] | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
 
     def blocks(self, texts: Texts, answer: Answer) -> list[Block]:
         if self.content is None or isinstance(self.content, str):
@@ -141,6 +142,20 @@ class Fail:
     def error(self) -> Block:
         kind = self.type or ERROR_TYPES.get(self.status, "api_error")
         return {"type": "error", "error": {"type": kind, "message": self.message}}
+
+
+def windows(status: str, limits: str, **told: tuple[float, float]) -> dict[str, str]:
+    """Headers that tell a subscription of its windows: `five_hour=(0.42, resets_at)`, `seven_day=…`. `limits` names the
+    one that decides."""
+    named = {"five_hour": "5h", "seven_day": "7d"}
+    base = "anthropic-ratelimit-unified"
+    found = {f"{base}-status": status, f"{base}-representative-claim": limits}
+    found[f"{base}-reset"] = str(int(told[limits][1]))
+    for name, (used, resets_at) in told.items():
+        of_it = status if name == limits else "allowed"
+        own = {"status": of_it, "utilization": str(used), "reset": str(int(resets_at))}
+        found |= {f"{base}-{named[name]}-{what}": value for what, value in own.items()}
+    return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +227,9 @@ class Stall:
     reached: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-Behaviour = Reply | Fail | Cut | ErrorEvent | Slow | HeldReply | Stall
+# What begins with an answer, however it goes on.
+Answering = Reply | Cut | ErrorEvent | Slow | HeldReply | Stall
+Behaviour = Answering | Fail
 
 
 @dataclass(slots=True)

@@ -203,7 +203,7 @@ class Upstream:
             seen.outcome = "failed"
             await exchange.json(529, behaviour.error)
         else:
-            await exchange.json(200, message)
+            await exchange.json(200, message, dict(reply.headers))
             seen.outcome = "answered"
 
     def _behaviour(self, seen: Seen) -> Behaviour:

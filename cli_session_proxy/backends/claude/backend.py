@@ -265,6 +265,8 @@ class _ClaudeExecution:
                         case base.Retried():
                             retries.append(event.detail)
                             yield event
+                        case base.PlanTold():
+                            yield event
                         case base.Compacted():
                             self._sound = False  # taken back, it would go on from the summary
                             if not self._ready.process.launch.capability.compacts_before_prompt:

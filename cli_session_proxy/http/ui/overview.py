@@ -123,6 +123,7 @@ class Overview:
             cli=None if program is None else explain.program(program),
             running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
             remembered=await self._remembered([one for one in facts if one.owner == owner]),
+            plan=self._engine.plan.now(), put_off=self._engine.put_off(),
         )  # fmt: skip
 
     async def _remembered(self, facts: Sequence[TurnFacts]) -> Remembered | None:

@@ -110,6 +110,13 @@ def _fallbacks(conn: Connection) -> None:
         conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
 
 
+def _limit_waits(conn: Connection) -> None:
+    """Until when turns wait for a limit of the provider's. Older programs take them for turns that wait in a lane."""
+    there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
+    if turns.c.limit_wait.name not in there:
+        conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.limit_wait.name} TEXT")
+
+
 def _newest_of_a_history(conn: Connection) -> None:
     """Very many strangers may share an opening: the newest of them are found in the index, without sorting them all."""
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
@@ -214,6 +221,7 @@ MIGRATIONS: tuple[Migration, ...] = (
     Migration("findings", lambda conn: metadata.create_all(conn, tables=[findings])),
     Migration("one-shots that were forgotten", lambda conn: metadata.create_all(conn, tables=[forgotten])),
     Migration("budgets", lambda conn: metadata.create_all(conn, tables=[spent])),
+    Migration("waiting for limits", _limit_waits),
 )
 
 

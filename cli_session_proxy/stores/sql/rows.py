@@ -19,6 +19,7 @@ from ...domain.models import (
     Agent,
     Fallback,
     FileMark,
+    LimitWait,
     Link,
     Message,
     Placed,
@@ -82,6 +83,10 @@ def _optional(value: Any) -> str | None:
     return None if value is None else dumps(value)
 
 
+def limit_wait(wait: LimitWait | None) -> str | None:
+    return None if wait is None else dumps(wait.as_json())
+
+
 def loads(text: str) -> Any:
     """The inverse of `dumps`. Faster than `json.loads`: no blanks around the text have to be skipped."""
     return _decoder.raw_decode(text)[0]
@@ -120,6 +125,7 @@ def turn_values(cutter: MediaCutter, turn: Turn) -> Values:
         "system": _optional(turn.system),
         "stop_sequence": _optional(turn.stop_sequence),
         "fallback": _optional(turn.fallback and turn.fallback.as_json()),
+        "limit_wait": limit_wait(turn.limit_wait),
         "placed": _placed_text(turn.placed),
         "options": "{}" if turn.options == PLAIN else dumps(turn.options.as_json()),
         "evidence": dumps(turn.evidence.as_json()),
@@ -177,6 +183,8 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> 
         values[_USAGE] = Usage.from_json(values[_USAGE])
         if values[_FALLBACK] is not None:
             values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
+        if values[_LIMIT_WAIT] is not None:
+            values[_LIMIT_WAIT] = LimitWait.from_json(values[_LIMIT_WAIT])
         for name, value in changed.items():
             values[_AT[name]] = value
         found.append(Turn(*values))
@@ -281,9 +289,13 @@ _AT = {name: at for at, name in enumerate(Turn.__slots__)}
 _FIELDS = len(_AT) + 1  # with `images`
 TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
 _INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
-_FALLBACK = _AT["fallback"]
+_FALLBACK, _LIMIT_WAIT = _AT["fallback"], _AT["limit_wait"]
 _TUPLES = itemgetter("output", "tools", "attempts")(_AT)
-_JSON = (_USAGE, *_TUPLES, *itemgetter("timings", "system", "stop_sequence", "error", "call", "fallback")(_AT))
+_JSON = (
+    _USAGE,
+    *_TUPLES,
+    *itemgetter("timings", "system", "stop_sequence", "error", "call", "fallback", "limit_wait")(_AT),
+)
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 

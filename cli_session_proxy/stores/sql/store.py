@@ -142,6 +142,8 @@ class SqlStore(Store):
     pending_deliveries = _read(reading.pending_deliveries)
     import_turns = _write(writing.import_turns)
     requeue = _write(writing.requeue)
+    postpone = _write(writing.postpone)
+    take_over = _write(writing.take_over)
     claim = _write(writing.claim)
     fail = _write(writing.fail)
     note = _write(way.note)

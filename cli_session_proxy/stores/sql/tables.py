@@ -105,6 +105,7 @@ turns = Table(
     Column("backend", Text),
     Column("answered_by", Text),
     Column("fallback", Text),
+    Column("limit_wait", Text),
     Column("placed", Text, nullable=False, server_default="{}"),
     Column("evidence", Text, nullable=False),
     Column("error", Text),

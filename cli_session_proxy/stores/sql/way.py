@@ -283,6 +283,7 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         "evidence": rows.dumps(begun.evidence.as_json()),
         "started_at": begun.started_at,
         "attempt": rows.dumps(begun.attempt),
+        "limit_wait": None,
     }
     if begun.system is not None:
         values["system"] = rows.dumps(begun.system)

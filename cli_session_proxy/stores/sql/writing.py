@@ -5,7 +5,7 @@ Those that every turn goes through are in `way`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from sqlalchemy import Connection, Row, bindparam, func, or_, select
@@ -18,6 +18,7 @@ from ...domain.models import (
     ON_PATH,
     Agent,
     Delivery,
+    LimitWait,
     Link,
     Placed,
     Session,
@@ -192,9 +193,15 @@ def fail(
         "attempts": tuple(attempts),
         "timings": timings,
         "finished_at": finished_at,
+        "limit_wait": None,
     }
     (turn,) = rows.loaded_turns(conn, [row], **ended)
-    how = {"error": rows.dumps(error), "attempts": rows.dumps(attempts), "timings": rows.dumps(timings)}
+    how = {
+        "limit_wait": None,
+        "error": rows.dumps(error),
+        "attempts": rows.dumps(attempts),
+        "timings": rows.dumps(timings),
+    }
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": finished_at, **how})
     spoil_session(conn, turn.session_id)
     lost = (status in LOST) - (row.status in LOST)
@@ -215,6 +222,44 @@ def requeue(
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
     if row.status in LOST:
         COUNT.run(conn, grown(turn.agent_key, failures=-1))
+    return turn
+
+
+def postpone(
+    conn: Connection,
+    lease: Lease,
+    turn_id: str,
+    wait: LimitWait,
+    attempts: Sequence[JSON],
+    timings: JSON,
+    *,
+    behind: Collection[str] = (),
+) -> Turn:
+    hold(conn, lease)
+    row = _need(conn, turn_id, UNFINISHED)
+    (turn,) = rows.loaded_turns(
+        conn, [row], status="queued", attempts=tuple(attempts), timings=timings, limit_wait=wait, started_at=None
+    )
+    told = rows.limit_wait(wait)
+    how = {"attempts": rows.dumps(attempts), "timings": rows.dumps(timings), "started_at": None}
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": "queued", "limit_wait": told, **how})
+    spoil_session(conn, turn.session_id)
+    for other in behind:
+        conn.execute(
+            turns.update().where(turns.c.id == other, turns.c.status == "queued", turns.c.instance == row.instance),
+            {"limit_wait": told},
+        )
+    return turn
+
+
+def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Turn | None:
+    hold(conn, lease)
+    row = WHOLE.one(conn, {"turn_id": turn_id})
+    if row is None or row.status != "queued" or row.limit_wait is None:
+        return None
+    (turn,) = rows.loaded_turns(conn, [row], instance=instance)
+    leases.forget_cancel(conn, turn_id)  # its former proxy was asked
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "instance": instance})
     return turn
 
 

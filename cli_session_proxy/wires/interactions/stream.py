@@ -13,7 +13,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Waits
 from ...errors import ProxyError, from_dict
 from ..base import EventStream
 from ..blocks import opened
@@ -50,6 +50,8 @@ class InteractionsWriter(EventStream):
                 return self._delta(event.index, event.delta)
             case BlockStop():
                 return self._stop(event.index)
+            case Waits():
+                return []
             case Finished():
                 return self._end(event.turn)
 

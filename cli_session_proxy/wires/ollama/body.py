@@ -351,7 +351,7 @@ class LineWriter:
         """What ends a stream that has begun and failed: Ollama's clients raise on it."""
         return [_line(ollama_error(error))]
 
-    def keep_alive(self) -> bytes:
+    def keep_alive(self, words: str = "") -> bytes:  # noqa: ARG002 - there is no place for them
         """An object without words, as Ollama itself sends them. An empty line is no JSON: its clients would fail."""
         return self._say("text", "")
 

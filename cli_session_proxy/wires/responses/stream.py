@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent
+from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Waits
 from ...errors import ProxyError
 from ..base import EventStream
 from ..common import SSE_DONE, sse_event
@@ -142,6 +142,8 @@ class ResponsesWriter(EventStream):
                 return self._words(event.index, str(event.delta.get(kind) or ""))
             case BlockStop():
                 return self._stop(event.index)
+            case Waits():
+                return []
             case Finished():
                 return self._end(event.turn)
 

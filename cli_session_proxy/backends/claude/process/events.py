@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from ....domain.evidence import CacheMiss
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, Retried, ToolActivity
+from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, PlanTold, Retried, ToolActivity
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,6 +117,7 @@ CliEvent = (
     | Declined
     | Retried
     | Compacted
+    | PlanTold
     | Activity
     | BlockStart
     | BlockDelta

@@ -9,13 +9,23 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Literal
 
 from ....settings import Settings
 from . import environment
 
+# How the CLI pays: with a person's subscription, by use (a key, a cloud), not at all yet; or it cannot tell.
+Kind = Literal["subscription", "by use", "none", "unknown"]
 # Any of these logs the CLI in by itself (its documentation, "Authentication").
 VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
 PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
+# Of these, the ones that are billed by use, and are not a person's subscription.
+BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
+# The CLI's own words for its login (`authMethod` of `auth status`, 2.1.330).
+_KINDS: Mapping[str, Kind] = {
+    "claude.ai": "subscription", "oauth_token": "subscription", "api_key": "by use", "api_key_helper": "by use",
+    "third_party": "by use", "none": "none",
+}  # fmt: skip
 # `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
 STATUS_TIMEOUT = 20.0
 STATUS_OUTPUT = 64 * 1024
@@ -41,16 +51,37 @@ async def missing(settings: Settings, claude: Path, env: Mapping[str, str]) -> s
     if any(env.get(name) for name in VARIABLES) or any(name.startswith(PREFIX) for name in env):
         return None
     command = environment.login_command(settings)
-    if not await has_auth(claude, env):
+    status = await _status(claude, env)
+    if status is None:
         return UNKNOWN.format(command=command)
+    if status.get("loggedIn") is True:
+        return None
+    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
+
+
+def billed_by_use(env: Mapping[str, str]) -> bool:
+    """As the names in the CLI's environment tell: in print mode it takes these before any login (2.1.330)."""
+    return any(env.get(name) for name in BY_USE) or any(name.startswith(PREFIX) and env[name] for name in env)
+
+
+async def kind(claude: Path, env: Mapping[str, str]) -> Kind:
+    """As the CLI tells of its login, where no name in its environment does."""
+    if billed_by_use(env):
+        return "by use"
+    told = await _status(claude, env) or {}
+    said = _KINDS.get(str(told.get("authMethod")))
+    return said or ("subscription" if env.get("CLAUDE_CODE_OAUTH_TOKEN") else "unknown")
+
+
+async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None:
+    """What `auth status` says; None from a CLI that has no such command, or in no words that we know."""
+    if not await has_auth(claude, env):
+        return None
     try:
         status = json.loads(await _ask(claude, env, "auth", "status"))
     except ValueError:
-        return UNKNOWN.format(command=command)
-    logged_in = isinstance(status, dict) and status.get("loggedIn") is True
-    if logged_in:
         return None
-    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
+    return status if isinstance(status, dict) else {}
 
 
 async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:

@@ -10,7 +10,7 @@ from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
 from ....domain.limits import MOST_USD, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
-from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, Retried, ToolActivity
+from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, PlanTold, Retried, ToolActivity
 from . import permissions
 from .events import AssistantMessage, CallRefused, CliEvent, Declined, Result, SessionFrame, Truncated
 from .tool_server import called_in
@@ -180,6 +180,7 @@ class TurnReader:
                 return [_seen(frame, kind)]
             case "rate_limit_event":
                 self._rate_limit = _dict(frame.get("rate_limit_info"))
+                return [PlanTold(self._rate_limit)]
         return [Activity(kind)]
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:

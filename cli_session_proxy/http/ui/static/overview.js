@@ -60,18 +60,23 @@ function works(problem) {
 }
 
 function status({ status: now }) {
-  const { cli, running: turns, waiting, remembered: seen } = now;
-  const going = [count(turns, "turn"), " running", waiting > 0 && `, ${waiting} waiting`];
+  const { cli, running: turns, waiting, remembered: seen, plan, put_off: off } = now;
+  const going = [count(turns, "turn"), " running", waiting > 0 && `, ${waiting} waiting`, off > 0 && `, ${off} until a limit is over`];
   const forgotten = seen && seen.sent < seen.turns;
   return [
     works(now.problem),
     cli && h("span", null, cli),
     h("span", null, ...going),
     h("span", null, `${usd(now.cost_today)} today, ${usd(now.cost_week)} in seven days`),
+    ...(plan ? plan.windows : []).map((one) => h("span.window", { "data-good": String(one.status !== "rejected"), title: resets(one) },
+      `${WINDOWS[one.name] || one.name.replaceAll("_", " ")}: ${one.used === null ? plan.status : `${Math.round(100 * one.used)} % used`}`)),
     seen && h("span.kept", { "data-good": String(!forgotten), title: `in the newest request of ${count(seen.agents, "agent")}` },
       `${forgotten ? "something is missing" : "nothing forgotten"}: ${seen.sent} of ${count(seen.turns, "turn")} sent`),
   ];
 }
+
+const WINDOWS = { five_hour: "five hours", seven_day: "week" };
+const resets = (one) => (one.resets_at === null ? "" : `reset at ${new Date(1000 * one.resets_at).toLocaleString()}`);
 
 const REASONS = {
   stuck: (n) => `${n} ${n === 1 ? "keeps" : "keep"} failing`, failed: (n) => `${n} failed last`, failures: (n) => `${n} failed within a day`,

@@ -1,0 +1,57 @@
+"""What the provider says of the subscription's windows: kept for the page, the metrics, answers' headers, and the next
+start."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from ..domain.models import JSON
+from ..domain.plan import Plan
+from ..stores.base import Findings
+from ..tasks import survived
+
+# The findings of the store under which it is kept, one of each host.
+SUBJECT = "plan"
+# Between two notes of the same status, in seconds: the shares move at every turn.
+SELDOM = 30.0
+
+
+class PlanWatch:
+    """One per engine."""
+
+    def __init__(self, store: Findings, own: Callable[[Coroutine[Any, Any, None]], asyncio.Task[None]]) -> None:
+        self._store = store
+        self._own = own
+        self._plan: Plan | None = None
+        self._kept: Plan | None = None
+
+    async def load(self) -> None:
+        """What was told before this start."""
+        self._plan = self._kept = await stored(self._store)
+
+    def told(self, detail: JSON) -> None:
+        plan = Plan.read(detail, time.time())
+        if plan is None:
+            return
+        self._plan, before = plan, self._kept
+        if before is None or before.status != plan.status or plan.at - before.at > SELDOM:
+            self._kept = plan
+            self._own(self._keep(plan))
+
+    def now(self) -> Plan | None:
+        """As far as it still holds; None where nothing was told, as of a CLI that pays by use."""
+        return None if self._plan is None else self._plan.current(time.time())
+
+    async def _keep(self, plan: Plan) -> None:
+        with survived("plan_not_kept"):
+            await self._store.keep_findings(SUBJECT, {socket.gethostname(): plan.as_json()})
+
+
+async def stored(store: Findings) -> Plan | None:
+    """The newest that any host of the store was told."""
+    found = await store.findings(SUBJECT)
+    return Plan.from_json(found[-1].found) if found else None
