@@ -12,6 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from typing import Literal, NamedTuple
 
 from ..errors import BudgetExceeded
@@ -98,11 +99,16 @@ def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budg
 
 def period(per: Per, at: float) -> Period:
     """The minute, day or month (UTC) that holds this moment."""
+    return _holding(per, int(at // 60))
+
+
+@lru_cache(32)  # each turn asks several times
+def _holding(per: Per, minute: int) -> Period:
     if per != "month":
         length = 60.0 if per == "minute" else 86_400.0
-        begins = at // length * length
+        begins = minute * 60 // length * length
         return Period(per, begins, begins + length)
-    first = datetime.fromtimestamp(at, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
+    first = datetime.fromtimestamp(minute * 60, UTC).replace(day=1, hour=0, minute=0, second=0, microsecond=0)
     following = (first + timedelta(days=32)).replace(day=1)
     return Period(per, first.timestamp(), following.timestamp())
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, and_, bindparam, delete, func, select
+from sqlalchemy import Connection, bindparam, delete, func, select
 
 from ...domain import budgets
 from ...domain.budgets import KEYS, Budget, Scope, Spent
@@ -22,11 +22,10 @@ from .tables import agents, spent, turns
 _ADD = Prepared(InsertOrAdd(spent))
 _OF_ACCOUNT = Prepared(select(spent).where(spent.c.account == bindparam("of_account")))
 # Other turns that are accepted and not over, of an owner and of an agent.
-_other = and_(unfinished(turns, agents.c.key), turns.c.id != bindparam("but"))
 _others = (
     select(func.count().label("turns"))
-    .select_from(turns.join(agents, agents.c.key == turns.c.agent_key))
-    .where(_other, agents.c.owner == bindparam("of_owner"))
+    .select_from(turns.join(agents, unfinished(turns, agents.c.key)))
+    .where(turns.c.id != bindparam("but"), agents.c.owner == bindparam("of_owner"))
 )
 _UNDER_WAY: Mapping[Scope, Prepared] = {
     "key": Prepared(_others),
