@@ -36,6 +36,7 @@ TOOLS = ROOT / ".tools"
 ADAPTERS = ROOT / "benchmark" / "contenders"
 RESULTS = ROOT / "benchmark" / "results"
 OURS = "cli-session-proxy"
+RUNS = 5
 # A contender's own programs come first; nothing else of this environment is on its PATH.
 PATH = "/usr/local/bin:/usr/bin:/bin"
 
@@ -278,7 +279,10 @@ def page() -> str:
     for one in summary.contenders(runs):
         runs_of = f"[its runs](../benchmark/results/{slug(one.name)})"
         lines.append(f"- **{one.name}** ({one.version}; {runs_of}). {one.note or ''}".rstrip())
-    lines += [f"- – {line}." for line in summary.left_out(runs)]
+    lines += ["", *(f"- {line}." for line in summary.left_out(runs))]
+    fewer = [f"{one.name} ({len(one.runs)})" for one in summary.contenders(runs) if len(one.runs) < RUNS]
+    if fewer:
+        lines += ["", f"Fewer than {RUNS} runs: {', '.join(fewer)}."]
     worked = tasks.read(RESULTS)
     if worked:
         lines += [TASKS, tasks.table(worked)]
@@ -291,7 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--docs", type=Path, help="where peers.md is written")
     parser.add_argument("--only", default="", help="peers whose name holds this")
-    parser.add_argument("--runs", type=int, default=5, help="of each, with the seeds 1, 2, …")
+    parser.add_argument("--runs", type=int, default=RUNS, help="of each, with the seeds 1, 2, …")
     parser.add_argument("--portion", type=float, default=float("inf"), help="minutes after which no run begins")
     options = parser.parse_args()
     until = time.monotonic() + options.portion * 60

@@ -4,4 +4,4 @@
 export LLM_USER_PATH="$PWD"
 [ -f logs.db ] && set -- "$@" -c
 program=$1 model=$2; shift 2
-exec "$program" prompt --no-stream -m "anthropic/claude-$model-4-5" "$@"
+exec "$program" prompt --no-stream -m "claude-$model-4.5" "$@"

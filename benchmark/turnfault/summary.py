@@ -118,14 +118,16 @@ def differing(runs: Iterable[Run]) -> list[str]:
 
 
 def left_out(runs: Iterable[Run]) -> list[str]:
-    """Why a contender has dashes, a line for each reason."""
+    """Why a contender has dashes, a line for each that has some."""
     lines = []
     for one in contenders(runs):
         why: dict[str, list[str]] = {}
         for row in one.runs[-1]["rows"]:
             if "left_out" in row:
                 why.setdefault(row["left_out"], []).append(f"{row['group']}: {row['name']}")
-        lines += [f"{one.name}: {reason} ({len(rows)} rows)" for reason, rows in why.items()]
+        if why:
+            told = ", ".join(f"{reason} ({len(rows)})" for reason, rows in why.items())
+            lines.append(f"{one.name}, rows left out: {told}")
     return lines
 
 

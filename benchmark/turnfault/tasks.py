@@ -44,6 +44,8 @@ NEEDS: dict[Interruption, frozenset[Surface]] = {
 }  # fmt: skip
 
 COMMAND = re.compile(r"^run: (look|first attempt|second attempt|test)$", re.MULTILINE)
+_DID = re.compile(r"\brun: (look|first attempt|second attempt|test)\b")
+_TESTED = re.compile(r"\btest: (passed|failed)\b")
 _TICKET = re.compile(r"ticket T-\d{4}")
 
 
@@ -79,19 +81,17 @@ def tasks() -> list[Task]:
 
 def model(texts: Sequence[tuple[str, str]]) -> str:
     """What the scripted model answers to this conversation, (role, text) each."""
-    said = "\n".join(text for role, text in texts if role == "user")
-    did = [found for role, text in texts if role == "assistant" for found in COMMAND.findall(text)]
-    ticket = _TICKET.search(said)
-    newest = next((text for role, text in reversed(texts) if role == "user"), "")
+    shown = "\n".join(text for _, text in texts)  # whoever said it: a history in one text can be read as well
+    did, tests, ticket = _DID.findall(shown), _TESTED.findall(shown), _TICKET.search(shown)
     if ticket is None:
         return "What is the task?"
-    if "test: passed" in newest:
+    if tests[-1:] == ["passed"]:
         return f"Done: {ticket[0]}."
     if "look" not in did:
         return "run: look"
     if "first attempt" not in did:
         return "run: first attempt"
-    if "test: failed" in said:
+    if tests:
         return "run: test" if "second attempt" in did else "run: second attempt"
     return "run: test"
 

@@ -44,7 +44,7 @@ def test_the_best_stands_first_with_its_median_and_spread() -> None:
     assert "| g | a | kept | all lost |" in text
     assert "|  | b | kept 1×; 1 lost 1×; all lost 1× | – |" in text
     assert summary.differing(runs) == ["better, g: b: seed 0: kept; seed 1: 1 lost; seed 2: all lost"]
-    assert summary.left_out(runs) == ["worse: it has no files (1 rows)"]
+    assert summary.left_out(runs) == ["worse, rows left out: it has no files (1)"]
 
 
 @pytest.mark.parametrize(

@@ -53,3 +53,5 @@ def test_the_model_that_is_not_shown_its_attempt_makes_it_again() -> None:
     assert tasks.model(tested) == "run: second attempt"
     assert tasks.model([*looked, ("user", "3. test: failed")]) == "run: first attempt"
     assert tasks.model([("user", "3. test: failed")]) == "What is the task?"
+    flat = "\n".join(f"{role}: {text}" for role, text in tested)
+    assert tasks.model([("user", flat)]) == "run: second attempt"
