@@ -13,6 +13,7 @@ from pathlib import Path
 import httpx
 
 from cli_session_proxy.commands.doctor import examine
+from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
 
 from ..conftest import MakeSettings, processes
@@ -24,8 +25,8 @@ from .tampered import tampered
 def runs(settings: Settings) -> list[str]:
     """The checks that have ended, by what they checked."""
     with closing(sqlite3.connect(settings.var / "chains.sqlite3")) as conn:
-        wanted = "SELECT subject FROM findings WHERE name = 'run' AND until IS NULL"
-        return [str(row[0]) for row in conn.execute(wanted)]
+        wanted = "SELECT subject FROM findings WHERE name = ? AND until IS NULL"
+        return [str(row[0]) for row in conn.execute(wanted, [RUN])]
 
 
 async def tells(url: str, words: str) -> bool:
@@ -42,13 +43,13 @@ async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywh
     async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
         await until(lambda: runs(settings), 120.0)
         for url in (one, two):
-            await until(partial(tells, url, "17 of 17 checks seen to work"))
+            await until(partial(tells, url, "18 of 18 checks seen to work"))
         async with httpx.AsyncClient(base_url=one) as http:
             assert 'cli_observation{observation="round_trip"} 1.0' in (await http.get("/metrics")).text
     every = {line.check: line async for line in examine(settings)}
-    assert "17 of 17 seen to work" in every["self-check"].says
+    assert "18 of 18 seen to work" in every["self-check"].says
     starts = (tmp_path / "bin" / "starts").read_text().split()
-    assert len(starts) == len(set(starts)) == 6  # of one check, which plays six scenes
+    assert len(starts) == len(set(starts)) == 7  # of one check, which plays seven scenes
 
 
 async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
@@ -57,8 +58,9 @@ async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
     claude = tampered(claude_2, tmp_path / "bin", "tells")
     settings = make_settings(claude_bin=claude, self_check=True)
     async with serve(settings, tmp_path) as (_, process):
-        await until((tmp_path / "bin" / "environment").exists)
-        folder = Path(json.loads((tmp_path / "bin" / "environment").read_text())["HOME"]).parent
+        told = tmp_path / "bin" / "environment"
+        await until(lambda: told.exists() and told.read_text().endswith("}"))  # it is there before it is written
+        folder = Path(json.loads(told.read_text())["HOME"]).parent
         process.send_signal(signal.SIGKILL)
         await until(lambda: not list(processes((), mark=os.fsencode(folder))))
         await until(lambda: not folder.exists())
