@@ -175,7 +175,7 @@ $(VENV)/.serve: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
 	@touch $@
 
 $(VENV)/.test: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
-	$(PIP) --editable ./benchmark --editable '.[claude,litellm,postgresql,redis,otel,dev,clients,bench]'
+	$(PIP) --editable ./benchmark --editable '.[claude,litellm,postgresql,redis,archive,otel,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
 $(VENV)/.bench: pyproject.toml benchmark/pyproject.toml $(VENV)/.made

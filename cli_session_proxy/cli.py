@@ -58,6 +58,9 @@ CLAUDE_FILES: dict[str, Any] = {
         Path | None, typer.Option(help="The CLI's own directory (login, transcripts).", show_default="the user's own")
     ]
 }
+ARCHIVE_KEY: dict[str, Any] = {
+    "archive_key_file": Annotated[Path | None, typer.Option(help="Your age identities, which encrypt and decrypt it.")]
+}
 STORE_AND_FILES = STORE | CLAUDE_FILES
 STORE_AND_CLI = STORE | CLAUDE_BIN | CLAUDE_FILES
 AgentId = Annotated[str, typer.Argument(metavar="AGENT_ID")]
@@ -428,15 +431,64 @@ def export(
     _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
 
 
-@_command("import ada.jsonl --agent-id ada-again", name="import", options=STORE_AND_FILES)
+@_command(
+    "archive ada --to /mnt/archive",
+    "archive --older-than 90d --to s3://bucket/chains --dry-run",
+    options=STORE_AND_CLI
+    | ARCHIVE_KEY
+    | {
+        "archive_to": Annotated[
+            str | None,
+            typer.Option("--to", metavar="DIR|URL", help="A folder, or s3://bucket/prefix.", show_default="archive_to"),
+        ]
+    },
+)
+def archive(
+    settings: Settings,
+    agent_ids: Annotated[list[str] | None, typer.Argument(metavar="[AGENT_ID]…")] = None,
+    older_than: Annotated[
+        str | None, typer.Option(help="Agents that were last active before: 90d, 12h, or a date (UTC).")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which agents these are.")] = False,
+    owner: Annotated[
+        str | None, typer.Option(help="Only agents of this owner.", show_default="local; all with --older-than")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Put agents away, encrypted, and delete them here. What was put is read back and compared before."""
+    from .commands import archiving
+
+    place, names, told = str(settings.archive_to), agent_ids or [], []
+
+    async def run() -> None:
+        async for done in archiving.archive(settings, owner, names, older_than, dry_run=dry_run):
+            told.append(done)
+            if not as_json:
+                _say(archiving.line_of(done, place, dry_run=dry_run))
+
+    asyncio.run(run())
+    if as_json:
+        _say(json.dumps([one.as_json() for one in told], indent=1))
+    elif not told:
+        _say("no agent was idle for so long")
+    if names and any(one.stays is not None for one in told):
+        raise typer.Exit(1)
+
+
+@_command(
+    "import ada.jsonl --agent-id ada-again",
+    "import s3://bucket/chains/ada.0a1b.jsonl.age",
+    name="import",
+    options=STORE_AND_FILES | ARCHIVE_KEY,
+)
 def import_(
     settings: Settings,
-    file: Annotated[Path, typer.Argument(metavar="FILE")],
+    file: Annotated[str, typer.Argument(metavar="FILE|URL")],
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Take in a file that `export` wrote. From here or from another machine."""
+    """Take in what `export` wrote or `archive` put away. From here or from another machine."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))

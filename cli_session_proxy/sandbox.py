@@ -119,6 +119,25 @@ class Sandboxes:
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()
 
+    def has_files(self, agent_dir: str) -> bool:
+        """Something was put into the sandbox: more than folders, and the links of the settings. Or nobody can see."""
+        sandbox = self.path(agent_dir)
+        links = {sandbox.joinpath(*PurePosixPath(name).parts) for name in self._links}
+        unread = [sandbox]
+        while unread:
+            try:
+                with os.scandir(unread.pop()) as entries:
+                    for entry in entries:
+                        if entry.is_dir(follow_symlinks=False):
+                            unread.append(Path(entry.path))
+                        elif Path(entry.path) not in links or not entry.is_symlink():
+                            return True
+            except FileNotFoundError:
+                continue
+            except OSError:
+                return True
+        return False
+
     def tmpdir(self, agent_dir: str) -> Path:
         """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets; nothing is created."""
         return self._short(self._tmp / self.path(agent_dir).name)

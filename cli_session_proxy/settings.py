@@ -17,6 +17,7 @@ import tomllib
 from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
+from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args
@@ -86,6 +87,8 @@ _TRUSTED = {
     "sandbox_root": "other directories", "keys": "who can come in", "keys_file": "who can come in",
     "retention_days": "what is deleted", "forget_unnamed": "what is deleted",
     "audit": "a file that is written", "i_am_the_only_user": "who can come in",
+    "archive_to": "where conversations are sent", "archive_key_file": "where conversations are sent",
+    "trusted_header": "who can come in", "trusted_header_from": "who can come in",
 }  # fmt: skip
 _TRUSTED_OF_PROFILES = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
@@ -149,6 +152,8 @@ def fix_id_of(text: str) -> str:
     return text
 
 
+# What an address of S3-compatible storage begins with.
+S3 = "s3://"
 # What the proxy itself says of a request to another model: `params` must not say it too.
 OWN_PARAMS = frozenset({
     "model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "functions",
@@ -157,8 +162,11 @@ OWN_PARAMS = frozenset({
 # Files that a URL of PostgreSQL or Redis may name, that libpq's environment names, and where it looks by itself.
 _FILES_IN_URLS = ("passfile", "sslkey", "servicefile", "ssl_keyfile")
 _FILES_OF_LIBPQ = ("PGPASSFILE", "PGSSLKEY", "PGSERVICEFILE")
+_FILES_OF_AWS = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
+_HOME_OF_AWS = (".aws/credentials", ".aws/config")
 _HOME_OF_LIBPQ = (".pgpass", ".pg_service.conf", ".postgresql/postgresql.key")
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 
 
 PositiveDollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -362,6 +370,9 @@ class Settings(BaseSettings):
     otel: OtelSettings = Field(default_factory=OtelSettings)  # where traces and metrics are sent
     audit: Path | None = None  # who read and changed what (see `http.audit`); None: in `var` where there are keys
     i_am_the_only_user: bool = False  # every key and address is one person's own: a subscription may serve them
+    # In place of keys: the header in which a gateway names who asks, and the networks whose addresses it has.
+    trusted_header: str | None = None
+    trusted_header_from: tuple[IPv4Network | IPv6Network, ...] = ()
     # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
     # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
     advertise: str | None = None
@@ -398,6 +409,11 @@ class Settings(BaseSettings):
     # data
     retention_days: float | None = Field(default=None, gt=0)
     forget_unnamed: PositiveFloat | Literal["never"] = 30 * 24.0  # hours after which one-shots go, as the CLI cleans up
+    # Chains that are put away, encrypted, and deleted here: where to (a directory, or s3://bucket/prefix), with which
+    # age keys, and after how many days without a turn (None: only by command).
+    archive_to: str | None = None
+    archive_key_file: Path | None = None
+    archive_after_days: float | None = Field(default=None, gt=0)
     idempotency_hours: float = Field(default=24.0, gt=0)
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
@@ -416,6 +432,28 @@ class Settings(BaseSettings):
             raise ValueError("it takes the address at which other proxies reach this one: http://10.0.0.2:8787")
         return _origin(value)
 
+    @field_validator("trusted_header", mode="after")
+    @classmethod
+    def _is_a_header(cls, value: str | None) -> str | None:
+        if value is not None and not _HEADER.fullmatch(value):
+            raise ValueError("it takes the name of one header, such as X-Forwarded-User")
+        return value
+
+    @field_validator("trusted_header_from", mode="before")
+    @classmethod
+    def _are_networks(cls, value: Any) -> Any:
+        """An address, or a network in CIDR; not everybody."""
+        networks = []
+        for text in [value] if isinstance(value, str) else value:
+            try:
+                network = ip_network(text if isinstance(text, IPv4Network | IPv6Network) else str(text))
+            except ValueError as exc:
+                raise ValueError(f"{exc}: write an address, or a network such as 10.1.2.0/24") from exc
+            if network.prefixlen == 0:
+                raise ValueError(f"{network} is everybody: name the addresses of the gateway")
+            networks.append(network)
+        return tuple(networks)
+
     @field_validator("registry", mode="after")
     @classmethod
     def _is_redis(cls, value: SecretStr | None) -> SecretStr | None:
@@ -432,6 +470,7 @@ class Settings(BaseSettings):
         "claude_config_dir",
         "keys_file",
         "cluster_key_file",
+        "archive_key_file",
         mode="after",
     )
     @classmethod
@@ -453,6 +492,39 @@ class Settings(BaseSettings):
             for name in ("advertise", "registry"):
                 if getattr(self, name) is not None:
                     raise ValueError(f"{name} needs cluster_key or cluster_key_file: by it proxies know each other")
+        return self
+
+    @model_validator(mode="after")
+    def _gateway_alone_names_owners(self) -> Settings:
+        if self.trusted_header is None:
+            if self.trusted_header_from:
+                raise ValueError("trusted_header_from needs trusted_header: the header in which the gateway names them")
+            return self
+        if not self.trusted_header_from:
+            raise ValueError(
+                "trusted_header needs trusted_header_from: the addresses of the gateway, such as 10.1.2.3/32"
+            )
+        if self.keys or self.keys_file is not None:
+            raise ValueError("trusted_header and keys are two ways to name an owner: leave one of them out")
+        if self.uds is not None:
+            raise ValueError("trusted_header needs host and port: who comes over a unix socket has no address")
+        confined = sorted(name for name, profile in self.profiles.items() if profile.confined)
+        if confined and any(network.is_loopback for network in self.trusted_header_from):
+            raise ValueError(
+                f"trusted_header_from names loopback, and profile {confined[0]} is confined: its agents could be any "
+                "owner there; put the gateway on another machine, or in a network namespace of its own"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _archive_comes_before_the_end(self) -> Settings:
+        if self.archive_after_days is None:
+            return self
+        for name in ("archive_to", "archive_key_file"):
+            if getattr(self, name) is None:
+                raise ValueError(f"archive_after_days needs {name}: where chains go, and by which key")
+        if self.retention_days is not None and self.retention_days <= self.archive_after_days:
+            raise ValueError("archive_after_days must be less than retention_days: else chains are deleted before")
         return self
 
     @model_validator(mode="after")
@@ -574,6 +646,7 @@ class Settings(BaseSettings):
         found = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
         named = {"keys_file": self.keys_file, "cluster_key_file": self.cluster_key_file, "uds": self.uds}
         named |= {"audit": self.audit}
+        named["archive_key_file"] = self.archive_key_file
         found |= {path: name for name, path in named.items() if path is not None}
         for name, url in (("store", self.store), ("registry", self.registry)):
             if url is not None:
@@ -582,6 +655,9 @@ class Settings(BaseSettings):
         if self.store is not None:  # libpq looks there by itself
             found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
             found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
+        if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 looks there by itself
+            found |= {Path(path): "archive_to" for name in _FILES_OF_AWS if (path := os.environ.get(name))}
+            found |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}
         for name, model in self.models.items():
             texts = (value for value in model.params.values() if isinstance(value, str))
             found |= {Path(text): f"models.{name}" for text in texts if text.startswith(("/", "~"))}

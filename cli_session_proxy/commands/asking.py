@@ -38,6 +38,8 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
     """What a running server asks of this owner."""
     keys = Keys(settings)
     secret = keys.secret_of(owner)
+    if settings.trusted_header is not None and secret is None:
+        raise ConfigError("the server knows owners by its gateway: start it with --make-key to ask it from here, too")
     if keys and secret is None:
         raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}

@@ -5,7 +5,8 @@ from __future__ import annotations
 from ..domain.models import JSON
 from ..engine.engine import Engine
 from ..errors import NotFound
-from ..http.served import served_at
+from ..http.keys import Keys
+from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from ..stores.auto import place_of
@@ -15,8 +16,7 @@ from .stored import agent_in, opened
 
 async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
-    served = served_at(settings.var)
-    if served is not None and await alive(served):
+    if (served := await _server(settings, owner)) is not None:
         await asked(served, "DELETE", agent_id, key_of(settings, owner))
         return
     async with opened(settings) as store:
@@ -27,8 +27,7 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
 
 async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON:
     """Move the head back: through the server that runs on this `var`, else here. The answer of the route."""
-    served = served_at(settings.var)
-    if served is not None and await alive(served):
+    if (served := await _server(settings, owner)) is not None:
         return await asked(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
     async with opened(settings) as there:
         await agent_in(settings, there, owner, agent_id)
@@ -38,6 +37,15 @@ async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON
         return (await engine.rewind(owner, agent_id, to)).as_json()
     finally:
         await engine.stop()
+
+
+async def _server(settings: Settings, owner: str) -> Served | None:
+    """The server that runs on this `var`. None where it would not let this owner in, because its gateway alone names
+    owners: then this program is one more proxy of the store."""
+    served = served_at(settings.var)
+    if served is None or (settings.trusted_header is not None and Keys(settings).secret_of(owner) is None):
+        return None
+    return served if await alive(served) else None
 
 
 async def _delete_here(settings: Settings, owner: str, agent_id: str) -> bool:

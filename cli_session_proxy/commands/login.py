@@ -88,6 +88,8 @@ def serves_others(settings: Settings, keys: Keys) -> str | None:
     owners = keys.owners | ({LOCAL_OWNER} if settings.make_key else frozenset())
     if len(owners) > 1:
         return f"{len(owners)} keys name several people"
+    if settings.trusted_header is not None:
+        return "a gateway names whom it lets in"
     if settings.uds is None and not is_loopback(settings.host):
         return f"host {settings.host!r} lets other machines in"
     return None

@@ -7,12 +7,13 @@ import itertools
 import json
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
 
 from rich.progress import TaskProgressColumn, TextColumn
 
+from ..archive.fetching import fetched
 from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.claude import transcript
@@ -128,11 +129,13 @@ class _KeptByClaude:
         return self._fitting.records(turn_id, parent_id, records)
 
 
-async def import_(settings: Settings, owner: str, path: Path, agent_id: str | None) -> MovedChain:
-    """Take a file of `export` in. Raises `NotFound`, `InvalidRequest`."""
+async def import_(settings: Settings, owner: str, source: Path | str, agent_id: str | None) -> MovedChain:
+    """Take a file of `export` in, also an archived one. Raises `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
     async with _ready(settings) as store, _looking() as look:
-        with bar("importing", TaskProgressColumn()) as told:
-            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, path, agent_id, told)
+        with ExitStack() as stack:
+            file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
+            told = stack.enter_context(bar("importing", TaskProgressColumn()))
+            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, told)
 
 
 async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:

@@ -799,22 +799,18 @@ class Engine:
         """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
 
         With an `expiry` only what still is to go, also when the chain is removed: a client may have gone on since the
-        agent was chosen. Its turn then finds no files, and writes them again from the chain.
+        agent was chosen. Its turn is not cancelled; it then finds no files, and writes them again from the chain. Of
+        what was archived (`expiry.version`) nothing may be outside the chain.
         """
         agent = await self.store.agent(owner, agent_id)
         if agent is None or (expiry is not None and not await self.store.expired_agents(expiry, only=agent.key)):
             return False
-        running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
-        for live in running:
-            live.cancel("deletion")
-        for turn in await self.store.waiting(agent.key):
-            if turn.instance not in (None, self._instances.id):
-                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # forgotten with the agent
-        tasks = [live.task for live in running if live.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
+        if expiry is None:
+            await self._end_turns(agent)
         async with self._ownership.hold(agent):
             if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
+                return False
+            if expiry is not None and expiry.version is not None and await self._outside(agent) is not None:
                 return False
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
@@ -826,6 +822,46 @@ class Engine:
             await self.registry.forget(agent)
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
+
+    async def _end_turns(self, agent: Agent) -> None:
+        running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
+        for live in running:
+            live.cancel("deletion")
+        for turn in await self.store.waiting(agent.key):
+            if turn.instance not in (None, self._instances.id):
+                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # forgotten with the agent
+        tasks = [live.task for live in running if live.task is not None]
+        if tasks:
+            await asyncio.wait(tasks)
+
+    async def version_at_rest(self, agent: Agent) -> str:
+        """The version of a chain that holds all that there is of the agent. Raises `SessionBusy` where a turn waits or
+        runs, or something is outside the chain, `NotFound` where the agent is gone."""
+        async with self._ownership.hold(agent) as lease:
+            if await self.store.waiting(agent.key):
+                raise SessionBusy("a turn of it waits or runs")
+            await self._catch_up(agent, lease)
+            if (found := await self._outside(agent)) is not None:
+                raise SessionBusy(found)
+            version = await self.store.version(agent.key)
+        if version is None:
+            raise NotFound(f"there is no agent {agent.agent_id!r}")
+        return version
+
+    async def _outside(self, agent: Agent) -> str | None:
+        """What there is of the agent outside its chain, and would be lost with it."""
+        for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
+            if await self.store.mirrored(agent.key, key):
+                return "an application keeps lines of a transcript with it that are no turn yet"
+        if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.missing(agent):
+            return "its files are on another host"
+        if await asyncio.to_thread(self._sandboxes.has_files, agent.dir):
+            return "there are files in its sandbox, which are no part of a chain: move them away first"
+        now = await self.store.agent_by_key(agent.key)
+        head = await self.store.turn(now.head) if now is not None and now.head is not None else None
+        if head is not None and await self.backend.adoptable(agent, head) is not None:
+            return "somebody talks to it in a session by hand"
+        return None
 
     async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
         """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""

@@ -14,7 +14,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Protocol, TypeVar
+from typing import IO, Literal, Protocol, TypeVar
 
 from ..domain import former
 from ..domain.client_tools import checked
@@ -42,6 +42,12 @@ _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
 _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
 
+class Source(Protocol):
+    """A file that can be read as often as it is opened: a `Path`, or one without a name. `str` names it."""
+
+    def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
+
+
 class KeptRecords(Protocol):
     """What the backend knows of records and keeps outside the store. Called on a thread."""
 
@@ -56,7 +62,7 @@ class KeptRecords(Protocol):
 
 
 async def bring_in(
-    store: Store, kept: KeptRecords, owner: str, path: Path, agent_id: str | None, progress: Progress
+    store: Store, kept: KeptRecords, owner: str, path: Source, agent_id: str | None, progress: Progress
 ) -> MovedChain:
     """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
     checked = await asyncio.to_thread(_check, path)
@@ -75,18 +81,18 @@ async def bring_in(
         await store.import_chain(new, reading.parts())
     except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as exc:
         raise InvalidRequest(f"{path} does not follow {SCHEMA} ({type(exc).__name__}: {exc}): export it again") from exc
-    return MovedChain(agent_id, path, checked.turns, checked.records, renamed)
+    return MovedChain(agent_id, Path(str(path)), checked.end["turns"], checked.end["records"], renamed)
 
 
 @dataclass(frozen=True, slots=True)
-class _Checked:
-    """A file whose checksum is right. `images` says where in the file each image's line begins."""
+class Checked:
+    """A file whose checksum is right. `end`: what its last line tells of it. `images` says where in the file each
+    image's line begins."""
 
-    path: Path
+    path: Source
     size: int
     head: JSON
-    turns: int
-    records: int
+    end: JSON
     first_turn: str | None
     sessions: tuple[str, ...]
     images: Mapping[str, int] = field(repr=False)
@@ -97,31 +103,31 @@ class _Checked:
         return self.head["schema"] in FORMER
 
 
-def _check(path: Path) -> _Checked:
-    """Read the whole file once: is it ours, complete and unchanged?"""
+def _check(path: Source) -> Checked:
     try:
         with path.open("rb") as file:
-            return _checked(path, file)
+            return check(path, file)
     except FileNotFoundError:
         raise NotFound(f"there is no file {path}: give the path of an export") from None
     except OSError as exc:
         raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
 
 
-def _checked(path: Path, file: IO[bytes]) -> _Checked:
-    head = _header(path, file.readline(MAX_LINE))
-    file.seek(0)
+def check(path: Source, file: IO[bytes]) -> Checked:
+    """Read the whole file once, from its beginning: is it ours, complete and unchanged? Raises `InvalidRequest`."""
+    raw = file.readline(MAX_LINE)
+    head = _header(path, raw)
     digest = hashlib.sha256()
     at = lines = turns = records = 0
     first: str | None = None
     sessions: list[str] = []
     images: dict[str, int] = {}
-    while raw := file.readline(MAX_LINE):
+    while raw:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
-            counted = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
+            counted: JSON = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
-            return _Checked(path, at, head, turns, records, first, tuple(sessions), images)
+            return Checked(path, at, head, counted, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
         if raw.startswith((b'{"image":', b'{"session":', b'{"turn":')):
@@ -136,10 +142,11 @@ def _checked(path: Path, file: IO[bytes]) -> _Checked:
                 first = first or line["turn"]["id"]
         records += raw.startswith(b'{"record":')
         at += len(raw)
+        raw = file.readline(MAX_LINE)
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
 
 
-def _parsed(path: Path, number: int, raw: bytes) -> JSON:
+def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     """One line. Raises `InvalidRequest`."""
 
     def refused(constant: str) -> float:
@@ -157,7 +164,7 @@ def _parsed(path: Path, number: int, raw: bytes) -> JSON:
     return dict(line)
 
 
-def _header(path: Path, raw: bytes) -> JSON:
+def _header(path: Source, raw: bytes) -> JSON:
     try:
         head = _parsed(path, 1, raw)
         schema = str(head["schema"])
@@ -168,7 +175,7 @@ def _header(path: Path, raw: bytes) -> JSON:
     return head
 
 
-async def _taken(store: Store, kept: KeptRecords, checked: _Checked) -> bool:
+async def _taken(store: Store, kept: KeptRecords, checked: Checked) -> bool:
     """Do these turns or sessions live here already (a copy on the same machine)? Nobody's files may be touched."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
@@ -184,7 +191,7 @@ async def _taken(store: Store, kept: KeptRecords, checked: _Checked) -> bool:
 class _Reading:
     """The walk over a checked file while the store takes it in. Runs on the store's thread."""
 
-    checked: _Checked
+    checked: Checked
     kept: KeptRecords
     salt: str | None
     conversation: tuple[str, str]  # its id where it was, and here

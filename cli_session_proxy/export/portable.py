@@ -22,18 +22,17 @@ import hashlib
 import json
 import os
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import aiofiles
-from aiofiles.threadpool.binary import AsyncBufferedIOBase
 
 from ..domain.forms import Recorded
 from ..domain.models import FINISHED, JSON, Agent, Turn
-from ..errors import InvalidRequest, NotFound
+from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..locks import to_drive
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -47,6 +46,8 @@ READ = FORMER | {SCHEMA}
 
 # (bytes or turns done, in all)
 Progress = Callable[[int, int], None]
+# Takes a block of bytes.
+Out = Callable[[bytearray], Awaitable[object]]
 
 # A line is one record or one image; the API takes requests of 32 MB, so that this is no line of ours.
 MAX_LINE = 256 * 1024 * 1024
@@ -73,11 +74,10 @@ async def export(settings: Settings, store: Store, agent: Agent, path: Path, pro
         raise InvalidRequest(f"{path} is there already: move it away, or choose another file with -o") from None
     except OSError as exc:
         raise InvalidRequest(f"{path} cannot be written ({exc.strerror}): choose another file with -o") from exc
-    out = _Writer(file)
     try:
-        async for line in _lines_of(settings, store, agent, out, progress):
-            await out.line(line)
-        await out.end()
+        end = await write(settings, store, agent, file.write, progress)
+        await file.flush()
+        await asyncio.to_thread(to_drive, file.fileno())
     except BaseException as exc:
         await asyncio.to_thread(path.unlink, missing_ok=True)
         if isinstance(exc, OSError):
@@ -85,17 +85,32 @@ async def export(settings: Settings, store: Store, agent: Agent, path: Path, pro
         raise
     finally:
         await file.close()
-    return MovedChain(agent.agent_id, path, out.turns, out.records)
+    return MovedChain(agent.agent_id, path, end["turns"], end["records"])
+
+
+async def write(
+    settings: Settings, store: Store, agent: Agent, to: Out | None, progress: Progress, *, whole_at: float | None = None
+) -> JSON:
+    """Give the lines to `to` (None: only the sum is wanted), in blocks; what the last one tells of those before it.
+    Raises `NotFound`.
+
+    `whole_at`: when the export is said to be made. Nothing is left out of it then, and a turn that is not finished is
+    `SessionBusy`: the same chain gives the same bytes for the same time.
+    """
+    out = _Writer(to)
+    async for line in _lines_of(settings, store, agent, out, progress, whole_at):
+        await out.line(line)
+    return await out.end()
 
 
 async def _lines_of(
-    settings: Settings, store: Store, agent: Agent, out: _Writer, progress: Progress
+    settings: Settings, store: Store, agent: Agent, out: _Writer, progress: Progress, whole_at: float | None
 ) -> AsyncIterator[JSON]:
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}")
     # Links and head are read first: what is finished later is not part of this export.
-    now = time.time()
+    now = time.time() if whole_at is None else whole_at
     yield {
         "schema": SCHEMA,
         "exported_at": now,
@@ -105,7 +120,10 @@ async def _lines_of(
     }
     tips = {session.tip_turn_id for session in chain.sessions} | {chain.agent.head}
     async for turn in store.turns(agent.key):
-        if turn.id not in tips and (turn.status not in FINISHED or (turn.finished_at or 0.0) > now):
+        if whole_at is not None:
+            if turn.status not in FINISHED:
+                raise SessionBusy(f"turn {turn.id} of agent {agent.agent_id!r} waits or runs: wait for its end")
+        elif turn.id not in tips and (turn.status not in FINISHED or (turn.finished_at or 0.0) > now):
             continue
         async for line in _turn_lines(store, turn, out):
             yield line
@@ -160,10 +178,10 @@ def as_text(value: Any) -> str:
 
 
 class _Writer:
-    """Lines into a file, with the running sum."""
+    """Lines on their way out, with the running sum."""
 
-    def __init__(self, file: AsyncBufferedIOBase) -> None:
-        self._file = file
+    def __init__(self, to: Out | None) -> None:
+        self._to = to
         self._block = bytearray()
         self._hash = hashlib.sha256()
         self._lines = 0
@@ -177,15 +195,16 @@ class _Writer:
         self._hash.update(data)
         self._block += data
         if len(self._block) >= BLOCK:
-            await self._file.write(self._block)
+            if self._to is not None:
+                await self._to(self._block)
             self._block = bytearray()
         self._lines += 1
         self.turns += "turn" in value
         self.records += "record" in value
 
-    async def end(self) -> None:
-        counts = {"lines": self._lines, "turns": self.turns, "records": self.records}
-        self._block += as_text({"end": counts | {"sha256": self._hash.hexdigest()}}).encode() + b"\n"
-        await self._file.write(self._block)
-        await self._file.flush()
-        await asyncio.to_thread(to_drive, self._file.fileno())
+    async def end(self) -> JSON:
+        told: JSON = {"lines": self._lines, "turns": self.turns, "records": self.records}
+        told["sha256"] = self._hash.hexdigest()
+        if self._to is not None:
+            await self._to(self._block + as_text({"end": told}).encode() + b"\n")
+        return told

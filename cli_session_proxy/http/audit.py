@@ -166,7 +166,8 @@ def audit_of(settings: Settings) -> Audit | None:
     """Where keys name owners, or a file is named; somebody alone has none."""
     if settings.audit is not None:
         return Audit(settings.audit.expanduser())
-    return Audit(settings.var / FILE) if settings.keys or settings.keys_file is not None else None
+    named = settings.keys or settings.keys_file is not None or settings.trusted_header is not None
+    return Audit(settings.var / FILE) if named else None
 
 
 def of_request(

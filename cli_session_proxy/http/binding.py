@@ -35,7 +35,7 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket; on an address that others can reach only with keys. Raises `ConfigError`."""
+    """A listening socket; on an address that others can reach only with keys or a gateway. Raises `ConfigError`."""
     return _tcp(settings) if settings.uds is None else _unix(settings.uds)
 
 

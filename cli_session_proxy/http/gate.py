@@ -35,6 +35,7 @@ from ..wires.asgi import CLOSED, Address, Table, as_proxy_error, encoded, header
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .audit import Audit, action_of, of_request
+from .gateway import is_among
 from .hop import REFUSED, Incoming
 from .keys import Keys
 from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
@@ -182,8 +183,8 @@ class Gate:
             if came_from is not None:
                 inner["state"]["owner"] = came_from
             elif not is_open and self._keys is not None:
-                query = scope.get("query_string", b"").decode("latin-1")
-                inner["state"]["owner"] = self._keys.owner_of(headers, query if wire.key_in_address else "")
+                query = scope.get("query_string", b"").decode("latin-1") if wire.key_in_address else ""
+                inner["state"]["owner"] = await self._owner(self._keys, scope, headers, query)
             if agent is not None:
                 inner["state"]["agent_id"] = decoded_agent_id(agent)
             if is_socket and inner["path"] not in wire.sockets:
@@ -237,6 +238,15 @@ class Gate:
         if action is not None:
             keyed = self._keys is not None
             audit.request(of_request(action, state, scope, raw_path(scope), status, has_keys=keyed))
+
+    async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
+        """Raises `Unauthorized`, and `InvalidRequest` for what a gateway must not send."""
+        if (found := keys.gateway(scope)) is not None:
+            gateway, peer = found
+            # An agent of another proxy has that one's address.
+            if self._relay is None or not await is_among(peer, await self._relay.others()):
+                return gateway.owner_of(scope)
+        return keys.owner_of(headers, query)
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
         """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""

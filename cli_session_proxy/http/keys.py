@@ -7,7 +7,8 @@
 
 `keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`; while
 that file is there, every server and command of this `var` uses it. Without any key everybody is `local`, and what they
-present is ignored.
+present is ignored. Behind a gateway that names them (`gateway`) there are no keys but that of `<var>/key`, which counts
+for requests that do not come from there.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
-import re
 import secrets
 import stat
 import tomllib
@@ -23,19 +23,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from urllib.parse import parse_qs
 
+from starlette.types import Scope
+
 from .. import redact
 from ..errors import ConfigError, SandboxError, Unauthorized, did_you_mean
 from ..locks import to_drive
 from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import MIN_SECRET, Settings, read_secret
+from .gateway import OWNER_NAME, Address, Gateway
 
 # The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).
 MADE_KEY = "key"
 PREFIX = "csp-"
 LONGEST = 4096
 _ANOTHER = "remove it, then `serve --make-key` makes another"
-
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Keys:
@@ -54,8 +55,9 @@ class Keys:
         if made is not None:
             _check(str(settings.var / MADE_KEY), made, named=False)
             self._owners[_digest(made)] = LOCAL_OWNER
+        self._gateway = None if settings.trusted_header is None else Gateway(settings)
         unknown = sorted(set(settings.operators) - given.keys())
-        if unknown:
+        if unknown and self._gateway is None:
             raise ConfigError(f"operators: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(given))}")
         if unlike := sorted(settings.budgets.keys.keys() - {*given, LOCAL_OWNER}):
             raise ConfigError(f"budgets.keys: there is no key {unlike[0]!r}{did_you_mean(unlike[0], list(given))}")
@@ -68,7 +70,8 @@ class Keys:
         redact.know([*given.values(), *([made] if made else [])])
 
     def __bool__(self) -> bool:
-        return bool(self._owners)
+        """Whether a request has to say who asks."""
+        return bool(self._owners) or self._gateway is not None
 
     @property
     def owners(self) -> frozenset[str]:
@@ -76,7 +79,7 @@ class Keys:
 
     def is_operator(self, owner: str) -> bool:
         """Whether this owner is shown what every key spends. Without keys everybody is."""
-        return not self._owners or owner in self._operators
+        return not self or owner in self._operators
 
     @property
     def secrets(self) -> Mapping[str, str]:
@@ -87,15 +90,22 @@ class Keys:
         """For our own commands that talk to a running server."""
         return self._secrets.get(owner)
 
+    def gateway(self, scope: Scope) -> tuple[Gateway, Address] | None:
+        """The gateway that this request comes from, and its address: it names the owner, whatever key there is."""
+        peer = None if self._gateway is None else self._gateway.believes(scope)
+        return None if self._gateway is None or peer is None else (self._gateway, peer)
+
     def owner_of(self, headers: Mapping[str, str], query: str) -> str:
         """The owner that a request's key belongs to. `headers` have lower-case names. Raises `Unauthorized`."""
-        if not self._owners:
+        if not self:
             return LOCAL_OWNER
         presented = _presented(headers, query)
         for secret in presented:
             owner = self._owner(secret)
             if owner is not None:
                 return owner
+        if not self._owners:
+            raise Unauthorized("requests have to come through the gateway: this address is not in trusted_header_from")
         what = "this key is not known" if presented else "a key is needed"
         raise Unauthorized(f"{what}: send it as Authorization: Bearer, x-api-key or x-goog-api-key")
 
@@ -168,7 +178,7 @@ def _made(path: Path) -> str | None:
 
 
 def _check(name: str, secret: str, *, named: bool = True) -> None:
-    if named and not _NAME.fullmatch(name):
+    if named and not OWNER_NAME.fullmatch(name):
         raise ConfigError(f"key name {name!r}: use up to 64 letters, digits and . _ @ -")
     if len(secret) < MIN_SECRET or not secret.isascii() or any(char.isspace() for char in secret):
         raise ConfigError(f"key {name}: its secret must have at least {MIN_SECRET} characters, ASCII without spaces")

@@ -123,6 +123,10 @@ class Relay:
             await client.aclose()
         self._clients.clear()
 
+    async def others(self) -> frozenset[str]:
+        """Where the proxies of this store are reached. Raises `StoreUnavailable`."""
+        return await self._engine.store.addresses()
+
     def owner_of(self, headers: Mapping[str, str]) -> str:
         """Whose request another proxy has passed on and signed. Raises `ClaudeUnavailable` at the end."""
         if not self._engine.ready:

@@ -6,9 +6,9 @@ import asyncio
 import gc
 import os
 import socket
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -58,6 +58,8 @@ Say = Callable[[str], None]
 Report = Callable[[Settings, Keys], AsyncIterator[str]]
 # A service that runs beside the server.
 Beside = Callable[[Settings, Store, Say], Awaitable[None]]
+# A service that puts chains away.
+Archive = Callable[[Engine], Coroutine[Any, Any, None]]
 log = logs.get(__name__)
 
 
@@ -128,6 +130,7 @@ async def serve(
     if (audit := audit_of(settings)) is not None:
         audit.keys(settings.var, Keys(settings).secrets)
         audit.close()
+    archive = _archive(settings)
     with bound(settings) as listener:
         engine = Engine(settings, store_for(settings, telling))
         repairs = RepairLines(engine.store, say)
@@ -144,7 +147,7 @@ async def serve(
             app = create_app(engine, settings, missing=missing)
             if telemetry is not None:
                 app.state.metrics.registry.register(TelemetryMetrics(partial(getattr, telemetry, "lost")))
-            await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside)
+            await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside, archive)
         finally:
             await engine.stop()
             if telemetry is not None:
@@ -162,6 +165,7 @@ async def _run(
     repairs: RepairLines,
     watchdog: Watchdog,
     beside: Beside,
+    archive: Archive | None,
 ) -> None:
     server = Server(app, settings)
     # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
@@ -185,6 +189,8 @@ async def _run(
             await beside(settings, engine.store, say)
 
         services.serve(served())
+        if archive is not None:
+            services.serve(archive(engine))
         systemd = Systemd.of(os.environ)
         living = asyncio.create_task(systemd.live(server.ready))
         try:
@@ -214,12 +220,22 @@ def _refuse_open_backs(settings: Settings) -> None:
         )
 
 
+def _archive(settings: Settings) -> Archive | None:
+    """What puts chains away once an hour, where the settings say so. Raises `ConfigError`."""
+    if settings.archive_after_days is None or settings.archive_to is None:
+        return None
+    from ..archive import archiving, places, sealed  # noqa: PLC0415 - boto3 takes 0.2 s
+
+    place, key = places.place_at(settings.archive_to), sealed.ArchiveKey.of(settings)
+    return partial(archiving.serve, days=settings.archive_after_days, place=place, key=key)
+
+
 async def _tell(
     server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say, report: Report
 ) -> None:
     await server.ready.wait()
     try:
-        for line in banner(place_of(listener), needs_key=bool(Keys(settings))):
+        for line in banner(place_of(listener), needs_key=bool(Keys(settings).owners)):
             say(line)
         async for line in report(settings, Keys(settings)):
             say(line)
@@ -267,6 +283,11 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         )
     elif (made := settings.var / MADE_KEY).exists():
         yield f"the key is in {made}: send it as Authorization: Bearer; our own commands use it by themselves"
+    if any(network.is_loopback for network in settings.trusted_header_from):
+        yield (
+            f"trusted_header_from names loopback: every user and every program of this machine can be any owner by "
+            f"sending {settings.trusted_header}; name other addresses where the gateway runs elsewhere"
+        )
     if (hours := settings.forget_unnamed) != "never":
         after = f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
         yield (

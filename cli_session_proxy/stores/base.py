@@ -481,12 +481,14 @@ class Expiry(NamedTuple):
     """Which agents are to be forgotten, by when they were last active (None: none of that kind): those before `before`;
     one-shots; and those that were to be deleted once their answer was delivered (`once`).
 
-    A one-shot is an unnamed agent with one turn, whose client was given no id to come back with.
+    A one-shot is an unnamed agent with one turn, whose client was given no id to come back with. With a `version` only
+    where the chain still has it: what was archived is forgotten as it was archived.
     """
 
     before: float | None = None
     one_shots: float | None = None
     once: float | None = None
+    version: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -525,6 +527,10 @@ class Agents(Protocol):
 
     async def expired_agents(self, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
         """Those that are to be forgotten; of the agent `only`, where one is given."""
+
+    async def version(self, agent_key: int) -> str | None:
+        """Another one after every change of the chain: turns and their delivery, head, sessions, links, and what is
+        kept beside it (conversations, mirrors). None where there is no agent."""
 
     def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
         """One row an agent (of every owner when None), last active first; without one-shots older than `folded`."""

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from cli_session_proxy.domain.models import ONCE, Agent, Link, Session
+from cli_session_proxy.domain.models import ONCE, Agent, Item, Link, Record, Session
 from cli_session_proxy.domain.searching import Search
-from cli_session_proxy.stores.base import Expiry, Forgotten
+from cli_session_proxy.stores.base import Expiry, Forgotten, MirrorKey
 
 from .samples import (
     IMAGE,
@@ -93,6 +93,42 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
         assert [agent.key for agent in await store.expired_agents(Expiry(30.0))] == [idle.key]
         assert {agent.key for agent in await store.expired_agents(Expiry(31.0))} == {idle.key, busy.key}
+
+
+async def a_version_is_another_one_after_each_change_of_the_chain(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        agent = await an_agent(store, "a")
+        seen = [await store.version(agent.key)]
+
+        async def changed() -> None:
+            assert await store.version(agent.key) not in seen
+            assert not await store.delete_agent(agent.key, Expiry(100.0, version=seen[-1]))
+            seen.append(await store.version(agent.key))
+
+        accepted = await store.accept(a_turn(agent, "t1", at=10.0))
+        await changed()
+        await store.begin(a_begin(accepted))
+        await changed()
+        await store.commit(a_commit(accepted, agent, "t1", finished_at=10.0))
+        await changed()
+        await store.set_delivery("t1", "delivered")
+        await changed()
+        # of the same moment
+        await store.accept(a_turn(agent, "t2", "t1", at=10.0))
+        await changed()
+        await store.fail("t2", "cancelled", {}, [], {}, 10.0)
+        await changed()
+        await store.annotate(agent.key, {"a": "b"})
+        await changed()
+        await store.add_items(agent.key, [Item("item_1", {"id": "item_1"}, None)])
+        await changed()
+        await store.mirror(agent.key, MirrorKey("p", "s", ""), [Record("{}", "u1")])
+        await changed()
+        await an_agent(store, "another")
+        assert await store.version(agent.key) == seen[-1]
+        assert not await store.delete_agent(agent.key, Expiry(10.0, version=seen[-1]))
+        assert await store.delete_agent(agent.key, Expiry(100.0, version=seen[-1]))
+        assert await store.version(agent.key) is None
 
 
 async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory: StoreFactory) -> None:

@@ -150,7 +150,7 @@ async def test_an_export_of_0_1_with_tools_that_are_none_is_refused(tmp_path: Pa
 
 async def _sealed(file: Path, lines: list[str]) -> None:
     async with aiofiles.open(file, "wb") as out:
-        writer = portable._Writer(out)
+        writer = portable._Writer(out.write)
         for line in lines:
             await writer.line(json.loads(line))
         await writer.end()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -9,6 +11,7 @@ from sqlalchemy import (
     CTE,
     ColumnElement,
     Connection,
+    Executable,
     Integer,
     Select,
     Text,
@@ -54,6 +57,7 @@ from .tables import (
     items,
     links,
     meta,
+    mirrored,
     records,
     sessions,
     turns,
@@ -175,7 +179,27 @@ def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None)
     found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
     if only is not None:
         found = found.where(agents.c.key == only)
-    return [rows.agent(row) for row in conn.execute(found.order_by(agents.c.last_at, agents.c.key))]
+    return [
+        rows.agent(row)
+        for row in conn.execute(found.order_by(agents.c.last_at, agents.c.key))
+        if expiry.version in (None, version(conn, row.key))
+    ]
+
+
+def version(conn: Connection, agent_key: int) -> str | None:
+    """A digest of the agent's row, which every turn changes, and of what is written without it."""
+    row = conn.execute(select(agents).where(agents.c.key == agent_key)).first()
+    if row is None:
+        return None
+    state = turns.c.status, turns.c.delivery
+    wanted: list[Executable] = [
+        select(*state, func.count()).where(turns.c.agent_key == agent_key).group_by(*state).order_by(*state),
+        select(conversations).where(conversations.c.agent_key == agent_key),
+    ]
+    for table in (items, links, sessions, mirrored):
+        wanted.append(select(func.count(), func.max(table.c.n)).where(table.c.agent_key == agent_key))
+    told = [[*row], *([[*one] for one in conn.execute(query)] for query in wanted)]
+    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
 
 
 def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:

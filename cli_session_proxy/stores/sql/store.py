@@ -122,6 +122,7 @@ class SqlStore(Store):
     agent_by_key = _read(reading.agent_by_key)
     named_by = _read(reading.named_by)
     expired_agents = _read(reading.expired_agents)
+    version = _read(reading.version)
     one_shots = _read(reading.one_shots)
     forgotten = _read(reading.forgotten_since)
     spent = _read(spending.of_accounts)

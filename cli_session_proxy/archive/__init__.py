@@ -1,0 +1,1 @@
+"""Chains that are put away elsewhere, encrypted, and come back by `import`."""

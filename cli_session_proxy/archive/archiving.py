@@ -1,0 +1,153 @@
+"""A chain is put away: written, encrypted, put, read back, compared with the chain, and only then deleted here.
+
+    version  ─▶ write ─▶ put ─▶ fetch ─▶ check ─▶ compare ─▶ delete where the version is still the same
+
+The name of an object comes from the version, so that the same chain goes to the same object, from any proxy of a host
+and after any interruption: what is there already and holds the chain is not put again. Killed anywhere, the chain is
+here, or in an object that was compared with it, or both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import socket
+import time
+from dataclasses import asdict, dataclass
+from functools import partial
+
+from .. import logs
+from ..domain.models import JSON, Agent
+from ..engine.engine import Engine
+from ..engine.forgetting import ANY_AGE, HOUR
+from ..errors import InvalidRequest, NotFound, SessionBusy, StoreUnavailable
+from ..export import incoming, portable
+from ..sandbox import Sandboxes
+from ..stores.base import Expiry, Store
+from ..tasks import survived
+from .places import Place
+from .sealed import ArchiveKey
+from .unnamed import Unnamed
+
+log = logs.get(__name__)
+
+# In all versions of this program that read each other's archives.
+SUFFIX = ".jsonl.age"
+VERSION_CHARACTERS = 24
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one agent. `stays`: why it is still here; None where it was put away.
+
+    `name`: the object in the place, also where the agent stays because it was gone on with meanwhile.
+    """
+
+    agent_id: str
+    owner: str
+    stays: str | None
+    name: str | None = None
+    turns: int = 0
+    records: int = 0
+
+    def as_json(self) -> JSON:
+        return asdict(self)
+
+
+class Archiver:
+    """Puts agents of a running engine into one place."""
+
+    def __init__(self, engine: Engine, place: Place, key: ArchiveKey) -> None:
+        self._engine = engine
+        self._store = engine.store
+        self._settings = engine.settings
+        self.place = place
+        self._key = key
+
+    async def archive(self, agent: Agent, before: float = ANY_AGE) -> Outcome:
+        """Of an agent that was last active before then. Raises `StoreUnavailable` where the place does not work."""
+        try:
+            return await self._archived(agent, before)
+        except (NotFound, StoreUnavailable):
+            if await self._store.agent_by_key(agent.key) is not None:
+                raise
+            return Outcome(agent.agent_id, agent.owner, "it is gone: another proxy archived it, or somebody deleted it")
+
+    async def _archived(self, agent: Agent, before: float) -> Outcome:
+        stays = partial(Outcome, agent.agent_id, agent.owner)
+        if not await self._store.expired_agents(Expiry(before), only=agent.key):
+            return stays("it was active since then, or is gone")
+        try:
+            version = await self._engine.version_at_rest(agent)
+            # The version, who can decrypt it, and what an export says of this host.
+            told = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
+            name = f"{agent.dir}.{hashlib.sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
+            end = await self._kept(agent, name)
+            if end is None:
+                await self._put(agent, name)
+                end = await self._kept(agent, name)
+            if end is None:
+                if await self._store.version(agent.key) != version:
+                    return stays("it was gone on with meanwhile, or is gone", name)
+                raise StoreUnavailable(f"{self.place}: {name} was read back and is not the chain, which stays here")
+        except SessionBusy as exc:
+            return stays(exc.message)
+        if not await self._engine.delete(agent.owner, agent.agent_id, Expiry(before, version=version)):
+            return stays("it was gone on with meanwhile, or is gone", name)
+        log.info("archived", place=str(self.place), object=name)
+        return Outcome(agent.agent_id, agent.owner, None, name, end["turns"], end["records"])
+
+    async def _put(self, agent: Agent, name: str) -> None:
+        with Unnamed(self._settings.var, name) as sealed:
+            with self._key.sealing(sealed.file) as out:
+
+                async def to(block: bytearray) -> None:
+                    await asyncio.to_thread(out.write, block)
+
+                await portable.write(self._settings, self._store, agent, to, _nobody, whole_at=time.time())
+            await asyncio.to_thread(self.place.put, name, sealed.file)
+
+    async def _kept(self, agent: Agent, name: str) -> JSON | None:
+        """What the object tells of its lines, where it can be read back and holds what the chain gives now, byte for
+        byte; else None."""
+        with Unnamed(self._settings.var, f"{self.place}/{name}") as sealed:
+            if not await asyncio.to_thread(self.place.fetch, name, sealed.file):
+                return None
+
+            def checked() -> incoming.Checked:
+                with sealed.open() as file, self._key.opened(file, str(sealed)) as plain:
+                    return incoming.check(sealed, plain)
+
+            try:
+                found = await asyncio.to_thread(checked)
+            except InvalidRequest as exc:
+                log.warning("archive_unreadable", object=name, error=exc.message)
+                return None
+        at = float(found.head["exported_at"])
+        here = await portable.write(self._settings, self._store, agent, None, _nobody, whole_at=at)
+        return here if here == found.end else None
+
+
+async def idle_agents(store: Store, before: float) -> list[Agent]:
+    """Agents that were last active before then, but for one-shots, which are forgotten by themselves."""
+    shots = {agent.key for agent in await store.expired_agents(Expiry(one_shots=before, once=before))}
+    return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in shots]
+
+
+async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey) -> None:
+    """Once an hour, put away what was not active for so many days; of the proxies of one host one does it."""
+    archiver = Archiver(engine, place, key)
+    while True:
+        with survived("not_archived"):
+            if await engine.store.claim_finding("archive", socket.gethostname(), HOUR / 2):
+                before = time.time() - days * 24 * HOUR
+                for agent in await idle_agents(engine.store, before):
+                    with survived("not_archived", agent=agent.agent_id):
+                        outcome = await archiver.archive(agent, before)
+                        if outcome.stays is not None:
+                            log.info("not_archived", agent=agent.agent_id, why=outcome.stays)
+        await asyncio.sleep(HOUR)
+
+
+def _nobody(_done: int, _whole: int) -> None:
+    """Nobody waits for it."""

@@ -1,0 +1,42 @@
+"""What `import` is given: a file, or an object of S3-compatible storage, in clear text or as it was archived."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from ..errors import InvalidRequest, NotFound
+from ..export.incoming import Source
+from ..settings import S3, Settings
+from .places import place_at
+from .sealed import MAGIC, ArchiveKey
+from .unnamed import Unnamed
+
+
+@contextmanager
+def fetched(settings: Settings, source: str) -> Iterator[Source]:
+    """The export, decrypted; nothing of it is left afterwards. Blocks. Raises `NotFound`, `InvalidRequest`,
+    `StoreUnavailable`, `ConfigError`."""
+    with ExitStack() as stack:
+        path = Path(source).expanduser()
+        if source.startswith(S3):
+            where, _, name = source.rpartition("/")
+            kept = stack.enter_context(Unnamed(settings.var, source))
+            if not place_at(where).fetch(name, kept.file):
+                raise NotFound(f"there is no object {source}")
+        found: Source = kept if source.startswith(S3) else path
+        try:
+            with found.open("rb") as file:
+                is_sealed = file.read(len(MAGIC)) == MAGIC
+                file.seek(0)
+                plain = stack.enter_context(Unnamed(settings.var, source))
+                if is_sealed:
+                    with ArchiveKey.of(settings).opened(file, source) as opened:
+                        shutil.copyfileobj(opened, plain.file)
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {source}: give the path of an export") from None
+        except OSError as exc:
+            raise InvalidRequest(f"{source} cannot be read ({exc.strerror}): give this user the right to") from exc
+        yield plain if is_sealed else found

@@ -1,0 +1,151 @@
+"""Where archives are put: a directory, or S3-compatible storage. Everything here blocks, and is called on a thread.
+
+S3 by boto3, the vendor's own library: it alone finds all of the vendor's credentials (the environment, files, roles of
+machines and pods) and `AWS_ENDPOINT_URL`, so no setting of ours holds any.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+from pathlib import Path
+from typing import IO, Any, Protocol
+
+from ..errors import ConfigError, StoreUnavailable
+from ..locks import to_drive
+from ..settings import S3
+from .sealed import INSTALL
+
+# Seconds. A server that takes a part of an object says so within the longer one.
+CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
+BLOCK = 1024 * 1024
+
+
+class Place(Protocol):
+    """Objects by name. `str` says where it is."""
+
+    def put(self, name: str, source: IO[bytes]) -> None:
+        """Keep what the file holds from its beginning: whole or not at all, and for good once this returns."""
+
+    def fetch(self, name: str, into: IO[bytes]) -> bool:
+        """Write the object into the file. False where there is none."""
+
+
+def place_at(where: str) -> Place:
+    """Raises `ConfigError`."""
+    if not where.startswith(S3):
+        if "://" in where:
+            raise ConfigError("an archive goes to a directory, or to s3://bucket/prefix")
+        return Directory(Path(os.path.abspath(Path(where).expanduser())))
+    bucket, _, prefix = where.removeprefix(S3).partition("/")
+    if not bucket:
+        raise ConfigError(f"{where} names no bucket: write s3://bucket/prefix")
+    return Bucket(bucket, prefix.strip("/"))
+
+
+class Directory:
+    """Files of one folder (0600). The folder has to be there: a disk that is not mounted is no place to put things."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __str__(self) -> str:
+        return str(self._folder)
+
+    def put(self, name: str, source: IO[bytes]) -> None:
+        fresh = self._folder / f".{name}.{secrets.token_hex(8)}.part"
+        try:
+            source.seek(0)
+            with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                shutil.copyfileobj(source, file, BLOCK)
+                file.flush()
+                to_drive(file.fileno())
+            fresh.replace(self._folder / name)
+            folder = os.open(self._folder, os.O_RDONLY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+        except OSError as exc:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            raise StoreUnavailable(f"cannot write {self._folder} ({exc.strerror}): is it there, and not full?") from exc
+
+    def fetch(self, name: str, into: IO[bytes]) -> bool:
+        try:
+            with open(self._folder / name, "rb") as file:
+                shutil.copyfileobj(file, into, BLOCK)
+        except FileNotFoundError:
+            return False
+        except OSError as exc:
+            raise StoreUnavailable(f"cannot read {self._folder / name} ({exc.strerror})") from exc
+        return True
+
+
+class Bucket:
+    """Objects below a prefix. An upload that was broken off leaves parts that only the bucket's lifecycle removes."""
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        try:
+            import boto3.session  # noqa: PLC0415 - an extra, and 0.2 s
+            import botocore.config  # noqa: PLC0415
+            from boto3.exceptions import Boto3Error  # noqa: PLC0415
+            from boto3.s3.transfer import TransferConfig  # noqa: PLC0415
+            from botocore.exceptions import BotoCoreError, ClientError  # noqa: PLC0415
+        except ImportError:
+            raise ConfigError(INSTALL) from None
+        self._bucket, self._prefix = bucket, prefix
+        self._faults: tuple[type[Exception], ...] = (Boto3Error, BotoCoreError, ClientError)
+        # One part in memory at a time.
+        self._transfer = TransferConfig(use_threads=False)
+        patience = botocore.config.Config(
+            connect_timeout=CONNECT_TIMEOUT,
+            read_timeout=READ_TIMEOUT,
+            retries={"mode": "standard", "total_max_attempts": 4},
+        )
+        try:
+            # A session of its own: the library's common one keeps the credentials that it found first.
+            self._client: Any = boto3.session.Session().client("s3", config=patience)
+        except self._faults as exc:  # a profile that is not there, a file that cannot be read
+            raise ConfigError(f"{self}: {type(exc).__name__}: see the AWS_ variables and ~/.aws") from exc
+
+    def __str__(self) -> str:
+        return f"{S3}{self._bucket}/{self._prefix}".rstrip("/")
+
+    def _key(self, name: str) -> str:
+        return f"{self._prefix}/{name}" if self._prefix else name
+
+    def put(self, name: str, source: IO[bytes]) -> None:
+        source.seek(0)
+        try:
+            self._client.upload_fileobj(source, self._bucket, self._key(name), Config=self._transfer)
+        except self._faults as exc:
+            raise self._unavailable("does not take an object", exc) from exc
+
+    def fetch(self, name: str, into: IO[bytes]) -> bool:
+        try:
+            body = self._client.get_object(Bucket=self._bucket, Key=self._key(name))["Body"]
+            with contextlib.closing(body):
+                shutil.copyfileobj(body, into, BLOCK)
+        except self._faults as exc:
+            if _code(exc) == "NoSuchKey":
+                return False
+            raise self._unavailable("does not give an object", exc) from exc
+        except OSError as exc:
+            raise StoreUnavailable(f"{self}: an object cannot be kept here ({exc.strerror})") from exc
+        return True
+
+    def _unavailable(self, what: str, exc: Exception) -> StoreUnavailable:
+        """By codes alone: what a server says may hold anything."""
+        return StoreUnavailable(f"{self} {what} ({_code(exc)}): see the AWS_ variables, the bucket and its rights")
+
+
+def _code(exc: BaseException) -> str:
+    """The server's code, also where a transfer has wrapped it; else the error's name."""
+    response = getattr(exc, "response", None)
+    if isinstance(response, dict):
+        return str(response.get("Error", {}).get("Code", "unknown"))[:60]
+    wrapped = exc.__cause__ or exc.__context__
+    return _code(wrapped) if wrapped is not None and type(exc).__module__ == "boto3.exceptions" else type(exc).__name__

@@ -1,0 +1,101 @@
+"""Encryption of what is put away: age files (age-encryption.org/v1), as streams, so that memory stays bounded.
+
+By pyrage, which is the Rust library of age: a format with other readers, so that an archive can be opened without this
+program. `archive_key_file` holds age identities, one a line, as `age-keygen` writes them: the first one encrypts, all
+of them decrypt. Everything here blocks, and is called on a thread.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import IO, Any
+
+from .. import redact
+from ..errors import ConfigError, InvalidRequest, StoreUnavailable
+from ..settings import Settings, read_secret
+
+# What every such file begins with.
+MAGIC = b"age-encryption.org/v1\n"
+INSTALL = "an archive needs pip install 'cli-session-proxy[archive]'"
+MAKE = "make one: age-keygen, or python3 -c 'import pyrage; print(pyrage.x25519.Identity.generate())'"
+
+
+class ArchiveKey:
+    """The operator's own identities."""
+
+    def __init__(self, identities: Sequence[Any], decrypting: Any) -> None:
+        self._identities = identities
+        self._pyrage = decrypting
+        self.recipient = str(identities[0].to_public())  # public: archives of another key get other names
+
+    @staticmethod
+    def of(settings: Settings) -> ArchiveKey:
+        """Raises `ConfigError`."""
+        if settings.archive_key_file is None:
+            raise ConfigError(f"archive_key_file is not set: name a file of yours with an age identity; {MAKE}")
+        try:
+            import pyrage  # noqa: PLC0415 - an extra
+        except ImportError:
+            raise ConfigError(INSTALL) from None
+        path = settings.archive_key_file
+        said = read_secret(path, "archive_key_file").decode("ascii", "replace").splitlines()
+        lines = [line.strip() for line in said if line.strip() and not line.startswith("#")]
+        redact.know(lines)
+        try:
+            identities = [pyrage.x25519.Identity.from_str(line) for line in lines]
+        except pyrage.IdentityError:
+            # Its words are never repeated: they may be a part of the key.
+            raise ConfigError(f"archive_key_file {path}: a line is no AGE-SECRET-KEY-1…; {MAKE}") from None
+        if not identities:
+            raise ConfigError(f"archive_key_file {path} holds no age identity; {MAKE}")
+        return ArchiveKey(identities, pyrage)
+
+    @contextmanager
+    def sealing(self, into: IO[bytes]) -> Iterator[IO[bytes]]:
+        """What is written to it goes into the file, encrypted. Raises `StoreUnavailable` where that is not taken."""
+        reader, writer = os.pipe()
+
+        def seal() -> None:
+            with open(reader, "rb") as plain:
+                self._pyrage.encrypt_io(plain, into, [self._identities[0].to_public()])
+
+        with ThreadPoolExecutor(1) as beside:
+            sealed = beside.submit(seal)
+            try:
+                with open(writer, "wb") as out:
+                    yield out
+            except BrokenPipeError:
+                pass  # the result says why it reads no more
+            if (fault := sealed.exception()) is not None:
+                raise StoreUnavailable(f"an archive cannot be prepared: {fault}") from fault
+
+    @contextmanager
+    def opened(self, sealed: IO[bytes], name: str) -> Iterator[IO[bytes]]:
+        """What the file holds, decrypted. Raises `InvalidRequest` where it cannot be, or was changed or cut."""
+        reader, writer = os.pipe()
+        left = threading.Event()  # nobody reads any more
+        with ThreadPoolExecutor(1) as beside:
+            opening = beside.submit(self._open, sealed, writer, left)
+            try:
+                with open(reader, "rb") as plain:
+                    try:
+                        yield plain
+                    finally:
+                        left.set()
+            finally:
+                if (fault := opening.exception()) is not None:
+                    raise InvalidRequest(
+                        f"{name} cannot be decrypted: it was changed or cut, or archive_key_file does not hold its key"
+                    ) from fault
+
+    def _open(self, sealed: IO[bytes], writer: int, left: threading.Event) -> None:
+        with open(writer, "wb", buffering=0) as plain:  # what is left in a buffer would be written as it is closed
+            try:
+                self._pyrage.decrypt_io(sealed, plain, self._identities)
+            except Exception:
+                if not left.is_set():
+                    raise

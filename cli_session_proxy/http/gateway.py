@@ -1,0 +1,96 @@
+"""A gateway in front that has checked who asks, and names them in a header: `trusted_header`.
+
+It is believed by the address of the socket's own peer, never by one that a header names. A program on this machine may
+be an agent's: it can have any address of this machine as its own, and is believed only where the settings name
+loopback.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import re
+import socket
+from collections.abc import Iterable
+from ipaddress import IPv4Address, IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from starlette.types import Scope
+
+from ..errors import InvalidRequest, Unauthorized
+from ..sandbox import LOCAL_OWNER
+from ..settings import Settings
+
+Address = IPv4Address | IPv6Address
+
+# Names of owners, whoever gives them.
+OWNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
+
+
+class Gateway:
+    """What the settings say of it: the header, and where it may come from."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.header = settings.trusted_header or ""
+        self._networks = settings.trusted_header_from
+        self._here = any(network.is_loopback for network in self._networks)
+
+    def believes(self, scope: Scope) -> Address | None:
+        """The address of the peer, where it is the gateway's."""
+        peer = peer_of(scope)
+        if peer is None or not any(peer in network for network in self._networks):
+            return None
+        return peer if self._here or not is_this_machine(peer) else None
+
+    def owner_of(self, scope: Scope) -> str:
+        """The owner that the gateway names. Raises `Unauthorized` where it names none, `InvalidRequest` for several, or
+        for a name that is none."""
+        wanted = self.header.lower().encode()
+        given = [value.decode("latin-1").strip() for name, value in scope["headers"] if name.lower() == wanted]
+        if not any(given):
+            raise Unauthorized(f"the gateway sent no {self.header}: it has to name who asks")
+        if len(given) > 1:
+            raise InvalidRequest(
+                f"the {self.header} header occurs {len(given)} times: the gateway has to replace what a client sends",
+                param=self.header,
+            )
+        if not OWNER_NAME.fullmatch(given[0]) or given[0] == LOCAL_OWNER:
+            raise InvalidRequest(
+                f"the {self.header} header does not hold one owner: up to 64 letters, digits and . _ @ -, and not "
+                f"{LOCAL_OWNER!r}, who is this machine's own",
+                param=self.header,
+            )
+        return str(given[0])
+
+
+def peer_of(scope: Scope) -> Address | None:
+    """The other end of the socket; None for a unix socket. IPv4 within IPv6 is IPv4."""
+    try:
+        peer = ip_address((scope.get("client") or ("",))[0])
+    except ValueError:
+        return None
+    return getattr(peer, "ipv4_mapped", None) or peer
+
+
+def is_this_machine(peer: Address) -> bool:
+    """Loopback, or an address of this machine's own: to reach one, the kernel takes it as the source as well."""
+    if peer.is_loopback:
+        return True
+    with socket.socket(socket.AF_INET if peer.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect((str(peer), 9))  # sends nothing
+            return ip_address(probe.getsockname()[0]) == peer
+        except OSError as exc:  # to its own addresses there always is a way
+            return exc.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH)
+
+
+async def is_among(peer: Address, urls: Iterable[str]) -> bool:
+    """The peer has the address of one of these servers. A name that does not resolve could be anybody's."""
+    for url in urls:
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(urlsplit(url).hostname, None)
+        except OSError:
+            return True
+        if any(ip_address(str(address[0]).partition("%")[0]) == peer for *_, address in found):
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""What is put away elsewhere, and comes back."""
