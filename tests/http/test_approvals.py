@@ -90,6 +90,9 @@ async def test_a_bot_hears_what_waits_and_answers_it(tmp_path: Path) -> None:
         again = await http.post("/chains/a/approve", json={**body, "decision": "allow", "word": None}, headers=ALICE)
         assert (again.status_code, again.json()["error"]["code"]) == (409, "approval_answered")
         assert again.headers["x-should-retry"] == "false"
+        audit = [json.loads(line) for line in (tmp_path / "var" / "audit.jsonl").read_text().splitlines()]
+        noted = [(line["owner"], line["what"], line["status"]) for line in audit if line["type"] == "approve"]
+        assert noted == [("alice", "POST /v1/chains/a/approve", status) for status in (200, 409)]
         backend.go.release()
         await answer.turn()
         answer.acknowledge()
