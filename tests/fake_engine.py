@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 from cli_session_proxy.aside.pool import Aside
@@ -99,6 +100,7 @@ class FakeEngine:
         self.threads: set[str] = set()
         self.starts = self.stops = 0
         self.observers: list[object] = []
+        self.plan = SimpleNamespace(now=lambda: None)  # no subscription
 
     async def start(self) -> None:
         self.starts += 1
