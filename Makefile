@@ -35,8 +35,8 @@ MINUTES ?=
 SEED ?=
 CHAOS := $(BIN)/python -m tests.chaos --wide $(if $(SEED),--seed $(SEED))
 
-.PHONY: serve login demo test bench bench-quick million peers trace check continuity drift versions full chaos agents conformance dist image lock tools chromium \
-	bubblewrap postgresql redis haproxy continuity-hosts cluster mac-check clean
+.PHONY: serve login demo test bench bench-quick million peers trace check continuity drift versions full chaos agents conformance docs dist image lock tools chromium \
+	bubblewrap postgresql redis haproxy shells continuity-hosts cluster mac-check clean
 
 serve: $(VENV)/.serve  ## start the proxy on http://127.0.0.1:8787
 	@$(BIN)/cli-session-proxy serve
@@ -98,6 +98,9 @@ peers: $(VENV)/.test $(CONTENDERS)/.installed $(CCPROXY)/.installed $(CLAUDE_MAX
 trace: $(VENV)/.bench  ## the functions that one warm chat turn runs through, from the socket to the acknowledgement
 	@$(BIN)/python -m bench.trace
 
+docs: $(VENV)/.test  ## the documents as a site in site/; a dead link fails
+	$(BIN)/mkdocs build --strict
+
 dist: $(VENV)/.test  ## the wheel and the sdist, as an index takes them
 	rm -rf dist
 	$(BIN)/python -m build --outdir dist benchmark
@@ -120,7 +123,7 @@ check: $(VENV)/.test  ## style and types
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-tools: $(CLAUDE_1)/.installed $(CLAUDE_2)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(VENDORS)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy  ## two old CLIs and the npm packages that the tests use
+tools: $(CLAUDE_1)/.installed $(CLAUDE_2)/.installed $(MERMAID)/.installed $(AI_SDK)/.installed $(VENDORS)/.installed $(AGENTS)/.programs $(AXE)/.installed chromium bubblewrap postgresql redis haproxy shells  ## two old CLIs and the npm packages that the tests use
 
 # The tests of the page drive Debian's own chromium; nothing is downloaded past apt.
 chromium:
@@ -159,8 +162,15 @@ haproxy:
 	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive RUNLEVEL=1 apt-get install -y -qq --no-install-recommends haproxy; \
 	else echo "HAProxy is needed for the tests of several hosts: sudo apt-get install haproxy" >&2; exit 1; fi
 
+# In which completion is tried, beside bash.
+shells:
+	@command -v zsh >/dev/null && command -v fish >/dev/null && exit 0; \
+	if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; \
+	then apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends zsh fish; \
+	else echo "zsh and fish are needed for the tests of completion: sudo apt-get install zsh fish" >&2; exit 1; fi
+
 clean:  ## remove what make installed and built; var/ stays
-	rm -rf $(VENV) .tools dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .tools dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 
 # Stamps: a second run installs nothing unless pyproject.toml changed.
 $(VENV)/.made:

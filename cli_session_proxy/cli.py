@@ -17,9 +17,10 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
+from .domain import times
 from .errors import ConfigError, ProxyError, printable
 from .machine import check_system
-from .settings import Settings, load
+from .settings import Settings, WrongSettings, load
 
 app = typer.Typer(
     name="cli-session-proxy",
@@ -97,6 +98,7 @@ def _command(
         @wraps(command)
         def run(**given: Any) -> None:
             settings = load(**{key: given.pop(key) for key in options})
+            times.show_in(settings.timezone)
             if settings.audit is not None or settings.keys or settings.keys_file is not None:
                 _note(settings, name or command.__name__, given)
             command(settings, **given)
@@ -217,13 +219,13 @@ def status(settings: Settings, owner: Owner = "local", as_json: AsJson = False) 
 def chains(
     settings: Settings,
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
-    since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date.")] = None,
     status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
     side: Annotated[
         bool, typer.Option("--side", help="Also those with nothing but side calls: titles, pings, …")
     ] = False,
     one_shots: Annotated[
-        bool, typer.Option("--one-shots", help="Also unnamed agents of one turn that nobody went on from.")
+        bool, typer.Option("--one-shots", help="Also unnamed agents of one turn that nobody continued.")
     ] = False,
     by: Annotated[
         str | None, typer.Option(metavar="day|model|key", help="What the last 14 days cost, by one of these, instead.")
@@ -277,7 +279,7 @@ def find(
     words: Annotated[
         list[str] | None, typer.Argument(help="Words that a turn has, or a part of a name or an id.")
     ] = None,
-    since: Annotated[str | None, typer.Option(help="Only turns since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    since: Annotated[str | None, typer.Option(help="Only turns since: 30m, 12h, 7d, or a date.")] = None,
     until: Annotated[str | None, typer.Option(help="Only turns before: the same.")] = None,
     model: Annotated[str | None, typer.Option(help="Only turns of this model.")] = None,
     status: Annotated[str | None, typer.Option(help="Only turns that are so: completed, failed, …")] = None,
@@ -292,13 +294,13 @@ def find(
 
     more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
     wanted = finding.parse(words or (), owner, since, until, status, **more)
-    found, indexed = asyncio.run(finding.find(settings, wanted))
+    found, indexed, told_of = asyncio.run(finding.find(settings, wanted))
     if as_json:
         from .export.found import as_json as told
 
         _say(json.dumps(told(wanted, found, indexed), indent=1))
     else:
-        finding.print_found(wanted, found)
+        finding.print_found(wanted, found, told_of)
 
 
 @_command("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
@@ -680,7 +682,7 @@ def _write(text: str) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """The entry point: an error is one line that says what to do."""
+    """The entry point: an error is one line that says what to do, and so is each wrong setting."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         # A dump is UTF-8 whatever the locale; half a surrogate pair is shown as "?".
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
@@ -688,7 +690,8 @@ def main(args: list[str] | None = None) -> None:
         check_system()
         app(args)
     except ProxyError as exc:
-        print(f"error: {printable(' '.join(exc.message.split()))}", file=sys.stderr)
+        for message in exc.mistakes if isinstance(exc, WrongSettings) else [exc.message]:
+            print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:
         # The reader has closed the pipe (`dump | head`); nothing more may be written at exit.

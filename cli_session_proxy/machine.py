@@ -5,13 +5,53 @@ from __future__ import annotations
 import math
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Literal
 
 from .errors import ConfigError
 
 PROC = Path("/proc")
 CGROUPS = Path("/sys/fs/cgroup")
+
+System = Literal["linux", "musl", "macos"]
+Task = Literal["install the CLI", "install bubblewrap", "allow more open files", "see who listens", "set the clock"]
+# What a person types for it. A system without its own entry types what Linux does.
+_COMMANDS: Mapping[Task, Mapping[System, str]] = {
+    "install the CLI": {
+        "linux": "npm install -g @anthropic-ai/claude-code",
+        "musl": "apk add nodejs npm libgcc libstdc++ ripgrep && npm install -g @anthropic-ai/claude-code",
+    },
+    "install bubblewrap": {"linux": "apt install bubblewrap", "musl": "apk add bubblewrap"},
+    "allow more open files": {
+        "linux": "ulimit -n 4096, or LimitNOFILE in a systemd unit",
+        "musl": "ulimit -n 4096",
+        "macos": "ulimit -n 4096, or NumberOfFiles in a LaunchAgent",
+    },
+    "see who listens": {
+        "linux": "ss -ltnp 'sport = :{port}'",
+        "musl": "netstat -ltnp | grep ':{port} '",
+        "macos": "lsof -nP -iTCP:{port} -sTCP:LISTEN",
+    },
+    "set the clock": {
+        "linux": "timedatectl set-ntp true",
+        "musl": "ntpd -q -p pool.ntp.org",
+        "macos": "sudo sntp -sS time.apple.com",
+    },
+}
+
+
+def system(root: Path = Path("/")) -> System:
+    """Whose commands a person here types."""
+    if sys.platform == "darwin":
+        return "macos"
+    return "musl" if any(root.glob("lib/ld-musl-*")) else "linux"
+
+
+def command_to(task: Task, root: Path = Path("/"), **values: object) -> str:
+    """This system's own command, to stand in a message."""
+    commands = _COMMANDS[task]
+    return commands.get(system(root), commands["linux"]).format(**values)
 
 
 def check_system() -> None:

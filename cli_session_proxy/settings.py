@@ -13,14 +13,17 @@ import os
 import re
 import socket
 import stat
+import sys
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+import unicodedata
+from collections.abc import Iterator, Mapping, Sequence
 from contextvars import ContextVar
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import parse_qs, urlsplit
 
 from pydantic import (
@@ -44,6 +47,7 @@ from pydantic_settings import (
 
 from .domain.identifiers import origin
 from .domain.limits import is_model
+from .domain.times import Zone
 from .domain.windows import Window
 from .errors import ConfigError, did_you_mean, likely
 from .machine import cores, half_of_memory
@@ -415,6 +419,7 @@ class Settings(BaseSettings):
     archive_key_file: Path | None = None
     archive_after_days: float | None = Field(default=None, gt=0)
     idempotency_hours: float = Field(default=24.0, gt=0)
+    timezone: Zone = "local"  # of the times that people are shown
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("allowed_origins", mode="after")
@@ -461,10 +466,13 @@ class Settings(BaseSettings):
             return value
         raise ValueError("it takes redis://host:6379 or rediss://…; leave it out, and the store tells")
 
+    @field_validator("var", "sandbox_root", mode="after")
+    @classmethod
+    def _as_on_disk(cls, value: Path | None) -> Path | None:
+        return None if value is None else spelled(Path(os.path.abspath(value.expanduser())))
+
     @field_validator(
         "config",
-        "var",
-        "sandbox_root",
         "uds",
         "claude_bin",
         "claude_config_dir",
@@ -485,14 +493,6 @@ class Settings(BaseSettings):
         if value is None or url.startswith(("postgresql://", "postgres://")):
             return value
         raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
-
-    @model_validator(mode="after")
-    def _cluster_has_a_key(self) -> Settings:
-        if self.cluster_key is None and self.cluster_key_file is None:
-            for name in ("advertise", "registry"):
-                if getattr(self, name) is not None:
-                    raise ValueError(f"{name} needs cluster_key or cluster_key_file: by it proxies know each other")
-        return self
 
     @model_validator(mode="after")
     def _gateway_alone_names_owners(self) -> Settings:
@@ -528,14 +528,27 @@ class Settings(BaseSettings):
         return self
 
     @model_validator(mode="after")
-    def _models_fit_together(self) -> Settings:
+    def _fits_together(self) -> Settings:
+        """Raises one error with a line for each setting that is wrong beside others."""
+        wrong = list(self._misfits())
+        if wrong:
+            raise ValueError("\n".join(wrong))
+        return self
+
+    def _misfits(self) -> Iterator[str]:
+        if self.cluster_key is None and self.cluster_key_file is None:
+            for name in ("advertise", "registry"):
+                if getattr(self, name) is not None:
+                    yield f"{name}: it needs cluster_key or cluster_key_file, by which proxies know each other"
+        if self.profile is not None and self.profile not in (NO_PROFILE, *self.profiles):
+            yield f"profile: {self._no_profile(self.profile)}"
         for name, model in self.models.items():
             if not is_model(name) or name.startswith(("openai/", "claude-cli/")):
-                raise ValueError(f"models.{name[:80]}: clients cannot ask for this name: use letters, digits, . _ : -")
+                yield f"models.{name[:80]}: clients cannot ask for this name: use letters, digits, . _ : -"
             if name in MODELS:
-                raise ValueError(f"models.{name}: this name is the Claude CLI's: choose another")
+                yield f"models.{name}: this name is the Claude CLI's: choose another"
             if self._is_this_proxy(model.api_base):
-                raise ValueError(
+                yield (
                     f"models.{name}.api_base: {model.api_base} is this proxy itself, so a turn would wait for its own "
                     "end: give the address of the model's provider"
                 )
@@ -546,10 +559,9 @@ class Settings(BaseSettings):
             for name in names:
                 if name not in self.models and name not in MODELS:
                     meant = did_you_mean(name, [*self.models, *MODELS])
-                    raise ValueError(f"{place}: there is no model {name!r}{meant or f': add [models.{name[:40]}]'}")
+                    yield f"{place}: there is no model {name!r}{meant or f': add [models.{name[:40]}]'}"
                 if place == f"models.{name}.fallbacks":
-                    raise ValueError(f"{place}: a model cannot stand in for itself")
-        return self
+                    yield f"{place}: a model cannot stand in for itself"
 
     def _is_this_proxy(self, api_base: str | None) -> bool:
         """The address is one that this proxy listens on."""
@@ -692,12 +704,33 @@ class Settings(BaseSettings):
         if name is None or name == NO_PROFILE:
             return Profile()
         if name not in self.profiles:
-            known = ", ".join(sorted(self.profiles)) or "none"
-            meant = did_you_mean(name, self.profiles)
-            raise ConfigError(
-                f"unknown profile {name!r}{meant or ':'} add [profiles.{name}] to {CONFIG_FILE} (known: {known})"
-            )
+            raise ConfigError(self._no_profile(name))
         return self.profiles[name]
+
+    def _no_profile(self, name: str) -> str:
+        known = ", ".join(sorted(self.profiles)) or "none"
+        meant = did_you_mean(name, self.profiles)
+        return f"unknown profile {name!r}{meant or ':'} add [profiles.{name}] to {CONFIG_FILE} (known: {known})"
+
+
+def spelled(path: Path) -> Path:
+    """The absolute path in the letters that the disk has: on macOS others lead there too, and the CLI, which names a
+    session's folder by its directory, would take each spelling for another one. What is not there stays as it is."""
+    if sys.platform != "darwin":
+        return path
+    found = Path(path.anchor)
+    for part in path.parts[1:]:
+        try:
+            names = os.listdir(found)
+            alike = [name for name in names if _folded(name) == _folded(part)] if part not in names else []
+            found /= next((name for name in alike if os.path.samefile(found / name, found / part)), part)
+        except OSError:
+            found /= part
+    return found
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
 
 
 def _origin(text: str) -> str:
@@ -728,51 +761,127 @@ def read_secret(path: Path, name: str) -> bytes:
 
 
 def load(**flags: Any) -> Settings:
-    """Settings from the flags that were given (None means: not given), the environment and the file."""
+    """Settings from the flags that were given (None means: not given), the environment and the file.
+
+    Raises `WrongSettings` with all mistakes at once, each with the place where it was made.
+    """
     given = {name: value for name, value in flags.items() if value is not None}
-    _check_environment()
     named = given.get("config") or os.environ.get(f"{PREFIX}CONFIG")
-    path = Path(named or CONFIG_FILE).expanduser()
-    data = _read(path, must=named is not None)
-    if named is None:
-        _refuse_strangers(data)
-    used = _file.set(data)
+    file = _File.read(Path(named or CONFIG_FILE).expanduser(), must=named is not None)
+    mistakes = [*_unknown_variables(), *(_set_by_strangers(file) if named is None else ())]
+    used = _file.set(file.data)
     try:
         settings = Settings(**given)
     except ValidationError as exc:
-        first = exc.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "settings"
-        said = first["msg"]
-        if first["type"] == "extra_forbidden":
-            *above, last = first["loc"]
-            said = f"there is no such setting{did_you_mean(str(last), _fields_at(above))}"
-        raise ConfigError(f"setting {where}: {said} (from a flag, {PREFIX}* or {path})") from exc
+        raise WrongSettings([*mistakes, *_told(exc, given, file)]) from exc
     except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
-        raise ConfigError(f"a {PREFIX}* variable cannot be read: {exc}") from exc
+        raise WrongSettings([*mistakes, f"a {PREFIX}* variable cannot be read: {exc}"]) from exc
     finally:
         _file.reset(used)
-    settings.profile_for(None)
+    if mistakes:
+        raise WrongSettings(mistakes)
     return settings
 
 
-def _read(path: Path, *, must: bool) -> dict[str, Any]:
-    try:
-        return tomllib.loads(path.read_bytes().decode())
-    except FileNotFoundError as exc:
-        if must:
-            raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
-        return {}
-    except tomllib.TOMLDecodeError as exc:
-        raise ConfigError(f"{path} is not valid TOML: {exc}; fix that line or move the file away") from exc
-    except (OSError, UnicodeDecodeError) as exc:
-        raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
+class WrongSettings(ConfigError):
+    """Each of `mistakes` is a line of its own."""
+
+    def __init__(self, mistakes: Sequence[str]) -> None:
+        super().__init__("; ".join(mistakes))
+        self.mistakes = tuple(" ".join(mistake.split()) for mistake in mistakes)
 
 
-def _refuse_strangers(data: Mapping[str, Any]) -> None:
-    """Raises `ConfigError` for a setting that only a file which the user named may hold."""
-    profiles = data.get("profiles")
-    sandbox = data.get("sandbox")
-    found = [(name, what) for name, what in _TRUSTED.items() if data.get(name)]
+@dataclass(frozen=True, slots=True)
+class _File:
+    """The file of settings; empty where there is none."""
+
+    path: Path
+    text: str
+    data: dict[str, Any]
+
+    @staticmethod
+    def read(path: Path, *, must: bool) -> _File:
+        try:
+            text = path.read_bytes().decode()
+            return _File(path, text, tomllib.loads(text))
+        except FileNotFoundError as exc:
+            if must:
+                raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
+            return _File(path, "", {})
+        except tomllib.TOMLDecodeError as exc:
+            raise ConfigError(f"{path} is not valid TOML: {exc}; fix that line or move the file away") from exc
+        except (OSError, UnicodeDecodeError) as exc:
+            raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
+
+    def place(self, setting: Sequence[str]) -> str:
+        """The file, and the line where this setting is made: of it, or of the table that it is in."""
+        table: list[str] = []
+        found, best = 0, 0
+        for number, line in enumerate(self.text.splitlines(), 1):
+            head = re.match(r"\s*\[+([^\]]+)\]", line)
+            key = None if head else re.match(r"\s*([^=#]+?)\s*=", line)
+            if head:
+                table = _keys(head[1])
+            made = table + (_keys(key[1]) if key else [])
+            shared = min(len(made), len(setting))
+            if (head or key) and best < shared and made[:shared] == list(setting[:shared]):
+                found, best = number, shared
+        return f"{self.path} line {found}" if found else str(self.path)
+
+
+def _keys(dotted: str) -> list[str]:
+    return [part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", dotted)]
+
+
+def _told(exc: ValidationError, given: Mapping[str, Any], file: _File) -> Iterator[str]:
+    """A line for each setting that is wrong: what is wrong with it, and where it was set."""
+    said: dict[tuple[str, ...], list[str]] = {}
+    for one in exc.errors():
+        setting, kind = _setting_at(one["loc"])
+        says = str(one["ctx"]["error"]) if one["type"] == "value_error" else one["msg"]
+        if one["type"] == "extra_forbidden":
+            says = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
+        if setting:
+            said.setdefault(setting, []).append(says)
+        else:  # of several together: each line names its own
+            for line in says.splitlines():
+                name, _, rest = line.partition(": ")
+                if name.partition(".")[0] not in Settings.model_fields:
+                    name, rest = line.split()[0], line
+                said.setdefault(tuple(name.split(".")), []).append(rest)
+    for setting, wrong in said.items():
+        yield f"setting {'.'.join(setting)}: {'; '.join(wrong)} ({_place_of(setting, given, file)})"
+
+
+def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _File) -> str:
+    if setting[0] in given:
+        return f"from --{setting[0].replace('_', '-')}"
+    for variable in os.environ if setting[0] in Settings.model_fields else ():
+        name = tuple(variable.lower().removeprefix(PREFIX.lower()).split(DELIMITER))
+        if variable.upper().startswith(PREFIX) and name == tuple(part.lower() for part in setting[: len(name)]):
+            return f"from {variable}"
+    return file.place(setting)
+
+
+def _setting_at(place: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
+    """The setting that pydantic means, and the type that it is a part of: pydantic goes on into members of a union."""
+    kind: Any = Settings
+    above: Any = None
+    parts = []
+    for part in place:
+        inside = getattr(kind, "model_fields", None)
+        if inside is None and get_origin(kind) not in (dict, tuple):
+            break
+        parts.append(str(part))
+        above, kind = kind, (inside[part].annotation if part in inside else None) if inside else get_args(kind)[-1]
+    return tuple(parts), above
+
+
+def _set_by_strangers(file: _File) -> Iterator[str]:
+    """Of a file that merely lies there: the settings that only one which the user named may hold."""
+    profiles = file.data.get("profiles")
+    sandbox = file.data.get("sandbox")
+    found = [(name, what) for name, what in _TRUSTED.items() if file.data.get(name)]
     found += [
         (f"profiles.{profile}.{name}", what)
         for profile, values in (profiles.items() if isinstance(profiles, dict) else ())
@@ -781,16 +890,15 @@ def _refuse_strangers(data: Mapping[str, Any]) -> None:
     ]
     if isinstance(sandbox, dict) and sandbox.get("links"):
         found.append(("sandbox.links", "links to other files"))
-    if found:
-        name, what = found[0]
-        raise ConfigError(
-            f"{CONFIG_FILE} in this directory sets {name} ({what}), and the file may be anybody's: if it is yours, say "
-            f"--config {CONFIG_FILE}, or set {PREFIX}CONFIG"
+    for name, what in found:
+        yield (
+            f"{file.place(name.split('.'))} sets {name} ({what}); for safety, a config file found in the working "
+            f"directory cannot: if it is yours, say --config {CONFIG_FILE}, or set {PREFIX}CONFIG"
         )
 
 
-def _check_environment() -> None:
-    """Refuse a variable of ours that names no setting: pydantic-settings leaves it unread without a word."""
+def _unknown_variables() -> Iterator[str]:
+    """Variables of ours that name no setting: pydantic-settings leaves them unread without a word."""
     fields = Settings.model_fields
     tables = [
         name
@@ -809,13 +917,4 @@ def _check_environment() -> None:
         advice = "unset it"
         if meant is not None:
             advice = f"did you mean `{PREFIX}{DELIMITER.join(filter(None, (meant, inner))).upper()}`?"
-        raise ConfigError(f"{variable} is no setting of this program: {advice}")
-
-
-def _fields_at(place: Sequence[int | str]) -> Iterable[str]:
-    """The settings that there are at a place of the file, down through tables."""
-    kind: Any = Settings
-    for part in place:
-        inside = getattr(kind, "model_fields", None)
-        kind = inside[part].annotation if inside else (get_args(kind) or (None,))[-1]
-    return getattr(kind, "model_fields", {})
+        yield f"{variable} is no setting of this program: {advice}"

@@ -12,18 +12,22 @@ import socket
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.commands import changing
+from cli_session_proxy.errors import ConfigError
+from cli_session_proxy.http.binding import bind
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ImportedTurn
 
 from .conftest import ROOT
 from .fakes import TURN
+from .zones import machine_in
 
 SOON = 30
 
@@ -69,6 +73,52 @@ def done(*args: str | Path) -> None:
     assert caught.value.code == 0
 
 
+def test_each_wrong_setting_is_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("cli_session_proxy.toml").write_text("prot = 1\nlease = -1\n")
+    with pytest.raises(SystemExit) as caught:
+        run("chains")
+    assert caught.value.code == 2
+    first, second = capsys.readouterr().err.splitlines()
+    assert first.startswith("error: setting lease: ")
+    assert (
+        second == "error: setting prot: there is no such setting: did you mean `port`? (cli_session_proxy.toml line 1)"
+    )
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["chains", "chains --json", "chains --by day", "find ada", "show ada", "dump ada", "verify", "delete ada -y"],
+)
+def test_a_wrong_var_is_told_as_such_and_nothing_is_made_there(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = error_of(capsys, 2, *words.split(), "--var", tmp_path / "vra")
+    assert said.startswith(f"error: no store at {tmp_path / 'vra'}: ")
+    monkeypatch.setenv("CLI_SESSION_PROXY_VAR", str(tmp_path / "vra"))
+    assert "no store at" in error_of(capsys, 2, *words.split())
+    assert not (tmp_path / "vra").exists()
+
+
+@pytest.mark.parametrize(("setting", "zone"), [("local", "JST"), ("utc", "UTC")])
+def test_one_setting_says_in_which_zone_every_command_shows_times(
+    setting: str, zone: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(tmp_path, "ada")
+    monkeypatch.setenv("CLI_SESSION_PROXY_TIMEZONE", setting)
+    with machine_in("Asia/Tokyo"):
+        for words in (
+            ("chains",), ("chains", "--by", "day"), ("show", "ada"), ("find", "ada"), ("status",), ("doctor",),
+            ("dump", "ada", "--format", "markdown"), ("dump", "ada", "--format", "html"),
+        ):  # fmt: skip
+            with pytest.raises(SystemExit):
+                run(*words, "--var", tmp_path)
+            said = capsys.readouterr().out
+            assert {"JST", "UTC"} & set(re.findall(r"[A-Z]{3}", said)) == {zone}, words
+
+
 def test_chains_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fill(tmp_path, "first", "evil\x1b[31m[bold]x[/bold]")
     done("chains", "--var", tmp_path)
@@ -81,12 +131,15 @@ def test_chains_prints_a_table_or_json(tmp_path: Path, capsys: pytest.CaptureFix
     assert {row["agent_id"]: row["turns"] for row in rows} == {"first": 1, "evil\x1b[31m[bold]x[/bold]": 1}
 
 
-def test_looking_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    var = tmp_path / "none"
-    done("chains", "--var", var)
+def test_looking_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done("chains")
     assert "no chains" in capsys.readouterr().out
-    assert "nobody" in error_of(capsys, 1, "dump", "nobody", "--var", var)
-    assert not var.exists()
+    assert "nobody" in error_of(capsys, 1, "dump", "nobody")
+    assert not list((tmp_path / "here").iterdir())
 
 
 def test_dump_prints_every_format(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -109,6 +162,7 @@ def test_the_folder_can_come_from_the_environment(
 
 
 def test_delete_of_an_unknown_agent_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, "ada")
     assert "no agent" in error_of(capsys, 1, "delete", "nobody", "--yes", "--var", tmp_path)
 
 
@@ -147,7 +201,7 @@ def test_serve_takes_no_program_from_a_file_that_merely_lies_there(
         line = error_of(capsys, 2, *command)
         assert "claude_bin" in line
         assert "--config" in line
-    done("chains", "--var", tmp_path, "--config", "cli_session_proxy.toml")
+    done("chains", "--config", "cli_session_proxy.toml")
 
 
 @pytest.mark.parametrize(
@@ -205,6 +259,21 @@ def test_a_taken_port_and_an_open_host_are_one_line(tmp_path: Path, capsys: pyte
         assert "taken" in error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
     assert "keys" in error_of(capsys, 2, "serve", "--host", "0.0.0.0", "--port", "0", "--var", tmp_path)
     assert "resolved" in error_of(capsys, 2, "serve", "--host", "no.such.invalid", "--port", "0", "--var", tmp_path)
+
+
+def test_a_port_that_another_program_has_at_all_addresses_is_taken_on_bsd_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There SO_REUSEADDR gives 127.0.0.1 of a port of 0.0.0.0 away; here SO_REUSEPORT does."""
+    settings = Settings(var=tmp_path)
+    monkeypatch.setattr(socket, "create_server", partial(socket.create_server, reuse_port=True))
+    with socket.create_server(("0.0.0.0", 0)) as taken:
+        settings = settings.model_copy(update={"port": taken.getsockname()[1]})
+        with bind(settings):
+            pass  # the system has nothing against it
+        monkeypatch.setattr(sys, "platform", "darwin")
+        with pytest.raises(ConfigError, match="is taken by another program"):
+            bind(settings)
 
 
 def test_a_var_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -307,5 +376,6 @@ def test_an_argument_that_would_steer_the_terminal_comes_back_harmless(
     command: str, place: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     named = place.format("x\x1b]0;title\x07\x9b31m\u202ey")
+    fill(tmp_path / "var", "ada")
     said = error_of(capsys, 1, command, named, "--var", tmp_path / "var")
     assert said.isprintable(), repr(said)

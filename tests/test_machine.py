@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from cli_session_proxy import machine
 from cli_session_proxy.settings import Settings
+
+from .conftest import ROOT
 
 MB = 1024 * 1024
 
@@ -87,3 +92,25 @@ def test_a_quota_of_version_1_counts_as_well(proc: Path, tmp_path: Path, affinit
 
 def test_without_groups_the_cores_are_those_we_may_run_on(tmp_path: Path, affinity: None) -> None:
     assert machine.cores(tmp_path, tmp_path) == 64
+
+
+@pytest.mark.parametrize("task", get_args(machine.Task))
+def test_each_system_is_told_a_command_of_its_own(
+    task: machine.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert machine.command_to(task, tmp_path, port=1) == machine._COMMANDS[task]["linux"].format(port=1)
+    (tmp_path / "lib").mkdir()
+    (tmp_path / "lib" / "ld-musl-x86_64.so.1").touch()
+    told = machine.command_to(task, tmp_path, port=8787)
+    assert not set(told.split()) & {"apt", "timedatectl", "ss", "systemd"}, "Alpine has none of these"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert machine.system(tmp_path) == "macos"
+    told = machine.command_to(task, tmp_path, port=8787)
+    assert not set(told.split()) & {"timedatectl", "ss", "systemd", "apk"}, "macOS has none of these"
+
+
+def test_no_other_file_names_a_command_of_one_system() -> None:
+    """So that a message on one system never names another one's."""
+    of_one = re.compile(r"\b(?:apt(?:-get)? install|apk add|brew install|lsof -|ss -l|netstat -|timedatectl|sntp -)")
+    files = [path for path in (ROOT / "cli_session_proxy").rglob("*.py") if of_one.search(path.read_text())]
+    assert [path.name for path in files] == ["machine.py"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 from pydantic import ValidationError
 
 from cli_session_proxy.errors import ConfigError
-from cli_session_proxy.settings import CONFIG_FILE, NEUTRAL_SYSTEM_PROMPT, Profile, load
+from cli_session_proxy.settings import CONFIG_FILE, NEUTRAL_SYSTEM_PROMPT, Profile, WrongSettings, load
 
 
 def file(text: str) -> None:
@@ -78,6 +80,65 @@ def test_a_broken_file_is_one_line_that_names_the_place(text: str, names: str) -
     assert names in str(caught.value)
     assert CONFIG_FILE in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_all_mistakes_are_told_at_once_each_with_its_file_and_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.toml").write_text(
+        """\
+# a comment: port = 1
+port = 99999
+forget_unnamed = "sometimes"
+[profiles.coder]
+permission_mode = "all"
+model = "sonnet"
+tool = ["Bash"]
+[models."gpt-5.2"]
+lite = "openai/gpt-5.2"
+[models.local]
+litellm = "claude-cli/sonnet"
+fallbacks = []
+"""
+    )
+    monkeypatch.setenv("CLI_SESSION_PROXY_LANE_LIMIT", "many")
+    monkeypatch.setenv("CLI_SESSION_PROXY_PROFILES__CODER__CONFINED", "perhaps")
+    monkeypatch.setenv("CLI_SESSION_PROXY_PROT", "1")
+    with pytest.raises(WrongSettings) as caught:
+        load(config=Path("mine.toml"), keepalive=-1)
+    assert {(told.partition(": ")[0], told.rpartition("(")[2].rstrip(")")) for told in caught.value.mistakes[1:]} == {
+        ("setting port", "mine.toml line 2"),
+        ("setting forget_unnamed", "mine.toml line 3"),
+        ("setting profiles.coder.permission_mode", "mine.toml line 5"),
+        ("setting profiles.coder.tool", "mine.toml line 7"),
+        ("setting profiles.coder.confined", "from CLI_SESSION_PROXY_PROFILES__CODER__CONFINED"),
+        ("setting models.gpt-5.2.lite", "mine.toml line 9"),
+        ("setting models.gpt-5.2.litellm", "mine.toml line 8"),
+        ("setting models.local.litellm", "mine.toml line 11"),
+        ("setting lane_limit", "from CLI_SESSION_PROXY_LANE_LIMIT"),
+        ("setting keepalive", "from --keepalive"),
+    }
+    assert caught.value.mistakes[0].startswith("CLI_SESSION_PROXY_PROT is no setting")
+
+
+def test_settings_that_do_not_fit_together_are_told_at_once_too() -> None:
+    Path("mine.toml").write_text(
+        'advertise = "http://x:1"\nprofile = "codr"\n[profiles.coder]\n[models.gpt]\nlitellm = "openai/gpt"\n'
+        'fallbacks = ["gtp", "gpt"]\n'
+    )
+    with pytest.raises(WrongSettings) as caught:
+        load(config=Path("mine.toml"))
+    (told,) = [" ".join(caught.value.mistakes)]
+    assert "mine.toml line 1" in told
+    assert "mine.toml line 2" in told
+    assert "there is no model 'gtp': add [models.gtp]; a model cannot stand in for itself" in told
+
+
+def test_a_file_in_the_working_directory_is_told_all_that_it_may_not_set() -> None:
+    file('host = "0.0.0.0"\nport = 1\n[profiles.a]\ntools = ["Bash"]\n[models.gpt]\nlitellm = "openai/gpt"\n')
+    with pytest.raises(WrongSettings) as caught:
+        load()
+    assert [told.partition(" (")[0] for told in caught.value.mistakes] == [
+        f"{CONFIG_FILE} line {line} sets {name}" for line, name in ((1, "host"), (5, "models"), (4, "profiles.a.tools"))
+    ]
 
 
 def test_a_file_that_is_not_text_is_named() -> None:
@@ -188,7 +249,9 @@ def test_an_unknown_setting_names_the_one_that_is_probably_meant(text: str, mean
 
 def test_a_setting_that_is_like_no_other_is_refused_without_a_guess() -> None:
     file("flavour = 'vanilla'")
-    with pytest.raises(ConfigError, match=r"setting flavour: there is no such setting \(from"):
+    with pytest.raises(
+        ConfigError, match=r"setting flavour: there is no such setting \(cli_session_proxy.toml line 1\)"
+    ):
         load()
 
 
@@ -237,3 +300,20 @@ def test_a_profile_may_have_tools_wait_by_name_or_by_rule() -> None:
     for approve in (("Bash",), ("Bash(git push *)", "Write"), ("mcp__files__delete",)):
         assert Profile(tools=tools, approve=approve).approve == approve
     assert Profile(tools=("default",), approve=("Bash",)).approve == ("Bash",)
+
+
+# --- letters of a path on a disk that ignores their case
+
+
+def test_on_macos_a_directory_is_called_as_the_disk_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The CLI names a session's folder by its directory: another spelling would be another folder."""
+    there = tmp_path / "Chäts" / "Var"
+    there.mkdir(parents=True)
+    typed = tmp_path / "chA\u0308ts" / "vAR" / "new"
+    assert load(var=typed).var == typed, "Linux: these are two directories"
+    monkeypatch.setattr(sys, "platform", "darwin")
+    assert load(var=typed).var == typed, "so they are on a disk of macOS that tells letters apart"
+    monkeypatch.setattr(os.path, "samefile", lambda *_: True)
+    settings = load(var=typed, sandbox_root=tmp_path / "CHÄTS")
+    assert (settings.var, settings.sandbox_root) == (there / "new", there.parent)
+    assert load(var=there).var == there

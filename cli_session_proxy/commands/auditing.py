@@ -7,8 +7,8 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import get_args
 
+from ..domain import times
 from ..errors import ConfigError, did_you_mean, printable
-from ..export.words import time
 from ..http.audit import Action, AuditLine, audit_of
 from ..settings import Settings
 from .listing import moment_of
@@ -43,6 +43,6 @@ def lines(found: Sequence[AuditLine]) -> Iterator[str]:
         how = "; ".join(f"{name} {', '.join(map(str, names))}" for name, names in changed.items())
         who = f"{one.owner or '-'} from {one.address or '-'}"
         status = "" if one.status is None else f" {one.status}"
-        yield printable(f"{time(one.at)}  {one.type:8} {who}: {one.what}{status}{f' ({how})' if how else ''}")
+        yield printable(f"{times.written(one.at)}  {one.type:8} {who}: {one.what}{status}{f' ({how})' if how else ''}")
     if not found:
         yield "nothing was noted"

@@ -24,6 +24,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Protocol
 
 import httpx
+from rich.console import Console
 
 from .. import logs
 from ..domain.approvals import OUTCOMES, Decision, Verdict
@@ -37,6 +38,7 @@ from ..selfcheck.service import SelfChecks
 from ..settings import Settings
 from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
+from .answering import Drawn
 from .asking import alive, client_of, key_of
 from .following import LOOK, progress_of
 from .migrating import migrating
@@ -44,7 +46,7 @@ from .migrating import migrating
 Write = Callable[[str], None]
 
 # Of what a turn does, what somebody in front of a terminal is told.
-WAITING = frozenset({"lane", "lease", "slot", "retry", "approval", "limit"})
+TOLD_DOING = frozenset({"lane", "lease", "slot", "retry", "approval", "limit", "tool"})
 TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
@@ -147,15 +149,20 @@ async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts,
 
 
 async def _answer(talk: ChatTalk, line: str, write: Write, person: Lines | None) -> None:
-    waiting = asyncio.create_task(_watch(talk, write, person))
+    drawn = Drawn(Console(highlight=False)) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+    note, add = (write, write) if drawn is None else (drawn.note, drawn.add)
+    waiting = asyncio.create_task(_watch(talk, note, person))
     try:
         async with aclosing(talk.say(line)) as pieces:
             async for piece in pieces:
-                write(printable(piece))
+                add(printable(piece))
     finally:
         waiting.cancel()
         await asyncio.wait([waiting])
-    write("\n")
+        if drawn is not None:
+            drawn.end()
+    if drawn is None:
+        write("\n")
     turn = await talk.last()
     if turn is not None:
         write(_told(turn))
@@ -168,7 +175,7 @@ async def _watch(talk: ChatTalk, write: Write, person: Lines | None) -> None:
     try:
         async with aclosing(talk.going()) as progress:
             async for going in progress:
-                words = next((str(one["says"]) for one in going if one["doing"] in WAITING), "")
+                words = next((str(one["says"]) for one in going if one["doing"] in TOLD_DOING), "")
                 if words and words != told:
                     write(f"  [{printable(words)}]\n")
                 told = words
@@ -217,6 +224,8 @@ def _told(turn: JSON) -> str:
     """One line on how the turn was had, and one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
+    if turn["tools"]:
+        out.append(f"  [used {printable(', '.join(turn['tools']))}]")
     told = [link["says"] for link in turn["links"] if link["reason"] in TOLD_LINKS]
     out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
     return "".join(f"{line}\n" for line in out)

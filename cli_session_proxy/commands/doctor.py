@@ -11,7 +11,6 @@ import os
 import shutil
 import socket
 import sqlite3
-import sys
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
@@ -27,10 +26,12 @@ from ..backends.claude.process.capability import Capability
 from ..backends.claude.process.guardian import start_time
 from ..backends.claude.process.memory import FIRST_WEIGHT
 from ..backends.claude.process.observed import ESSENTIAL, EXPECTED, SAYS
+from ..domain import times
 from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
-from ..http.binding import answers
+from ..http.binding import answers, is_served
 from ..http.served import OVER_SOCKET, Served, served_at
+from ..machine import command_to
 from ..sandbox import Sandboxes
 from ..selfcheck.keeping import KeptBinaries
 from ..selfcheck.running import Report, check
@@ -50,7 +51,6 @@ if TYPE_CHECKING:
 
 Level = Literal["ok", "warning", "error"]
 
-MACOS = sys.platform == "darwin"
 
 MB = 1024 * 1024
 # A commit needs room for its records and the log of the store: below the first figure turns will soon fail.
@@ -191,7 +191,7 @@ async def _checked(cli: Capability, settings: Settings) -> list[Checkup]:
             sha256 = await asyncio.to_thread(
                 KeptBinaries(settings.var / "cli").sha256, capability.identity_of(cli.path)
             )
-            async with opened(settings) as store:
+            async with opened(settings, may_be_new=True) as store:
                 if store is not None and sha256 is not None:
                     await store.keep_findings(f"{sha256} {report.version}", findings_of(report))
     return list(_seen(report))
@@ -390,20 +390,15 @@ async def _clock(last_at: float | None) -> Checkup:
     wall, steady = time.time(), time.monotonic()
     await asyncio.sleep(CLOCK_WATCH)
     drift = abs((time.time() - wall) - (time.monotonic() - steady))
-    command = "sudo sntp -sS time.apple.com" if MACOS else "timedatectl set-ntp true"
-    mend = f"set the clock ({command}, or your system's own way)"
+    mend = f"set the clock ({command_to('set the clock')}, or your system's own way)"
     if wall < CLOCK_FLOOR:
-        return Checkup("clock", "error", f"it says {_utc(wall)}, which is long past", mend)
+        return Checkup("clock", "error", f"it says {times.written(wall)}, which is long past", mend)
     if last_at is not None and last_at > wall + CLOCK_SLACK:
-        says = f"the last turn ({_utc(last_at)}) is in the future of {_utc(wall)}: was the clock set back?"
+        says = f"the last turn ({times.written(last_at)}) is in the future of {times.written(wall)}: was it set back?"
         return Checkup("clock", "error", says, mend)
     if drift > CLOCK_WATCH:
         return Checkup("clock", "warning", f"it jumped by {drift:.1f} s just now", mend)
-    return Checkup("clock", "ok", _utc(wall))
-
-
-def _utc(at: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(at))
+    return Checkup("clock", "ok", times.written(wall))
 
 
 # --- processes and port
@@ -436,8 +431,7 @@ async def _port(settings: Settings) -> Checkup:
         return Checkup("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not await _answers(Served(url)):
-        names = f"lsof -nP -iTCP:{port} -sTCP:LISTEN" if MACOS else f"ss -ltnp 'sport = :{port}'"
-        mend = f"stop it ({names} names it), or choose another with --port"
+        mend = f"stop it ({command_to('see who listens', port=port)} names it), or choose another with --port"
         return Checkup("port", "error", f"{host}:{port} is taken by another program", mend)
     if served_at(settings.var) == Served(url):
         return Checkup("port", "ok", f"{url} is served on this var")
@@ -446,6 +440,8 @@ async def _port(settings: Settings) -> Checkup:
 
 
 def _is_free(host: str, port: int) -> bool:
+    if is_served(host, port):
+        return False
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         with socket.create_server((str(address[0]), port), family=family):

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
 from rich.progress import TaskProgressColumn
 from rich.text import Text
 
+from ..domain import times
 from ..domain.searching import Found, Indexed, Search
 from ..errors import printable
-from ..export import found as shown
+from ..export import brief, shown
+from ..export import found as found_words
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar
@@ -22,6 +24,8 @@ from .stored import opened
 
 # Seconds for which the index is filled between two moves of the bar.
 STEP = 0.25
+# Characters of a question.
+WORDS = 200
 
 
 def parse(
@@ -39,13 +43,32 @@ def parse(
     return Search(text, owner, after, before, status=ChainFilter.parse(None, None, status).status, **more)
 
 
-async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed]:
-    """What is found once the index knows all turns; a bar on stderr while it learns them."""
+@dataclass(frozen=True, slots=True)
+class Told:
+    """Of a turn that was found: its question, and what was repaired at it, in a few words each."""
+
+    asked: str
+    repairs: tuple[str, ...]
+
+
+async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapping[str, Told]]:
+    """What is found once the index knows all turns; a bar on stderr while it learns them. Last, by turn, what is to be
+    told of those that no words were looked for in, or that were looked for as repaired."""
     async with opened(settings) as store:
         if store is None:
-            return Found((), 0, 0), Indexed(0, 0)
+            return Found((), 0, 0), Indexed(0, 0), {}
         indexed = await _indexed(store)
-        return await store.search(wanted), indexed
+        found = await store.search(wanted)
+        told = {}
+        for hit in found.hits:
+            if hit.kind == "agent" or (hit.snippet and not wanted.repaired):
+                continue
+            if (turn := await store.turn(hit.turn_id or "")) is not None:
+                asked = [block for message in shown.said(turn)["input"] for block in message["content"]]
+                links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
+                repairs = tuple(one.says for one in brief.told(turn, links) if one.kind == "repair")
+                told[turn.id] = Told(shown.line(asked, WORDS), repairs)
+        return found, indexed, told
 
 
 async def _indexed(store: Store) -> Indexed:
@@ -55,17 +78,21 @@ async def _indexed(store: Store) -> Indexed:
     return indexed
 
 
-def print_found(wanted: Search, found: Found) -> None:
-    """Two lines a hit: where it is, and the words around what was looked for."""
+def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
+    """Of a hit: where it is, the words around what was looked for, else the question, and each repair."""
     console = Console(highlight=False, soft_wrap=True)
     for hit in found.hits:
-        line = Text(printable(shown.place(hit)), style="bold")
-        about = [hit.status or "", hit.continuity or "", time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(hit.at))]
+        line = Text(printable(found_words.place(hit)), style="bold")
+        about = [hit.status or "", hit.continuity or "", times.written(hit.at, "minutes")]
         line.append("  " + "  ".join(part for part in about if part), style="not bold dim")
         console.print(line)
         words = Text("  ")
         for n, text in enumerate(hit.snippet):
             words.append(printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "")
-        if hit.snippet:
-            console.print(words)
-    console.print(Text(shown.summed_up(wanted, found), style="dim"))
+        of_turn = told.get(hit.turn_id or "", Told("", ()))
+        if not hit.snippet:
+            words.append(printable(of_turn.asked))
+        for part in (words, *(Text(f"  {printable(says)}", style="dim") for says in of_turn.repairs)):
+            if part.plain.strip():
+                console.print(part)
+    console.print(Text(found_words.summed_up(wanted, found), style="dim"))

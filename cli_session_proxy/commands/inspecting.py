@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from datetime import UTC, datetime
+from collections.abc import Iterator
 from operator import attrgetter
 
 from rich.console import Console
@@ -11,7 +10,8 @@ from rich.text import Text
 
 from ..backends.claude.process import environment
 from ..backends.claude.sessions import seeing
-from ..domain.models import JSON, Agent, Block, Link, Session, Turn
+from ..domain import times
+from ..domain.models import JSON, Agent, Link, Session, Turn
 from ..domain.searching import Search
 from ..errors import NotFound, printable
 from ..export import explain, shown
@@ -117,12 +117,9 @@ async def _told(store: Store, turn: Turn | None) -> JSON | None:
     return {
         "id": turn.id, "number": (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).newest,
         "status": turn.status, "continuity": turn.continuity, "model": turn.model, "cost_usd": turn.cost_usd,
-        "at": turn.created_at, "asked": _words(asked), "answered": _words(said["output"]), "error": said["error"],
+        "at": turn.created_at, "asked": shown.line(asked, WORDS), "answered": shown.line(said["output"], WORDS),
+        "error": said["error"],
     }  # fmt: skip
-
-
-def _words(blocks: Sequence[Block]) -> str:
-    return " ".join(" ".join(str(block.get("text", "")) for block in blocks).split())[:WORDS]
 
 
 def _link(link: Link) -> JSON:
@@ -161,7 +158,10 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
     yield from (("waits", turn_id) for turn_id in told.get("waiting", ()))
     for name in ("last_repairs", "links"):
         for one in told.get(name, ()):
-            yield "repair" if name == "last_repairs" else "link", f"{_when(one['at'])}  {one['turn_id']}  {one['says']}"
+            yield (
+                "repair" if name == "last_repairs" else "link",
+                f"{times.written(one['at'], 'minutes')}  {one['turn_id']}  {one['says']}",
+            )
     for one in told.get("last_failures", ()):
         yield one["status"], f"{_line(one)}  {(one['error'] or {}).get('code', '')}"
     yield "session", told["session_id"] or "none"
@@ -173,9 +173,5 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
 
 
 def _line(turn: JSON) -> str:
-    about = [turn["status"], turn["continuity"] or "", turn["model"], _when(turn["at"])]
+    about = [turn["status"], turn["continuity"] or "", turn["model"], times.written(turn["at"], "minutes")]
     return f"#{turn['number']} {turn['id']}  " + "  ".join(part for part in about if part)
-
-
-def _when(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d %H:%M UTC")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal, cast, get_args
 
 import click
@@ -13,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from ..domain import times
 from ..domain.budgets import amount
 from ..domain.models import JSON, ChainSummary, Status
 from ..domain.searching import moment
@@ -123,7 +123,7 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
         cells = [
             row["agent_id"], *(row[name] or "-" for name in beside), state, row["turns"], row["repairs"],
             f"${row['cost_usd']:.4f}", _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
-            else datetime.fromtimestamp(row["last_at"], UTC).strftime("%Y-%m-%d %H:%M UTC"),
+            else times.written(row["last_at"], 'minutes'),
         ]  # fmt: skip
         # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
         table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
@@ -140,10 +140,11 @@ async def spent(settings: Settings, by: By) -> list[JSON]:
     """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most. Of keys their
     `budgets`, too, as far as they have one."""
     now = time.time()
+    since = times.begins(times.days(now, DAYS)[0])
     budgets: list[JSON] = []
     async with opened(settings) as store:
-        facts = [] if store is None else await store.facts(None, since=now - DAYS * DAY, limit=TURNS)
-        forgotten = [] if store is None else await store.forgotten(None, now - DAYS * DAY)
+        facts = [] if store is None else await store.facts(None, since=since, limit=TURNS)
+        forgotten = [] if store is None else await store.forgotten(None, since)
         if store is not None:
             budgets = await Budgets(settings.budgets).shown(store, None, None, now)
     days, models, keys = summed(facts, now, forgotten)
@@ -155,7 +156,7 @@ async def spent(settings: Settings, by: By) -> list[JSON]:
 def print_spent(rows: list[JSON], by: By) -> None:
     """A table, days newest first, else the dearest first. What did not happen is blank."""
     table = Table(box=None, pad_edge=False)
-    for name in (f"{by} (UTC)" if by == "day" else by, "turns", "failed", "repairs", "tokens", "cost"):
+    for name in (f"{by} ({times.name()})" if by == "day" else by, "turns", "failed", "repairs", "tokens", "cost"):
         table.add_column(name, justify="left" if name.startswith(by) else "right", no_wrap=True)
     if any(row.get("budgets") for row in rows):
         table.add_column("budgets")

@@ -8,10 +8,11 @@ import time
 import httpx
 
 from ..backends.claude.process import capability
+from ..domain import times
 from ..engine.plan import stored
 from ..errors import ClaudeUnavailable, UpstreamError
 from ..export import status
-from ..export.status import DAY, WEEK, ProxyStatus
+from ..export.status import WEEK, ProxyStatus
 from ..export.sums import TURNS
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
@@ -35,9 +36,10 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
             except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
                 raise UpstreamError(f"{served} (from serve.json in --var) does not answer like this version") from exc
     now = time.time()
-    async with opened(settings) as store:
-        facts = [] if store is None else await store.facts(None, since=now - WEEK * DAY, limit=TURNS)
-        forgotten = [] if store is None else await store.forgotten(None, now - WEEK * DAY)
+    since = times.begins(times.days(now, WEEK)[0])
+    async with opened(settings, may_be_new=True) as store:
+        facts = [] if store is None else await store.facts(None, since=since, limit=TURNS)
+        forgotten = [] if store is None else await store.forgotten(None, since)
         plan = None if store is None else await stored(store)
     today, week = status.costs(facts, now, forgotten)
     known = None

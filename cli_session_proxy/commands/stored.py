@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 from ..domain.models import Agent
-from ..errors import NotFound
+from ..errors import ConfigError, NotFound
 from ..settings import Settings
 from ..stores.auto import is_new, place_of, store_for
 from ..stores.base import Store
@@ -14,9 +14,14 @@ from .migrating import migrating
 
 
 @asynccontextmanager
-async def opened(settings: Settings) -> AsyncIterator[Store | None]:
-    """The store, or None where nothing was ever kept: looking must not create it."""
+async def opened(settings: Settings, *, may_be_new: bool = False) -> AsyncIterator[Store | None]:
+    """The store, or None where nothing was ever kept: looking must not create it.
+
+    Raises `ConfigError` where there is none at a `var` that was named, unless it `may_be_new`.
+    """
     if is_new(settings):
+        if "var" in settings.model_fields_set and not may_be_new:
+            raise ConfigError(f"no store at {settings.var}: name the directory that `serve` was started with")
         yield None
         return
     async with made(settings) as store:

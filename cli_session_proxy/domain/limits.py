@@ -1,4 +1,6 @@
-"""What may come from elsewhere: how much, how deep, and the forms of ids. Pure. docs/contract.md states these numbers.
+"""What may come from elsewhere: how much, how deep, and the forms of ids. Pure.
+
+docs/contract/errors.md states these numbers.
 
 They are checked before work begins. What they allow is worked on in bounded time: every step of ours takes time in
 proportion to the size of the body, and what does not (a client's JSON Schema) is checked where it can be ended.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from typing import Literal
 
+from . import times
 from .models import Agent, Continuity, Status
 
 # More than this nobody types; each word is one look into the index.
@@ -101,5 +101,4 @@ def moment(text: str, now: float) -> float:
     ago = re.fullmatch(r"(\d{1,9})([smhd])", text, re.ASCII)
     if ago is not None:
         return now - int(ago[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[ago[2]]
-    at = datetime.fromisoformat(text)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return times.parse(text)

@@ -7,10 +7,10 @@ reads is told from here. Evidence that an older version left out is not guessed:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ..backends.base import Program
+from ..domain import times
 from ..domain.approvals import Approval, Outcome
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
@@ -383,8 +383,7 @@ def doing(what: Doing, detail: JSON) -> str:
         case "retry":
             return _asked_again(detail)
         case "limit":
-            until = datetime.fromtimestamp(detail["until"], UTC).strftime("%Y-%m-%d %H:%M:%S")
-            return f"waits for the provider's limit to be over: until {until} UTC"
+            return f"waits for the provider's limit to be over: until {times.written(detail['until'])}"
     return _DOING[what]
 
 
@@ -589,10 +588,8 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
     """What is to be known of a turn that went as turns should: who answered in whose place, and what was not shown."""
     if fallback is not None and fallback.here:
         why = _UNABLE.get(fallback.why, fallback.why)
-        until = datetime.fromtimestamp(fallback.until, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        yield (
-            f"{fallback.asked} could not answer ({why}): {fallback.model} did. It is asked again from {until} UTC on."
-        )
+        until = times.written(fallback.until)
+        yield (f"{fallback.asked} could not answer ({why}): {fallback.model} did. It is asked again from {until} on.")
     if evidence.written is not None and evidence.written.code == "other_model":
         yield "Another model had answered since the session was last used: its turns were written into it."
     for note in evidence.notes:

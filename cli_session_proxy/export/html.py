@@ -15,6 +15,7 @@ from functools import lru_cache
 from html import escape
 from typing import Any
 
+from ..domain import times
 from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
@@ -23,7 +24,7 @@ from .explain import MARKED_REASONS, cache
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
 from .shown import CallAside, here
-from .words import UNSEEN, UNSURE, WHY, count, time, visible
+from .words import UNSEEN, UNSURE, WHY, count, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
 OPEN = 3
@@ -90,7 +91,7 @@ def _head(shape: Outline, sandbox: str) -> Iterator[str]:
     repairs = sum(link.reason in ("rebuilt", "moved") for link in shape.chain.links)  # as `chains` counts them
     numbers = (len(shape.nodes), "turn"), (len(shape.chain.sessions), "session"), (repairs, "repair")
     counts = ", ".join(count(number, one) for number, one in numbers)
-    yield f"<p>{counts}, since {time(agent.created_at)}<br>sandbox <code>{_text(sandbox)}</code></p>"
+    yield f"<p>{counts}, since {times.written(agent.created_at)}<br>sandbox <code>{_text(sandbox)}</code></p>"
 
 
 def _sessions(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
@@ -98,14 +99,14 @@ def _sessions(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
     for session in shape.chain.sessions:
         chip = f"<span class='chip {colours[session.id]}'></span>"
         yield f"<tr><td>{chip}<code>{_text(session.id)}</code><td>{_turn_link(shape, session.tip_turn_id)}"
-        yield f"<td>{_text(session.cli_version)}<td>{time(session.created_at)}</tr>"
+        yield f"<td>{_text(session.cli_version)}<td>{times.written(session.created_at)}</tr>"
     yield "</table></div>"
 
 
 def _timeline(shape: Outline) -> Iterator[str]:
     yield "<h2 id='timeline'>Timeline</h2><div class='scroll'><table><tr><th>when<th>turn<th>what<th>why</tr>"
     for link in shape.chain.links:
-        yield f"<tr><td>{time(link.at)}<td>{_turn_link(shape, link.turn_id)}<td>{_kind(link)}"
+        yield f"<tr><td>{times.written(link.at)}<td>{_turn_link(shape, link.turn_id)}<td>{_kind(link)}"
         yield f"<td>{_text(shown.link(link)['says'])}</tr>"
     yield "</table></div>"
 
@@ -180,7 +181,7 @@ def _summary(
         f" · {_common(turn.continuity or turn.origin)}{head}{repaired}"
         f" <span class='dim'>{_text(node.words)}</span></summary>\n"
         f"<p class='dim'>{turn_id} · after {_turn_link(shape, turn.parent_id)} · {_common(turn.model)}\n"
-        f" · {time(turn.created_at)} · session {_common(turn.session_id or 'none')}</p>"
+        f" · {times.written(turn.created_at)} · session {_common(turn.session_id or 'none')}</p>"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import redact
+from ..domain import times
 from ..domain.models import JSON
 from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
@@ -15,7 +16,6 @@ from . import explain, shown
 from .asked import asked
 from .explain import MARKED_REASONS
 from .schema import TurnDump
-from .words import time
 
 # Of a text, what fits on a line of a terminal (characters).
 WIDTH = 200
@@ -69,7 +69,7 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
     """For a person: what was asked, what was answered, and every repair with its evidence."""
     told = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     turn = happened.turn
-    out = [f"{time(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
+    out = [f"{times.written(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
     for link in happened.links:
         mark = "repair" if link.reason in MARKED_REASONS else "link"
         out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import lru_cache
 from typing import Any
 
+from ..domain import times
 from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import by_turn
 from ..errors import NotFound
@@ -17,7 +18,7 @@ from .chain_json import turns_of
 from .explain import MARKED_REASONS, cache, placed
 from .schema import SaidDump
 from .shown import CallAside, here
-from .words import UNSURE, time, visible
+from .words import UNSURE, visible
 
 
 async def markdown(
@@ -36,7 +37,7 @@ async def markdown(
     links = by_turn(chain.links)
     title = [
         f"# Agent {_inline(chain.agent.agent_id)}\n",
-        f"- since {time(chain.agent.created_at)}, sandbox {_inline(sandbox)}",
+        f"- since {times.written(chain.agent.created_at)}, sandbox {_inline(sandbox)}",
         f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)",
         *(_link(link) for link in links.get(None, ())),
         "",
@@ -52,7 +53,7 @@ async def markdown(
 
 def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: SaidDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
-    facts = [turn.status, how, turn.model, time(turn.created_at)]
+    facts = [turn.status, how, turn.model, times.written(turn.created_at)]
     used = cache(turn.usage)
     where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {used}" if used else "")
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"

@@ -111,6 +111,11 @@ def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     return [*explain.beside(row.evidence, row.fallback), *explain.turn(told, _redacted(row.attempts), own)]
 
 
+def line(content: Sequence[Block], most: int) -> str:
+    """The texts among the blocks on one line, cut to so many characters."""
+    return " ".join(" ".join(str(block.get("text", "")) for block in content).split())[:most]
+
+
 def message(row: Message, *, verbatim: bool = False) -> MessageDump:
     return {"role": row.role, "content": blocks(row.content, verbatim=verbatim)}
 

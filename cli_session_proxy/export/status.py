@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 
+from ..domain import times
 from ..domain.forms import Recorded
 from ..domain.models import FINISHED, JSON
 from ..domain.plan import Plan
 from ..stores.base import Forgotten, TurnFacts
-from .words import count, time
+from .words import count
 
-DAY = 86400.0
 WEEK = 7
 # Errors that the next turn of any agent meets, too, with what to do.
 GENERAL: Mapping[str, str] = {
@@ -38,7 +37,7 @@ class Remembered(Recorded):
 @dataclass(frozen=True, slots=True)
 class ProxyStatus(Recorded):
     """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
-    self-check saw, in words. Costs are in USD, of days in UTC, today among the last seven. `plan`: of a subscription.
+    self-check saw, in words. Costs are in USD, today among the last seven. `plan`: of a subscription.
     `put_off`: turns that wait for a limit to be over."""
 
     problem: str | None
@@ -67,11 +66,10 @@ def answers(facts: Sequence[TurnFacts], since: float) -> bool:
 
 
 def costs(facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()) -> tuple[float, float]:
-    """USD of today and of the last seven days, today among them. Days are UTC."""
-    today = datetime.fromtimestamp(now, UTC).replace(hour=0, minute=0, second=0, microsecond=0).timestamp()
+    """USD of today and of the last seven days, today among them."""
+    today, week = (times.begins(times.days(now, days)[0]) for days in (1, WEEK))
     spent = [(one.created_at, one.cost_usd or 0.0) for one in facts] + [(one.at, one.cost_usd) for one in forgotten]
-    week = [(at, cost) for at, cost in spent if at >= today - (WEEK - 1) * DAY]
-    return sum(cost for at, cost in week if at >= today), sum(cost for _, cost in week)
+    return sum(cost for at, cost in spent if at >= today), sum(cost for at, cost in spent if at >= week)
 
 
 def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
@@ -83,7 +81,8 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
         yield f"server      {served}/ui, {count(status.running, 'turn')} running{waiting}"
     if status.cli is not None:
         yield f"CLI         {status.cli}"
-    yield f"cost        ${status.cost_today:.2f} today, ${status.cost_week:.2f} in the last {WEEK} days (UTC)"
+    week = f"${status.cost_week:.2f} in the last {WEEK} days ({times.name()})"
+    yield f"cost        ${status.cost_today:.2f} today, {week}"
     if status.plan is not None:
         yield f"plan        {windows(status.plan)}"
     if (seen := status.remembered) is not None:
@@ -99,7 +98,7 @@ def windows(plan: Plan) -> str:
     told = []
     for one in plan.windows:
         used = "" if one.used is None else f" {100 * one.used:.0f} % used"
-        until = "" if one.resets_at is None else f" until {time(one.resets_at)}"
+        until = "" if one.resets_at is None else f" until {times.written(one.resets_at)}"
         reached = " LIMIT REACHED" if one.status == "rejected" else ""
         told.append(f"{_WINDOWS.get(one.name, one.name.replace('_', ' '))}:{used}{until}{reached}")
     return ", ".join(told) or plan.status.replace("_", " ")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from datetime import UTC, datetime
 
+from ..domain import times
 from ..domain.models import JSON
 from ..settings import MODELS
 from ..stores.base import Forgotten, TurnFacts
-from .summaries import DAY
 
 DAYS = 14
 # The newest turns that are summed up: a long look at a very large store would slow the turns that run.
@@ -19,17 +18,17 @@ TURNS = 20_000
 def summed(
     facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()
 ) -> tuple[list[JSON], list[JSON], list[JSON]]:
-    """A row for each of the last days (UTC), oldest first; for each model and each owner, the dearest first. Pure.
+    """A row for each of the last days, oldest first; for each model and each owner, the dearest first. Pure.
 
     Of what is forgotten it is only known how many requests there were, and what they cost.
     """
-    days = {_day(now - ago * DAY): _row() for ago in reversed(range(DAYS))}
+    days = {day.isoformat(): _row() for day in times.days(now, DAYS)}
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
     names = _full_names({one.model for one in facts})
 
     def rows(at: float, model: str, owner: str) -> list[JSON]:
-        found = days.get(_day(at)), models[names.get(model, model)], keys[owner]
+        found = days.get(times.day(at)), models[names.get(model, model)], keys[owner]
         return [row for row in found if row is not None]  # there is none for the rest of the day before the first one
 
     for gone in forgotten:
@@ -64,7 +63,3 @@ _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_to
 
 def _row() -> JSON:
     return {"turns": 0, "failed": 0, "refused": 0, "repairs": 0, "cost_usd": 0.0, **dict.fromkeys(_TOKENS, 0)}
-
-
-def _day(at: float) -> str:
-    return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%d")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
 from ..domain import limits
@@ -60,11 +59,3 @@ _UNSEEN = re.compile(f"[{UNSEEN}]")
 def visible(text: str) -> str:
     """Text of any lines in which every control character is shown as one."""
     return text if text.replace("\n", "").isprintable() else _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text)
-
-
-def time(at: float) -> str:
-    # isoformat and not strftime, which takes ten times as long: a page has one for each turn.
-    return datetime.fromtimestamp(at, UTC).isoformat(" ", "seconds")[:_TO_SECONDS] + " UTC"
-
-
-_TO_SECONDS = len("2026-11-22 16:33:35")

@@ -8,10 +8,12 @@ import ipaddress
 import os
 import socket
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from ..errors import ConfigError
+from ..machine import command_to
 from ..settings import CONFIG_FILE, Settings
 from .keys import Keys
 from .served import served_at, server_pid
@@ -61,19 +63,32 @@ def _tcp(settings: Settings) -> socket.socket:
             f'name keys in [keys] of {CONFIG_FILE}, such as alice = "a secret of 16 characters or more"'
         )
     try:
+        if sys.platform != "linux" and port and is_served(host, port):
+            # BSD lets two programs listen on one port, where one names the address and the other one all of them.
+            raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as exc:
         here, pid = served_at(settings.var), server_pid(settings.var)
         if exc.errno == errno.EADDRINUSE and here is not None and pid is not None and here.url.endswith(f":{port}"):
             why = f"is served already: the proxy of this --var runs at {here.url} (page: {here.url}/ui, pid {pid})"
         elif exc.errno == errno.EADDRINUSE:
-            why = "is taken by another program: stop that one or choose another port with --port"
+            names = command_to("see who listens", port=port)
+            why = f"is taken by another program: stop that one ({names} names it) or choose another port with --port"
         else:
             why = f"cannot be used ({exc.strerror}): choose another with --port"
         raise ConfigError(f"port {port} on {host} {why}") from exc
     # A socket made from the file descriptor knows that it is TCP: only then asyncio sets TCP_NODELAY. Without it, an
     # answer of two writes waits 40 ms for the client's delayed acknowledgement.
     return socket.socket(fileno=listener.detach())
+
+
+def is_served(host: str, port: int) -> bool:
+    """Whether a program listens there, at this address or at all of them."""
+    try:
+        with socket.create_connection((host or "localhost", port), ANSWERS_WITHIN):
+            return True
+    except OSError:
+        return False
 
 
 def _unix(path: Path) -> socket.socket:

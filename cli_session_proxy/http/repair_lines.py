@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
+from ..domain import times
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable, printable
 from ..export import explain, shown
 from ..export.explain import MARKED_REASONS
-from ..export.words import time
 from ..stores.base import Store
 
 # Repairs that wait to be said; while the terminal stands still, older ones are only counted.
@@ -63,7 +63,7 @@ class RepairLines:
                 except StoreUnavailable:
                     agent = None
                 name = "(its name cannot be read)" if agent is None else agent.agent_id
-                at = time(turn.finished_at or turn.created_at)
+                at = times.written(turn.finished_at or turn.created_at)
                 lines = [
                     printable(f"{at}  {what:8}  agent {name}, {turn_id}: {sentence}")
                     for turn_id, what, sentence in _sentences(turn, links)

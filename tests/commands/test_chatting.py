@@ -12,6 +12,7 @@ import termios
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 
@@ -21,8 +22,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.served import announced
 from cli_session_proxy.http.server import Server, create_app
-from cli_session_proxy.settings import Settings
-from turnfault.provider.script import Fail, HeldReply, Reply
+from cli_session_proxy.settings import Profile, Settings
+from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
@@ -89,17 +90,20 @@ async def in_terminal(env: Mapping[str, str], *argv: object) -> AsyncIterator[Te
 
 
 @asynccontextmanager
-async def chatting(settings: Settings, *more: str) -> AsyncIterator[Terminal]:
+async def chatting(
+    settings: Settings, *more: str, env: Mapping[str, str] = MappingProxyType({})
+) -> AsyncIterator[Terminal]:
     """The command, with the settings that a user would give by flags and environment."""
-    env = {
+    given = {
         "PATH": os.environ["PATH"],
         "HOME": os.environ["HOME"],
         "PYTHONPATH": str(ROOT),
         "CLI_SESSION_PROXY_CLAUDE_ENV": json.dumps(settings.claude_env),
         "CLI_SESSION_PROXY_STOP_GRACE": "2",
+        **env,
     }
     async with in_terminal(
-        env, sys.executable, "-m", "cli_session_proxy", "chat", "--var", settings.var, "--claude-bin",
+        given, sys.executable, "-m", "cli_session_proxy", "chat", "--var", settings.var, "--claude-bin",
         settings.claude_bin or "", "--claude-config-dir", settings.claude_config_dir or "", *more,
     ) as terminal:  # fmt: skip
         try:
@@ -141,6 +145,33 @@ async def test_it_streams_remembers_and_goes_on_the_next_time(
         terminal.type("what is the colour?\n")
         await terminal.see("colour is teal.")
         await terminal.see("[The session's transcript was gone (no transcript at")
+        terminal.type("\x04")
+        assert await left(terminal) == 0
+
+
+async def test_it_draws_markdown_and_tells_which_tools_ran(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    upstream.when("list", Reply("Two **things**:\n\n- `one`\n- two\n\n```sh\necho three\n```"))
+    upstream.when("look", ToolUse([("Bash", {"command": "echo there", "description": "looks"})]))
+    profile = Profile(tools=("Bash",), permission_mode="bypassPermissions")
+    settings = make_settings(claude_bin=claude_2, claude_env=make_settings().claude_env | {"IS_SANDBOX": "1"})
+    env = {
+        "CLI_SESSION_PROXY_PROFILE": "shell",
+        "CLI_SESSION_PROXY_PROFILES": json.dumps({"shell": profile.model_dump(include={"tools", "permission_mode"})}),
+    }
+    async with chatting(settings, env=env) as terminal:
+        await terminal.see("› ")
+        terminal.type("list\n")
+        await terminal.see("[started, session")
+        drawn = terminal.screen.rpartition("Two ")[2]
+        assert "things" in drawn
+        assert "**" not in drawn
+        assert "```" not in terminal.screen.rpartition("\x1b[2K")[2], "what grew is wiped away"
+        assert " • " in drawn
+        await terminal.see("› ")
+        terminal.type("look\n")
+        await terminal.see("[used Bash]")
         terminal.type("\x04")
         assert await left(terminal) == 0
 

@@ -6,6 +6,8 @@ import shutil
 import sys
 from pathlib import Path
 
+import pytest
+
 from ..conftest import ROOT, required
 from .test_chatting import in_terminal, left
 
@@ -18,18 +20,23 @@ main()
 """
 
 
-async def test_tab_completes_once_completion_is_installed(tmp_path: Path) -> None:
-    bash = required(Path(shutil.which("bash") or "/bin/bash"), "apt-get install bash", what="bash")
-    program = tmp_path / "bin" / "cli-session-proxy"
+def installed(folder: Path, shell: Path) -> dict[str, str]:
+    """The program in a folder of PATH, and a home for the shell. Returns the environment."""
+    program = folder / "bin" / "cli-session-proxy"
     program.parent.mkdir()
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
-    home = tmp_path / "home-of-the-shell"
-    home.mkdir()
-    env = {
-        "PATH": f"{program.parent}:/usr/bin:/bin", "HOME": str(home), "PYTHONPATH": str(ROOT), "PS1": "ready> ",
-        "TERM": "dumb", "HISTFILE": "/dev/null",
+    (folder / "home-of-the-shell").mkdir()
+    return {
+        "PATH": f"{program.parent}:{shell.parent}:/usr/bin:/bin", "HOME": str(folder / "home-of-the-shell"),
+        "PYTHONPATH": str(ROOT), "PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null",
     }  # fmt: skip
+
+
+async def test_tab_completes_once_completion_is_installed(tmp_path: Path) -> None:
+    bash = required(Path(shutil.which("bash") or "/bin/bash"), "apt-get install bash", what="bash")
+    env = installed(tmp_path, bash)
+    home = Path(env["HOME"])
     async with in_terminal(env, bash, "--noprofile", "--norc", "-i") as terminal:
         await terminal.see("ready> ")
         terminal.type("cli-session-proxy --install-completion\n")
@@ -46,4 +53,34 @@ async def test_tab_completes_once_completion_is_installed(tmp_path: Path) -> Non
         terminal.type("--gi\t")
         await terminal.see("--give-up ")
         terminal.type("\x15exit\n")
+        assert await left(terminal) == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "settings", "text"),
+    [
+        ("zsh", ".zshrc", "PS1='ready> '\n"),
+        ("fish", ".config/fish/config.fish", "function fish_prompt; echo -n 'ready> '; end\n"),
+    ],
+)
+async def test_tab_completes_in(name: str, settings: str, text: str, tmp_path: Path) -> None:
+    shell = required(Path(shutil.which(name) or f"/usr/bin/{name}"), "make tools", what=name)
+    env = installed(tmp_path, shell) | {"TERM": "xterm"}
+    file = Path(env["HOME"]) / settings
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text)
+    async with in_terminal(env, shell, "-i") as terminal:
+        await terminal.see("ready> ")
+        terminal.type("cli-session-proxy --install-completion\n")
+        await terminal.see("completion installed")
+        await terminal.see("ready> ")
+        terminal.type("exit\n")
+        assert await left(terminal) == 0
+    async with in_terminal(env, shell, "-i") as terminal:
+        await terminal.see("ready> ")
+        # What these shells draw is full of moves of the cursor: whether it was completed, the command tells.
+        terminal.type("cli-session-proxy migr\t--gi\t--help\n")
+        await terminal.see("Usage: cli-session-proxy migrate")
+        await terminal.see("ready> ")
+        terminal.type("exit\n")
         assert await left(terminal) == 0

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy import cli
+from cli_session_proxy import cli, machine
 from cli_session_proxy.backends.claude.process.environment import login_command
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.commands import doctor
@@ -216,7 +216,7 @@ def test_the_command_never_prints_a_key(
 
 
 async def test_on_macos_its_own_commands_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "MACOS", True)
+    monkeypatch.setattr(machine, "system", lambda *_: "macos")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         one = await fault(changed(settings, port=port), "port")

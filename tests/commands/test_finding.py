@@ -7,6 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.commands import finding
+from cli_session_proxy.domain.searching import Search
+from turnfault.provider.upstream import Upstream
+
+from ..conftest import MakeSettings
+from ..talking import ask, running
 from ..test_cli import done, error_of, fill
 
 
@@ -28,10 +34,35 @@ def test_find_prints_where_it_is_and_the_words_around(tmp_path: Path, capsys: py
     assert "nothing found" in capsys.readouterr().out
 
 
-def test_find_without_a_store_creates_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    done("find", "x", "--var", tmp_path / "none")
+def test_find_without_a_store_creates_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    done("find", "x")
     assert "none of 0 agents" in capsys.readouterr().out
-    assert not (tmp_path / "none").exists()
+    assert not list((tmp_path / "here").iterdir())
+
+
+async def test_of_a_repaired_turn_it_tells_the_question_and_the_repair(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine:
+        await ask(engine, "Remember: the colour is teal.", agent="ada")
+    (transcript,) = (settings.claude_config_dir or Path()).glob("projects/*/*.jsonl")
+    transcript.unlink()
+    async with running(settings) as engine:
+        await ask(engine, "What is the\n colour?", agent="ada")
+    wanted = Search("", None, repaired=True)
+    finding.print_found(wanted, (hits := await finding.find(settings, wanted))[0], hits[2])
+    where, question, repair, total = capsys.readouterr().out.splitlines()
+    assert where.startswith("ada  #2 turn_")
+    assert (question, repair) == ("  What is the colour?", "  Session file was missing; restored.")
+    assert total.startswith("1 hit ")
+    wanted = Search("teal", None)
+    finding.print_found(wanted, (hits := await finding.find(settings, wanted))[0], hits[2])
+    assert "Remember: the colour is teal." in capsys.readouterr().out
 
 
 def test_what_find_cannot_ask_for_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

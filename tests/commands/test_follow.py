@@ -19,7 +19,7 @@ from cli_session_proxy.commands import following, listing
 from cli_session_proxy.commands.dumping import Shown
 from cli_session_proxy.commands.listing import ChainFilter
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.errors import ConfigError, NotFound
+from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy_store_conformance.samples import a_turn
@@ -76,7 +76,7 @@ async def test_a_page_or_a_graph_cannot_be_followed(settings: Settings) -> None:
     for name in ("html", "mermaid", "pdf"):
         with pytest.raises(ConfigError, match="--follow"):
             await following.follow(settings, "local", "a", Shown(name), print)
-    with pytest.raises(NotFound):
+    with pytest.raises(ConfigError, match="no store at"):
         await following.follow(settings, "local", "nobody", Shown("json"), print)
 
 

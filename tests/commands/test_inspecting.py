@@ -58,7 +58,7 @@ def test_show_tells_an_agent_a_session_and_a_turn(tmp_path: Path, capsys: pytest
 
 
 def test_what_fits_nothing_or_too_much_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "nothing is kept" in error_of(capsys, 1, "show", "x", "--var", tmp_path / "none")
+    assert "nothing is kept" in error_of(capsys, 1, "show", "x")
     fill(tmp_path, "alpha one", "alpha two")
     assert "fits alpha" in error_of(capsys, 1, "show", "alpha", "--var", tmp_path)
     assert "no agent, session or turn" in error_of(capsys, 1, "show", "beta", "--var", tmp_path)

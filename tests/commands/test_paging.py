@@ -24,6 +24,8 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ImportedTurn
 
+from ..test_cli import fill
+
 TURNS = 300
 
 
@@ -90,5 +92,6 @@ def test_all_of_it_is_there_for_who_reads_on(tmp_path: Path, monkeypatch: pytest
 
 def test_who_is_not_there_opens_no_pager(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(click, "echo_via_pager", lambda *_, **__: pytest.fail("a pager was opened"))
+    fill(tmp_path / "var", "ada")
     with pytest.raises(NotFound, match="there is no agent"):
         dump_by_the_page(Settings(var=tmp_path / "var"), "local", "nobody", Shown("markdown"))

@@ -9,6 +9,7 @@ import pytest
 
 from cli_session_proxy.commands import status as command
 from cli_session_proxy.commands.login import missing_of
+from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow
 from cli_session_proxy.export.status import ProxyStatus, Remembered, costs, failing, lines, remembered, windows
@@ -20,6 +21,7 @@ from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask, running
 from ..test_cli import done, error_of, fill
+from ..zones import machine_in
 
 NOON = 1_795_521_600.0  # 2026-11-24 12:00 UTC
 DAY = 86_400.0
@@ -31,9 +33,15 @@ def fact(
     return TurnFacts("t", 1, 1, "local", status, "sonnet", created_at, created_at, cost, Usage(), code, 0)
 
 
-def test_today_and_the_week_are_days_of_utc() -> None:
+def test_today_and_the_week_are_days_of_the_zone_that_is_shown() -> None:
     facts = [fact(NOON, 1.0), fact(NOON - DAY / 2, 2.0), fact(NOON - DAY / 2 - 1, 4.0), fact(NOON - 6.4 * DAY, 8.0)]
-    assert costs([*facts, fact(NOON - 6.6 * DAY, 16.0), fact(NOON)], NOON) == (3.0, 15.0)
+    every = [*facts, fact(NOON - 6.6 * DAY, 16.0), fact(NOON)]
+    with machine_in("UTC"):
+        assert costs(every, NOON) == (3.0, 15.0)
+    with machine_in("Asia/Tokyo"):
+        assert costs(every, NOON) == (7.0, 31.0)
+    with machine_in("Asia/Tokyo", "utc"):
+        assert costs(every, NOON) == (3.0, 15.0)
 
 
 def test_what_the_last_days_cost_is_listed_by_day_and_by_model(
@@ -42,7 +50,7 @@ def test_what_the_last_days_cost_is_listed_by_day_and_by_model(
     fill(tmp_path, "ada", "bob")
     done("chains", "--by", "day", "--var", tmp_path)
     first, today, yesterday, *_, total = capsys.readouterr().out.splitlines()
-    assert first.split() == ["day", "(UTC)", "turns", "failed", "repairs", "tokens", "cost"]
+    assert first.split() == ["day", f"({times.name()})", "turns", "failed", "repairs", "tokens", "cost"]
     assert len(yesterday.split()) == 1, "what did not happen is blank"
     done("chains", "--by", "model", "--json", "--var", tmp_path)
     rows = json.loads(capsys.readouterr().out)

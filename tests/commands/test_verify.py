@@ -16,7 +16,7 @@ from cli_session_proxy.backends.claude.sessions.verifying import Difference, Ses
 from cli_session_proxy.backends.claude.transcript import write
 from cli_session_proxy.commands import bars, upkeep
 from cli_session_proxy.domain.models import Agent, FileMark, Session
-from cli_session_proxy.errors import NotFound
+from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
 from cli_session_proxy_store_conformance.samples import a_turn
@@ -157,9 +157,14 @@ async def test_what_a_running_turn_writes_is_no_difference(settings: Settings, t
 
 
 async def test_an_unknown_agent_and_an_empty_var(settings: Settings) -> None:
-    assert await upkeep.verify(settings, None, None) == []
+    with pytest.raises(ConfigError, match="no store at"):
+        await upkeep.verify(settings, None, None)
+    assert not settings.var.exists()
+    by_default = settings.model_copy()
+    by_default.model_fields_set.discard("var")
+    assert await upkeep.verify(by_default, None, None) == []
     with pytest.raises(NotFound):
-        await upkeep.verify(settings, None, "nobody")
+        await upkeep.verify(by_default, None, "nobody")
     assert not settings.var.exists()
 
 

@@ -1,4 +1,4 @@
-"""docs/contract.md names what the code has, and nothing else where it lists."""
+"""The contract names what the code has, and nothing else where it lists."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from cli_session_proxy.wires.asgi import Address
 
 from ..conftest import ROOT, MakeSettings
 
-TEXT = (ROOT / "docs" / "contract.md").read_text()
+INDEX = (ROOT / "docs" / "contract.md").read_text()
+PAGES = {path.name: path.read_text() for path in sorted((ROOT / "docs" / "contract").glob("*.md"))}
+TEXT = "\n".join(PAGES.values())
 # Shown under Google's own version of the path; the page's own views are not part of the contract.
 NOT_NAMED = re.compile(
     r"/v1/interactions.*|/v1(beta)?/models/\{target.*|/v1/(assistants|threads).*|/ui/.*|/v1/chains/.+/.+"
@@ -45,6 +47,13 @@ def subclasses(kind: type[errors.ProxyError]) -> Iterable[type[errors.ProxyError
         yield from (sub, *subclasses(sub))
 
 
+def test_the_index_leads_to_every_section_and_keeps_the_addresses_of_its_own() -> None:
+    for name, text in PAGES.items():
+        for title in re.findall(r"^## (.+)$", text, re.M):
+            anchor = re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-")
+            assert f'<a id="{anchor}"></a>[{title}](contract/{name}#{anchor})' in INDEX
+
+
 def test_every_command_is_named() -> None:
     there = set(typer.main.get_command(commands).commands)  # type: ignore[attr-defined]  # a group
     first = section("Commands").partition("Each takes")[0]
@@ -52,8 +61,8 @@ def test_every_command_is_named() -> None:
 
 
 def test_every_setting_is_named() -> None:
-    rows = "\n".join(line for line in section("Settings").splitlines() if line.startswith("| "))
-    assert named(rows) - {"[claude]"} == set(Settings.model_fields)
+    names = re.findall(r"^\| `(\w+)` \|", section("Settings"), re.M)
+    assert sorted(names) == sorted(Settings.model_fields)
 
 
 def test_every_error_is_named_with_its_status() -> None:

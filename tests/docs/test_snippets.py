@@ -38,7 +38,7 @@ START_TIMEOUT = STOP_TIMEOUT = 60.0
 SNIPPET_TIMEOUT = 120.0
 
 ADDRESS = "127.0.0.1:8787"
-DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
 RUN = ("python", "sh", "js", "toml")
 # shown, not executed
 SHOWN = ("", "text", "json", "mermaid", "yaml")
@@ -184,7 +184,8 @@ def _environment(folder: Path, claude: Path, upstream: str) -> dict[str, str]:
 @pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "document", [pytest.param(path, id=path.name) for path in DOCUMENTS if any(map(runs, blocks_of(path)))]
+    "document",
+    [pytest.param(path, id=str(path.relative_to(ROOT))) for path in DOCUMENTS if any(map(runs, blocks_of(path)))],
 )
 async def test_every_snippet_runs(document: Path, place: Place, subtests: pytest.Subtests) -> None:
     done = []
@@ -197,7 +198,7 @@ async def test_every_snippet_runs(document: Path, place: Place, subtests: pytest
             await place.run(block)
 
 
-@pytest.mark.parametrize("document", DOCUMENTS, ids=[path.name for path in DOCUMENTS])
+@pytest.mark.parametrize("document", DOCUMENTS, ids=[str(path.relative_to(ROOT)) for path in DOCUMENTS])
 def test_every_block_is_run_or_says_why_not(document: Path) -> None:
     blocks = blocks_of(document)
     unknown = [f"{block.place}: {block.language}" for block in blocks if block.language not in RUN + SHOWN]

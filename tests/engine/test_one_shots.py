@@ -296,8 +296,8 @@ async def test_lists_tell_them_in_one_number(
     assert len((await listed("?one_shots=1"))["data"]) == 4
     assert (await proxy.http.get("/v1/search?q=hello")).json()["one_shots"] == 3
     wanted = Search("hello")
-    found, _ = await finding.find(proxy.settings, wanted)
-    finding.print_found(wanted, found)
+    found, _, told_of = await finding.find(proxy.settings, wanted)
+    finding.print_found(wanted, found, told_of)
     assert "4 agents (4 turns, 3 one-shots among them)" in capsys.readouterr().out
     some = await listed("?one_shots=1&limit=2")
     assert (len(some["data"]), some["has_more"]) == (2, True)

@@ -13,6 +13,7 @@ import pytest
 from cli_session_proxy.backends.claude.sessions.tails import Behind
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.entries import How
+from cli_session_proxy.domain import times
 from cli_session_proxy.domain.evidence import Evidence, RecordsFrom, Refusal, Repair, RepairCode
 from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason, Placed, Session, Turn
 from cli_session_proxy.domain.notes import Code, Note
@@ -97,8 +98,8 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
     [
         (
             {"backend": "litellm", "fallback": Fallback("sonnet", "gpt", "rate_limited", 1_790_000_800.0)},
-            "sonnet could not answer (its limit is reached): gpt did. It is asked again from 2026-09-21 14:26:40 "
-            "UTC on.",
+            "sonnet could not answer (its limit is reached): gpt did. It is asked again from "
+            f"{times.written(1_790_000_800.0)} on.",
         ),
         (
             {"evidence": Evidence(written=Repair("other_model", 8))},

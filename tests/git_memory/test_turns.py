@@ -145,7 +145,7 @@ def test_settings_are_checked(tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match="git_memory"):
             loaded(wrong)
     (tmp_path / "cli_session_proxy.toml").write_text("[profiles.f.git_memory]\nrepo = '.'")
-    with pytest.raises(ConfigError, match="may be anybody's"):
+    with pytest.raises(ConfigError, match="found in the working directory cannot"):
         load()
 
 

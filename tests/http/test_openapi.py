@@ -113,7 +113,7 @@ def call(
 
 
 async def test_every_query_of_the_contract_is_described(tmp_path: Path) -> None:
-    told = re.findall(r"`(/v1/[^`?]*)\?([a-z_=&]+)`", (ROOT / "docs" / "contract.md").read_text())
+    told = re.findall(r"`(/v1/[^`?]*)\?([a-z_=&]+)`", (ROOT / "docs" / "contract" / "routes.md").read_text())
     assert len(told) > 1
     async with no_cli(tmp_path) as url:
         paths = (await document(url))["paths"]

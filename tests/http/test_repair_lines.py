@@ -18,6 +18,7 @@ import pytest
 
 from cli_session_proxy import logs
 from cli_session_proxy.commands.login import report
+from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Agent, Link
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import repair_lines, server
@@ -69,7 +70,7 @@ async def test_a_repair_is_one_line_and_a_sound_turn_none() -> None:
         lines.spawned(0.3)
         lines.turn_ended(turn(2, finished_at=1_790_000_000.0), (GONE,))
         await until(lambda: len(said) >= 1)
-    stamp = "2026-09-21 14:13:20 UTC"
+    stamp = times.written(1_790_000_000.0)
     assert said == [f"{stamp}  repaired  agent a\ufffd[31m\ufffdb, turn_2: {SAID}"]
 
 

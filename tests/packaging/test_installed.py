@@ -87,7 +87,7 @@ def test_the_wheel_holds_the_package_alone_and_the_sdist_its_tests_too(dist: Pat
     assert {"cli_session_proxy/py.typed", "cli_session_proxy/http/ui/static/index.html"} <= names
     with tarfile.open(dist / f"{STEM}.tar.gz") as sdist:
         inside = {name.partition("/")[2] for name in sdist.getnames()}
-    assert {"tests/packaging/test_installed.py", "docs/contract.md", "Makefile", "LICENSE"} <= inside
+    assert {"tests/packaging/test_installed.py", "docs/contract/settings.md", "Makefile", "LICENSE"} <= inside
     assert not [name for name in inside if name.startswith((".venv", ".tools", "var/sandbox"))]
 
 

@@ -233,8 +233,8 @@ async def test_the_store_tells_where_no_registry_is_named(tmp_path: Path) -> Non
     ("given", "says"),
     [
         ({"registry": "http://x"}, "it takes redis://"),
-        ({"registry": "redis://x"}, "registry needs cluster_key"),
-        ({"advertise": "http://x:1"}, "advertise needs cluster_key"),
+        ({"registry": "redis://x"}, "setting registry: it needs cluster_key"),
+        ({"advertise": "http://x:1"}, "setting advertise: it needs cluster_key"),
         ({"advertise": "x:1", "cluster_key": SECRET}, "the address at which"),
         ({"advertise": "http://x:1/path", "cluster_key": SECRET}, "not one origin"),
         ({"sandboxes": "all"}, "'own' or 'shared'"),
@@ -273,5 +273,5 @@ def test_a_file_in_the_working_directory_names_no_cluster(tmp_path: Path, monkey
     monkeypatch.chdir(tmp_path)
     for line in ('advertise = "http://x:1"', 'cluster_key = "x"', 'registry = "redis://x"', 'cluster_key_file = "x"'):
         (tmp_path / "cli_session_proxy.toml").write_text(line)
-        with pytest.raises(ConfigError, match="the file may be anybody's"):
+        with pytest.raises(ConfigError, match="found in the working directory cannot"):
             load()

@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from ...domain import times
 from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
 from ...export import explain, status
@@ -73,8 +74,9 @@ class Overview:
             sums = self._sums.get(whose)
             if sums is None or time.monotonic() - sums.made_at > max(KEPT, SHARE * sums.took):
                 began = time.monotonic()
-                facts = await self._engine.store.facts(whose, since=now - DAYS * DAY, limit=TURNS)
-                forgotten = await self._engine.store.forgotten(whose, now - DAYS * DAY)
+                since = times.begins(times.days(now, DAYS)[0])
+                facts = await self._engine.store.facts(whose, since=since, limit=TURNS)
+                forgotten = await self._engine.store.forgotten(whose, since)
                 days, models, keys = await asyncio.to_thread(summed, facts, now, forgotten)
                 done = time.monotonic()
                 sums = self._sums[whose] = _Sums(done, done - began, facts, forgotten, days, models, keys)
@@ -94,6 +96,7 @@ class Overview:
             "turns": len(sums.facts),
             "is_whole": len(sums.facts) < TURNS,
             "days": sums.days,
+            "timezone": times.name(),
             "models": sums.models,
             "keys": sums.keys if of_all else None,
             "budgets": await self._engine.budgets.shown(self._engine.store, whose, None, now),

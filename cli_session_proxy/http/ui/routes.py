@@ -11,6 +11,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ...domain import times
 from ...domain.models import Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
@@ -62,6 +63,8 @@ class Ui:
         self._overview = Overview(engine, missing)
         # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
+        if times.in_utc():
+            self._files["index.html"] = self._files["index.html"].replace(b"<html ", b'<html data-times="utc" ', 1)
         modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}
         self._files["main.js"] = joined(modules, "main").encode()
 

@@ -69,6 +69,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "error": turn.error.get("code") if turn.error else None,
         "asked": preview(block for message in turn.input for block in message.content),
         "answered": preview(turn.output, is_markdown=True),
+        "tools": list(dict.fromkeys(str(tool.get("name")) for tool in turn.tools if "name" in tool)),
         "links": [shown.link(link) for link in links],
         "says": shown.says(turn, links),
         "told": [one._asdict() for one in brief.told(turn, links)],

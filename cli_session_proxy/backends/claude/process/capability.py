@@ -22,7 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Protocol
 
-from .... import logs
+from .... import logs, machine
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from . import descriptors
@@ -38,14 +38,10 @@ PACKAGE = "@anthropic-ai/claude-code"
 
 
 def how_to_install(root: Path = Path("/")) -> str:
-    """On musl (Alpine) there is no wheel of claude-agent-sdk, and the CLI needs some packages of the system."""
-    if any(root.glob("lib/ld-musl-*")):
-        needs = "apk add nodejs npm libgcc libstdc++ ripgrep"
-        return f"install it ({needs} && npm install -g {PACKAGE}), or name it with --claude-bin"
-    return (
-        f"install it (npm install -g {PACKAGE}), or pip install 'cli-session-proxy[claude]' for the binary "
-        "that claude-agent-sdk carries, or name it with --claude-bin"
-    )
+    """On musl (Alpine) there is no wheel of claude-agent-sdk."""
+    wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
+    others = "" if machine.system(root) == "musl" else wheel
+    return f"install it ({machine.command_to('install the CLI', root)}), or {others}name it with --claude-bin"
 
 
 INSTALL = how_to_install()

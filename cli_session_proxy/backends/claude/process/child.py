@@ -189,6 +189,7 @@ def check_tools(launch: Launch, init: JSON) -> None:
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
 AT_WORK = 0.2  # of a processor; an idle CLI uses 0.006
+BUFFER = 128 * 1024  # bytes of a frame that wait for their reader, at least
 LOOK_AGAIN = 0.1  # seconds until it is looked again, where nobody could: no descriptor, or no thread, was free
 
 
@@ -237,7 +238,7 @@ class Child:
         loop = asyncio.get_running_loop()
         prompt_file = ours = stdin = heard = stdout = transport = None
         try:
-            ours, theirs = socket.socketpair()
+            ours, theirs = _pair()
             with theirs:
                 # A socket, because its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
@@ -245,7 +246,7 @@ class Child:
                 prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
-                heard, says = socket.socketpair()
+                heard, says = _pair()
                 says.setblocking(True)  # whatever the program's default is: no CLI expects anything else
                 with says:
                     # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
@@ -422,6 +423,16 @@ def _members(group: int) -> list[psutil.Process]:
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:
                 found.append(process)
     return found
+
+
+def _pair() -> tuple[socket.socket, socket.socket]:
+    """macOS lets 8 KB wait in one and Linux 208: there a long prompt or frame would come over in hundreds of pieces."""
+    pair = socket.socketpair()
+    for one in pair:
+        for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+            if one.getsockopt(socket.SOL_SOCKET, size) < BUFFER:
+                one.setsockopt(socket.SOL_SOCKET, size, BUFFER)
+    return pair
 
 
 def write_prompt(launch: Launch) -> Path:

@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
+from ....machine import command_to
 from ....sandbox import make_private
 from ....settings import CONFIG_FILE, Profile, Settings
 from . import confine_program
@@ -46,7 +47,7 @@ from .login import write_private
 PROGRAM = "bwrap"
 CONFINE = (interpreter(), "-I", "-S", confine_program.__file__, PROGRAM)
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
-INSTALL = "install bubblewrap (apt install bubblewrap), or set confined = false for this profile"
+INSTALL = f"install bubblewrap ({command_to('install bubblewrap')}), or set confined = false for this profile"
 
 # Namespaces of its own for all but the network, none within them, no capabilities, and an end together with the proxy.
 BOUNDARY = (

@@ -8,6 +8,7 @@ import errno
 import os
 
 from ....errors import ClaudeUnavailable
+from ....machine import command_to
 
 # Pairs that are free before a process is started. A start takes four of them on uvloop, two on asyncio.
 PAIRS = 6
@@ -39,8 +40,12 @@ def check(pairs: int = PAIRS) -> None:
             os.close(one)
 
 
-def unavailable(exc: OSError) -> ClaudeUnavailable:
-    return ClaudeUnavailable(
+class NoneFree(ClaudeUnavailable):
+    """For the start of a process: another one that ends frees some."""
+
+
+def unavailable(exc: OSError) -> NoneFree:
+    return NoneFree(
         f"no file descriptor is free for another Claude CLI ({exc.strerror}): raise the limit of open files "
-        "(`ulimit -n`), or lower max_processes"
+        f"({command_to('allow more open files')}), or lower max_processes"
     )

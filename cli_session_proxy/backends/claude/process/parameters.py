@@ -2,8 +2,8 @@
 
 Run on 2.1.330: with the control request `apply_flag_settings` the next request to the model has another
 `max_tokens`, and whatever fields `CLAUDE_CODE_EXTRA_BODY` holds. It costs one control round trip where something
-changes (5 ms), and no new process; the messages before are sent byte for byte as they were. docs/contract.md states the
-rules of combination.
+changes (5 ms), and no new process; the messages before are sent byte for byte as they were.
+docs/contract/routes.md states the rules of combination.
 
 - All requests of the CLI's would carry these fields: also a compaction's, whose summary is then cut at `max_tokens`.
   So it may not compact in such a turn, and a profile with the CLI's own tools, which ask the model by themselves, is

@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from .... import logs
 from ....errors import ClaudeUnavailable, ProxyError, QueueFull, SessionBusy
+from ....machine import command_to
 from ....settings import Settings
 from ....tasks import Average, Tasks
 from ...base import NO_HOOKS, Counts, Process, ProcessHooks
@@ -42,6 +43,8 @@ MANY = 4
 # A spare is started only after so many seconds without contention: with many active agents a core is always free for
 # a moment.
 CALM = 0.5
+# Seconds until a start that found no descriptor is tried again, where no process changes before: connections end, too.
+NONE_FREE_WAIT = 0.1
 # Exit codes of idle processes that ended by themselves, kept until their session is used again.
 REMEMBERED = 1024
 # A spare's start would compete for a core with the first turn of the session that claimed the last spare. After so
@@ -342,18 +345,7 @@ class ProcessTable:
 
     async def spawn(self, launch: Launch) -> ClaudeProcess:
         """A new process, in use. Raises QueueFull, ClaudeUnavailable, and what `ClaudeProcess.spawn` does."""
-        self._queued += 1
-        try:
-            await self._reserve()
-            try:
-                await self._permit()
-            except BaseException:
-                self._free()
-                raise
-        finally:
-            self._queued -= 1
-            self._changed.set()
-        process = await self._begin(launch)
+        process = await self._begin_in_turn(launch)
         if self.closed:
             await self.close(process)
             raise _closed()
@@ -361,6 +353,30 @@ class ProcessTable:
         if self._memory.budget is not None:
             self.serve("scales", self._weigh)
         return process
+
+    async def _begin_in_turn(self, launch: Launch) -> ClaudeProcess:
+        """Start it in a place of its own; where no descriptor is free then, again once some were given back."""
+        until = time.monotonic() + self._settings.spawn_timeout
+        while True:
+            self._queued += 1
+            try:
+                await self._reserve()
+                try:
+                    await self._permit()
+                except BaseException:
+                    self._free()
+                    raise
+            finally:
+                self._queued -= 1
+                self._changed.set()
+            try:
+                return await self._begin(launch)
+            except descriptors.NoneFree:
+                if not (self.all() or self.reserved) or time.monotonic() > until:
+                    raise  # nobody here is going to free any
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout_at(asyncio.get_running_loop().time() + NONE_FREE_WAIT):
+                        await self._change()
 
     async def given_back(self, process: ClaudeProcess, within: float) -> None:
         """Wait until it is no longer in use, for at most `within` seconds."""
@@ -506,7 +522,8 @@ class ProcessTable:
     def _full(self, why: str) -> QueueFull:
         """With the time by which the present queue should have been served."""
         wait = self._use.value * (self._queued + 1) / max(1, self.busy())
-        advice = "try again later, or raise max_processes, max_memory and the limit of open files (`ulimit -n`)"
+        files = command_to("allow more open files")
+        advice = f"try again later, or raise max_processes, max_memory and the limit of open files ({files})"
         return QueueFull(f"{why}: {advice}", retry_after=max(1.0, wait))
 
     # --- one less

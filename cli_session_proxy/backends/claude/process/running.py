@@ -6,8 +6,11 @@ Older CLIs keep no such register; then nothing is known.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from pathlib import Path
+
+import psutil
 
 from ....domain import limits
 from ..transcript.entries import contents
@@ -18,6 +21,8 @@ WRITE_WAIT = 1.0
 WRITE_POLL = 0.01
 # Bytes of an entry; a CLI's own has a few hundred.
 MAX_ENTRY = 64 * 1024
+# Seconds by which the time when a process began may move with the clock.
+CLOCK_MOVES = 60.0
 
 
 async def holder(config_dir: Path, session_id: str) -> int | None:
@@ -42,10 +47,14 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
             pid, said = entry.get("pid"), entry.get("procStart")
             if not isinstance(pid, int) or (started := start_time(pid)) is None:
                 continue
-            # Both are clock ticks on Linux; where the forms differ (macOS), the pid alone has to do.
+            # Both are clock ticks on Linux. The forms differ on macOS.
             comparable = started.isdigit() and isinstance(said, str) and said.isdigit()
-            if started == said or not comparable:
+            if started == said:
                 return pid
+            # A process that began after the entry is another one, under the pid of a dead one.
+            with contextlib.suppress(psutil.Error, OSError):  # one of them is gone
+                if not comparable and psutil.Process(pid).create_time() <= file.stat().st_mtime + CLOCK_MOVES:
+                    return pid
         if not unfinished or time.monotonic() >= give_up:
             return None
         await asyncio.sleep(WRITE_POLL)

@@ -99,15 +99,19 @@ export function brief(number) {
 }
 
 const clock = (at) => at.toTimeString().slice(0, 8);
-const exactly = (at) => `${at.toDateString()} ${clock(at)}`;
+const inUtc = document.documentElement.dataset.times === "utc"; // the setting `timezone`
+/** Its fields are those of the zone in which times are shown. */
+const shown = (at) => (inUtc ? new Date(at.getTime() + at.getTimezoneOffset() * 60000) : at);
+const exactly = (at) => `${at.toDateString()} ${clock(at)} ${inUtc ? "UTC" : at.toTimeString().slice(9, 17)}`;
 
 /** A time for a row: the clock today, the day before that; the whole of it as the title. */
 export function time(seconds) {
   if (!seconds) return h("time");
-  const at = new Date(seconds * 1000);
-  const today = at.toDateString() === new Date().toDateString();
+  const moment = new Date(seconds * 1000);
+  const at = shown(moment);
+  const today = at.toDateString() === shown(new Date()).toDateString();
   const text = today ? clock(at) : `${at.toDateString().slice(4, 10)} ${clock(at).slice(0, 5)}`;
-  return h("time", { datetime: at.toISOString(), title: exactly(at) }, text);
+  return h("time", { datetime: moment.toISOString(), title: exactly(at) }, text);
 }
 
 /** How long ago that was; the time itself as the title. */
@@ -117,7 +121,7 @@ export function ago(seconds) {
   const passed = Math.max(0, Date.now() / 1000 - seconds);
   const [one] = [[86400, "d"], [3600, "h"], [60, "min"]].filter(([length]) => passed >= length);
   const text = one ? `${Math.floor(passed / one[0])} ${one[1]} ago` : "just now";
-  return h("time", { datetime: at.toISOString(), title: exactly(at) }, text);
+  return h("time", { datetime: at.toISOString(), title: exactly(shown(at)) }, text);
 }
 
 /** A duration as somebody reads a clock: 8 s, 1:05, 2:03:40. */

@@ -103,12 +103,12 @@ function running({ running: turns, at }) {
   ];
 }
 
-function days({ days: each, models, keys, budgets, owner, turns, is_whole: isWhole, store_bytes: size, processes }) {
+function days({ days: each, models, keys, budgets, owner, turns, is_whole: isWhole, store_bytes: size, processes, timezone }) {
   const whose = keys ? (keys.length > 1 ? " of all keys" : "") : ` of key ${owner}`;
   const newest = [...each].reverse();
   const { busy, warm, spare, memory } = processes;
   return [
-    turns > 0 && h("h2", null, `Cost by day${whose} `, h("small.quiet", null, `days in UTC${isWhole ? "" : "; only the newest turns"}`)),
+    turns > 0 && h("h2", null, `Cost by day${whose} `, h("small.quiet", null, `days in ${timezone}${isWhole ? "" : "; only the newest turns"}`)),
     turns > 0 && costs(newest),
     budgets.length > 0 && h("ul.budgets", null, ...budgets.map((one) => h("li", { "data-good": String(one.used < one.limit) },
       `Budget of key ${one.name}: ${budget(one)}`))),

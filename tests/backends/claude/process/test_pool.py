@@ -8,10 +8,12 @@ import os
 import signal
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.process import descriptors
 from cli_session_proxy.backends.claude.process.child import Child
 from cli_session_proxy.backends.claude.process.pool import Pool
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
@@ -91,6 +93,48 @@ async def test_when_all_are_busy_it_waits_and_then_says_so(settings: Settings, f
     await pool.checkin(process)
     _, warm = await waiting
     assert not warm
+    await pool.close()
+
+
+@pytest.mark.parametrize("gives_way", [True, False])
+async def test_a_start_that_finds_no_descriptor_waits_while_there_is_a_process_that_may_free_some(
+    settings: Settings, fake: Fake, monkeypatch: pytest.MonkeyPatch, gives_way: bool
+) -> None:
+    pool = Pool(bounded(settings, max_processes=4, spawn_timeout=30 if gives_way else 0.3))
+    busy, _ = await pool.checkout(await fake())
+    spawn, tries = ClaudeProcess.spawn, 0
+
+    async def scarce(*args: Any) -> ClaudeProcess:
+        nonlocal tries
+        tries += 1
+        if not is_gone(busy.pid):
+            raise descriptors.unavailable(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+        return await spawn(*args)
+
+    monkeypatch.setattr(ClaudeProcess, "spawn", scarce)
+    waiting = asyncio.create_task(pool.checkout(await fake()))
+    await until(lambda: tries > 1)
+    if gives_way:
+        monkeypatch.setattr(descriptors, "are_free", lambda _: is_gone(busy.pid))
+        await pool.checkin(busy)
+        process, warm = await waiting
+        assert (process.alive, warm) == (True, False)
+    else:
+        with pytest.raises(ClaudeUnavailable, match="no file descriptor is free"):
+            await waiting
+    await pool.close()
+
+
+async def test_a_start_that_finds_no_descriptor_says_so_at_once_where_nobody_could_free_any(
+    settings: Settings, fake: Fake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def scarce(*_: Any) -> ClaudeProcess:
+        raise descriptors.unavailable(OSError(errno.EMFILE, os.strerror(errno.EMFILE)))
+
+    monkeypatch.setattr(ClaudeProcess, "spawn", scarce)
+    pool = Pool(bounded(settings, spawn_timeout=10_000))
+    with pytest.raises(ClaudeUnavailable, match="no file descriptor is free"):
+        await pool.checkout(await fake())
     await pool.close()
 
 

@@ -8,6 +8,7 @@ import errno
 import os
 import resource
 import signal
+import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -106,6 +107,21 @@ async def test_a_line_of_70_mb_ends_the_process_not_the_proxy(fake: Fake, start:
 
 async def test_a_prompt_beyond_the_pipe_is_written_while_output_is_read(fake: Fake, start: Start) -> None:
     assert said(await ask(await start(await fake()), "p" * 2_000_000)).startswith("2000000 ")
+
+
+def test_a_frame_goes_over_in_one_piece_where_the_system_gives_a_socket_8_kb(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As macOS does."""
+    pair = socket.socketpair()
+    for one in pair:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    monkeypatch.setattr(socket, "socketpair", lambda: pair)
+    ours, theirs = child._pair()
+    with ours, theirs:
+        for one, other in ((ours, theirs), (theirs, ours)):
+            one.setblocking(False)
+            assert one.send(bytes(100_000)) == 100_000
+            assert len(other.recv(100_000, socket.MSG_WAITALL)) == 100_000
 
 
 async def test_a_flooded_stderr_blocks_nothing_and_keeps_its_tail(fake: Fake, start: Start) -> None:

@@ -7,6 +7,7 @@ import json
 import os
 from pathlib import Path
 
+import psutil
 import pytest
 
 from cli_session_proxy.backends.claude.process import running
@@ -34,6 +35,17 @@ async def test_a_living_process_holds_its_session(tmp_path: Path) -> None:
 async def test_a_dead_process_or_another_under_its_pid_holds_nothing(tmp_path: Path) -> None:
     _register(tmp_path, os.getpid(), "1")
     _register(tmp_path, 2**22 + 1, "1")
+    assert await holder(tmp_path, SESSION) is None
+
+
+async def test_where_the_register_tells_another_form_of_time_an_entry_is_of_the_process_that_was_there_before_it(
+    tmp_path: Path,
+) -> None:
+    """As on macOS. Else whatever has a dead CLI's pid would keep its session busy for ever."""
+    _register(tmp_path, os.getpid(), "Tue Nov 24 13:00:00 2026")
+    assert await holder(tmp_path, SESSION) == os.getpid()
+    before = psutil.Process().create_time() - 2 * running.CLOCK_MOVES
+    os.utime(tmp_path / "sessions" / f"{os.getpid()}.json", (before, before))
     assert await holder(tmp_path, SESSION) is None
 
 

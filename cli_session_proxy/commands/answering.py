@@ -1,0 +1,86 @@
+"""An answer in the terminal: its Markdown is drawn, block by block, while it comes."""
+
+from __future__ import annotations
+
+import re
+
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+from rich.text import Text
+
+_FENCE = re.compile(r" {0,3}(```+|~~~+)")
+_ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])\s")
+# Characters by which it is known how a line begins.
+_BEGINNING = 12
+
+
+class Drawn:
+    """The block that still grows is shown as plain text, as much of its end as fits; a whole one stays, drawn."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._rest = ""
+        self._live: Live | None = None
+
+    def add(self, piece: str) -> None:
+        whole, self._rest = blocks(self._rest + piece)
+        for block in whole:
+            self._stay(block)
+        if self._rest.strip():
+            if self._live is None:
+                self._live = Live(console=self._console, auto_refresh=False, transient=True)
+                self._live.start()
+            self._live.update(self._end_of(self._rest), refresh=True)
+
+    def end(self) -> None:
+        """Nothing more comes."""
+        self._stay(self._rest)
+        self._rest = ""
+
+    def note(self, text: str) -> None:
+        """What is no part of the answer. The block that grows is shown again when it grows."""
+        self._wipe()
+        self._console.print(Text(text), end="", soft_wrap=True)
+
+    def _wipe(self) -> None:
+        if self._live is not None:
+            self._live.stop()
+            self._live = None
+
+    def _stay(self, block: str) -> None:
+        self._wipe()
+        if block.strip():
+            self._console.print(Markdown(block, hyperlinks=False), end="\n")
+
+    def _end_of(self, text: str) -> Text:
+        rows, width = max(1, self._console.height - 2), max(1, self._console.width)
+        shown: list[str] = []
+        for line in reversed(text.strip("\n").split("\n")):
+            rows -= max(1, -(-len(line) // width))
+            if rows < 0 and shown:
+                break
+            shown.append(line[-width * max(1, self._console.height - 2) :])
+        return Text("\n".join(reversed(shown)))
+
+
+def blocks(text: str) -> tuple[list[str], str]:
+    """The blocks that are whole, and the rest: it may go on, such as a list or code with empty lines in it."""
+    lines = text.split("\n")
+    whole: list[str] = []
+    begins, fence = 0, ""
+    for at, line in enumerate(lines[:-1]):
+        mark = _FENCE.match(line)
+        if fence:
+            if mark is not None and mark[1].startswith(fence) and not line.strip().strip(fence[0]):
+                fence = ""
+        elif mark is not None:
+            fence = mark[1]
+        elif not line.strip():
+            follows = lines[at + 1]
+            known = at + 2 < len(lines) or len(follows) >= _BEGINNING
+            is_item = _ITEM.match(follows) and _ITEM.match(lines[begins])
+            if known and follows and not follows[0].isspace() and not is_item:
+                whole.append("\n".join(lines[begins:at]))
+                begins = at + 1
+    return whole, "\n".join(lines[begins:])

@@ -1,0 +1,58 @@
+"""How a time is written for people: in one zone everywhere, the setting `timezone`. Programs get UTC seconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, date, datetime, time, timedelta, tzinfo
+from typing import Literal
+
+Zone = Literal["local", "utc"]
+
+# None: the machine's own, in which a time of summer has another offset than one of winter.
+_zone: tzinfo | None = None
+
+
+def show_in(zone: Zone) -> None:
+    """For the whole process: there is one terminal, and one person before it."""
+    global _zone  # noqa: PLW0603
+    _zone = UTC if zone == "utc" else None
+
+
+def in_utc() -> bool:
+    return _zone is UTC
+
+
+def written(at: float, unit: Literal["minutes", "seconds"] = "seconds") -> str:
+    """`2026-11-22 16:33:35 CET`. `at`: UTC seconds."""
+    here = _here(at)
+    # isoformat and not strftime, which takes ten times as long: a page has one for each turn.
+    return f"{here.replace(tzinfo=None).isoformat(' ', unit)} {here.tzname()}"
+
+
+def day(at: float) -> str:
+    return _here(at).date().isoformat()
+
+
+def days(now: float, number: int) -> list[date]:
+    """Today and the days before it, the oldest first."""
+    today = _here(now).date()
+    return [today - timedelta(days=ago) for ago in reversed(range(number))]
+
+
+def begins(one: date) -> float:
+    """UTC seconds of the first moment of a day."""
+    return datetime.combine(one, time(), _zone).timestamp()
+
+
+def parse(text: str) -> float:
+    """UTC seconds of a date or time, in its own zone or in the one of all times. Raises `ValueError`."""
+    at = datetime.fromisoformat(text)
+    return (at if at.tzinfo else at.replace(tzinfo=_zone)).timestamp()
+
+
+def name() -> str:
+    """Of the zone just now, to stand beside what is by day: `UTC`, `CET`."""
+    return datetime.now(UTC).astimezone(_zone).tzname() or "UTC"
+
+
+def _here(at: float) -> datetime:
+    return datetime.fromtimestamp(at, UTC).astimezone(_zone)
