@@ -690,7 +690,7 @@ def main(args: list[str] | None = None) -> None:
         check_system()
         app(args)
     except ProxyError as exc:
-        for message in exc.mistakes if isinstance(exc, WrongSettings) else [exc.message]:
+        for message in (isinstance(exc, WrongSettings) and exc.mistakes) or [exc.message]:
             print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:

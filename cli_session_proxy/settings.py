@@ -773,22 +773,26 @@ def load(**flags: Any) -> Settings:
     try:
         settings = Settings(**given)
     except ValidationError as exc:
-        raise WrongSettings([*mistakes, *_told(exc, given, file)]) from exc
+        raise WrongSettings.of([*mistakes, *_told(exc, given, file)]) from exc
     except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
-        raise WrongSettings([*mistakes, f"a {PREFIX}* variable cannot be read: {exc}"]) from exc
+        raise WrongSettings.of([*mistakes, f"a {PREFIX}* variable cannot be read: {exc}"]) from exc
     finally:
         _file.reset(used)
     if mistakes:
-        raise WrongSettings(mistakes)
+        raise WrongSettings.of(mistakes)
     return settings
 
 
 class WrongSettings(ConfigError):
     """Each of `mistakes` is a line of its own."""
 
-    def __init__(self, mistakes: Sequence[str]) -> None:
-        super().__init__("; ".join(mistakes))
-        self.mistakes = tuple(" ".join(mistake.split()) for mistake in mistakes)
+    mistakes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, mistakes: Sequence[str]) -> WrongSettings:
+        made = cls("; ".join(mistakes))
+        made.mistakes = tuple(" ".join(mistake.split()) for mistake in mistakes)
+        return made
 
 
 @dataclass(frozen=True, slots=True)
