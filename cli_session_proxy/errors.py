@@ -207,7 +207,7 @@ def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
 
 def from_dict(data: dict[str, Any]) -> ProxyError:
     """The inverse of `ProxyError.as_dict`: an unknown code becomes an `UpstreamError`."""
-    by_code = {cls.code: cls for cls in _subclasses(ProxyError)}
+    by_code = {cls.code: cls for cls in _subclasses(ProxyError) if "code" in vars(cls)}  # not those that inherit one
     return by_code.get(data.get("code", ""), UpstreamError)(
         str(data.get("message", "unknown error")),
         param=data.get("param"),

@@ -50,6 +50,13 @@ def test_an_error_comes_back_from_its_dict(kind: type[ProxyError]) -> None:
     assert (str(back), back.param, back.retry_after, back.detail) == ("what to do", "field", 1.5, {"exit_code": 3})
 
 
+def test_a_subclass_that_inherits_its_code_takes_no_error_of_that_code() -> None:
+    class Narrower(QueueFull):
+        pass
+
+    assert type(from_dict(Narrower("full").as_dict())) is QueueFull
+
+
 def test_what_is_not_known_is_not_in_the_dict() -> None:
     assert QueueFull("full").as_dict() == {"status": 429, "code": "queue_full", "message": "full"}
 

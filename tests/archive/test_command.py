@@ -83,7 +83,7 @@ def test_a_named_agent_that_stays_is_exit_1_and_says_why(
         (["a"], 2, "--to DIRECTORY"),
         (["a", "--to", "gs://bucket"], 2, "s3://bucket/prefix"),
         (["a", "--to", "{folder}", "--older-than", "soon"], 2, "--older-than 'soon'"),
-        (["a", "--to", "{folder}"], 1, "there is no store"),
+        (["a", "--to", "{folder}"], 2, "no store at"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(
