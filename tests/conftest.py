@@ -42,6 +42,8 @@ CLI_ENV = {
     "DISABLE_AUTOUPDATER": "1",
     # Its runtime's first compiler: a CLI lives for a few turns here, and never gets back what compiling costs it.
     "BUN_JSC_useBaselineJIT": "0",
+    # Of its Bash tool: else it takes zsh where there is one, which says and does some things in another way.
+    "SHELL": "/bin/bash",
 }
 # What the CLI 1.0.120 says of itself when it is asked for --help.
 CLAUDE_1_HELP = Path(__file__).parent / "data" / "claude-1.0.120-help.txt"

@@ -36,6 +36,8 @@ from turnfault.provider.upstream import Upstream
 from ...conftest import MakeSettings, required
 from ...talking import ask, heard, running, text
 
+# A program's argument that no other run of this test has.
+MARK = f"86399.{os.getpid()}"
 FREE = Profile(tools=("Bash",), permission_mode="bypassPermissions")
 CONFINED = Profile(tools=("Bash",), permission_mode="bypassPermissions", confined=True)
 
@@ -271,9 +273,9 @@ def command_pids(word: str) -> list[int]:
 async def test_a_fork_bomb_inside_ends_with_its_cli(shells: Shells) -> None:
     """Bounded here by the shell's own limit; a service bounds it by TasksMax."""
     async with running(shells.settings) as engine:
-        bomb = "for i in $(seq 200); do (setsid sh -c 'sleep 86398.5' &) ; done; sleep 1; pgrep -c sleep"
+        bomb = f"for i in $(seq 200); do (setsid sh -c 'sleep {MARK}' &) ; done; sleep 1; pgrep -c sleep"
         assert "200" in await shells.run(engine, "confined", bomb)
-    assert "86398.5" not in await asyncio.to_thread(command_lines)
+    assert MARK not in await asyncio.to_thread(command_lines)
 
 
 async def test_a_cli_that_a_link_under_home_names_runs_confined(shells: Shells) -> None:
@@ -373,13 +375,12 @@ async def test_a_confined_agent_remembers_warm_resumed_and_rebuilt(shells: Shell
 
 
 async def test_what_a_confined_shell_left_running_ends_with_its_cli(shells: Shells) -> None:
-    mark = "86399.125"
     async with running(shells.settings) as engine:
         # The shell waits until it runs: a process that is just being started has no command line to be found by.
-        left = f"nohup setsid sh -c 'echo runs; exec >&-; sleep {mark}; :' 2>/dev/null"
+        left = f"nohup setsid sh -c 'echo runs; exec >&-; sleep {MARK}; :' 2>/dev/null"
         assert "runs" in await shells.run(engine, "confined", f"read -r word < <({left}); echo $word")
-        assert mark in await asyncio.to_thread(command_lines)
-    assert mark not in await asyncio.to_thread(command_lines)
+        assert MARK in await asyncio.to_thread(command_lines)
+    assert MARK not in await asyncio.to_thread(command_lines)
 
 
 def command_lines() -> str:
@@ -412,7 +413,7 @@ async def test_without_bubblewrap_a_confined_turn_is_refused_in_words(
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("leaves", ["", "sleep 86397.25 &\n"], ids=["nothing", "a process that waits for ever"])
+@pytest.mark.parametrize("leaves", ["", f"sleep {MARK} &\n"], ids=["nothing", "a process that waits for ever"])
 async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leaves: str
 ) -> None:
@@ -428,7 +429,7 @@ async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
     assert why is not None
     assert "No permissions to create new namespace" in why
     assert "unprivileged user namespaces" in why
-    assert "86397.25" not in await asyncio.to_thread(command_lines)
+    assert MARK not in await asyncio.to_thread(command_lines)
 
 
 async def test_serve_lets_no_confined_agent_ask_it_for_every_chain(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from ...conftest import ROOT, required
 from ...continuity.talk import ASKS_FOR_SUMMARY
 from ...talking import ask, claude, events, running, text
 from ...until import until
-from .test_confined import CONFINED, Shells, bubblewrap, shells
+from .test_confined import CONFINED, MARK, Shells, bubblewrap, shells
 
 __all__ = ["bubblewrap", "shells"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
@@ -236,7 +236,7 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     if os.getuid() != 0:
         pytest.skip("needs root, to become somebody else")
     become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
-    bomb = "for i in $(seq 500); do sleep 86397.5 & done"
+    bomb = f"for i in $(seq 500); do sleep {MARK} & done"
     boundary = (confine.PROGRAM, *confine.BOUNDARY, "--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--")
     done = await asyncio.to_thread(
         subprocess.run,
@@ -244,7 +244,7 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
         capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     assert "Cannot fork" in done.stderr
-    assert not [one for one in psutil.process_iter(["cmdline"]) if "86397.5" in (one.info["cmdline"] or [])]
+    assert not [one for one in psutil.process_iter(["cmdline"]) if MARK in (one.info["cmdline"] or [])]
 
 
 async def test_the_machines_own_settings_are_read_only(shells: Shells) -> None:
