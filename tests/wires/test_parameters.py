@@ -230,7 +230,10 @@ async def one_token_is_one_token(wire: str, root: str, upstream: Upstream) -> No
         assert "limit hit" not in streamed.text
         unmet = await client.post(path, json=said | cool | ({"max_tokens": 64000} if wire == "messages" else {}))
         assert unmet.headers["X-Ignored-Params"].split(", ") == names
-    assert [one.body["max_tokens"] for one in upstream.requests if one.prompt == "short"] == [1, 1]
+    cut = [one for one in upstream.requests if one.prompt == "short"]
+    assert {one.body["max_tokens"] for one in cut} == {1}
+    # The CLI asks for more by itself until it is interrupted: on a busy machine such a request arrives as well.
+    assert len([one for one in cut if "limit hit" not in json.dumps(one.messages[-1])]) == 2
     seen = upstream.requests[-1]
     assert seen.user_texts() == ["begin", "short", "again", "short", "again"]
     assert [text for role, text in seen.texts() if role == "assistant"][1::2] == ["One", "One"]
