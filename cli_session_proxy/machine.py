@@ -41,17 +41,20 @@ _COMMANDS: Mapping[Task, Mapping[System, str]] = {
 }
 
 
-def system(root: Path = Path("/")) -> System:
-    """Whose commands a person here types."""
+def _system(root: Path) -> System:
     if sys.platform == "darwin":
         return "macos"
     return "musl" if any(root.glob("lib/ld-musl-*")) else "linux"
 
 
-def command_to(task: Task, root: Path = Path("/"), **values: object) -> str:
+# Whose commands a person here types. Found once: a message may be needed when no descriptor is free to look for it.
+SYSTEM = _system(Path("/"))
+
+
+def command_to(task: Task, **values: object) -> str:
     """This system's own command, to stand in a message."""
     commands = _COMMANDS[task]
-    return commands.get(system(root), commands["linux"]).format(**values)
+    return commands.get(SYSTEM, commands["linux"]).format(**values)
 
 
 def check_system() -> None:

@@ -13,6 +13,7 @@ import pytest
 from cli_session_proxy import machine
 from cli_session_proxy.settings import Settings
 
+from .backends.claude.process.helpers import free_descriptors
 from .conftest import ROOT
 
 MB = 1024 * 1024
@@ -94,19 +95,33 @@ def test_without_groups_the_cores_are_those_we_may_run_on(tmp_path: Path, affini
     assert machine.cores(tmp_path, tmp_path) == 64
 
 
-@pytest.mark.parametrize("task", get_args(machine.Task))
-def test_each_system_is_told_a_command_of_its_own(
-    task: machine.Task, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert machine.command_to(task, tmp_path, port=1) == machine._COMMANDS[task]["linux"].format(port=1)
+def test_a_system_is_known_by_its_platform_and_its_c_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine._system(tmp_path) == "linux"
     (tmp_path / "lib").mkdir()
     (tmp_path / "lib" / "ld-musl-x86_64.so.1").touch()
-    told = machine.command_to(task, tmp_path, port=8787)
-    assert not set(told.split()) & {"apt", "timedatectl", "ss", "systemd"}, "Alpine has none of these"
+    assert machine._system(tmp_path) == "musl"
     monkeypatch.setattr(sys, "platform", "darwin")
-    assert machine.system(tmp_path) == "macos"
-    told = machine.command_to(task, tmp_path, port=8787)
-    assert not set(told.split()) & {"timedatectl", "ss", "systemd", "apk"}, "macOS has none of these"
+    assert machine._system(tmp_path) == "macos"
+
+
+OF_OTHERS = {
+    "linux": {"lsof", "apk", "sntp"},
+    "musl": {"apt", "timedatectl", "ss", "systemd", "lsof"},
+    "macos": {"apt", "timedatectl", "ss", "systemd", "apk"},
+}
+
+
+@pytest.mark.parametrize("system", get_args(machine.System))
+def test_each_system_is_told_commands_of_its_own(system: machine.System, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "SYSTEM", system)
+    tasks = set(get_args(machine.Task)) - ({"install bubblewrap"} if system == "macos" else set())
+    for task in tasks:
+        assert not set(machine.command_to(task, port=8787).split()) & OF_OTHERS[system]
+
+
+def test_a_command_is_named_when_no_descriptor_is_free() -> None:
+    with free_descriptors(0):
+        assert machine.command_to("allow more open files")
 
 
 def test_no_other_file_names_a_command_of_one_system() -> None:

@@ -216,7 +216,7 @@ def test_the_command_never_prints_a_key(
 
 
 async def test_on_macos_its_own_commands_are_named(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(machine, "system", lambda *_: "macos")
+    monkeypatch.setattr(machine, "SYSTEM", "macos")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         one = await fault(changed(settings, port=port), "port")

@@ -37,11 +37,11 @@ PROBE_OUTPUT = 1024 * 1024
 PACKAGE = "@anthropic-ai/claude-code"
 
 
-def how_to_install(root: Path = Path("/")) -> str:
+def how_to_install() -> str:
     """On musl (Alpine) there is no wheel of claude-agent-sdk."""
     wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
-    others = "" if machine.system(root) == "musl" else wheel
-    return f"install it ({machine.command_to('install the CLI', root)}), or {others}name it with --claude-bin"
+    others = "" if machine.SYSTEM == "musl" else wheel
+    return f"install it ({machine.command_to('install the CLI')}), or {others}name it with --claude-bin"
 
 
 INSTALL = how_to_install()
