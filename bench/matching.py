@@ -23,9 +23,9 @@ from typing import Any, cast
 from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.backends.base import Backend
 from cli_session_proxy.domain import lineage
-from cli_session_proxy.domain.models import Message, TurnRequest
+from cli_session_proxy.domain.models import Message, Turn, TurnRequest
 from cli_session_proxy.engine.placement import Placement
-from cli_session_proxy.stores.base import ImportedTurn, Store
+from cli_session_proxy.stores.base import Store, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 
 STORED = (10, 1_000, 100_000)
@@ -43,23 +43,23 @@ def history(name: str, messages: int) -> list[Message]:
     return [*said, Message.user("and now?")]
 
 
-def imported(agent_key: int, name: str, messages: Sequence[Message], opened: str | None = None) -> list[ImportedTurn]:
-    turns: list[ImportedTurn] = []
+def imported(agent_key: int, name: str, messages: Sequence[Message], opened: str | None = None) -> list[WholeTurn]:
+    turns: list[WholeTurn] = []
     path_hash = opened
     for n, exchange in enumerate(lineage.past(messages)):
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
-        parent = turns[-1].id if turns else None
-        turns.append(
-            ImportedTurn(
-                f"turn_{name}_{n}", agent_key, parent, "m", exchange.input, exchange.output, (), 0.0, path_hash, n + 1
-            )
-        )
+        parent = turns[-1].turn.id if turns else None
+        turn = Turn(
+            f"turn_{name}_{n}", 0, agent_key, parent, "completed", "m", exchange.input, 0.0, output=exchange.output,
+            delivery="delivered", origin="imported", path_hash=path_hash, depth=n + 1, finished_at=0.0,
+        )  # fmt: skip
+        turns.append(WholeTurn(turn, ()))
     return turns
 
 
 async def fill(store: Store, turns: int) -> None:
     """Other conversations with one opening, up to this many turns in all."""
-    batch: list[ImportedTurn] = []
+    batch: list[WholeTurn] = []
     for number in range(turns // PER_CHAIN):
         agent = await store.ensure_agent("local", f"auto_{number}", f"d{number}", named=False, now=0.0)
         more = [Message.user(f"I am {number}"), Message.assistant("Noted.")] * (PER_CHAIN - 1)

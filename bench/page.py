@@ -13,10 +13,10 @@ from typing import Any
 
 from playwright.async_api import Browser, async_playwright
 
-from cli_session_proxy.domain.models import Message, Record
+from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.base import WholeTurn
 
 from .chains import store_chain
 from .figures import figure
@@ -127,9 +127,12 @@ async def _store_agents(var: Path, number: int) -> None:
             agent = await store.ensure_agent("local", f"agent {n}", f"agent-{n}", named=True, now=time.time())
             said = ({"type": "text", "text": f"answer {n}"},)
             asked = (Message.user(f"question {n}"),)
-            turns.append(
-                ImportedTurn(f"turn_{n}", agent.key, None, "sonnet", asked, said, (Record("{}"),), time.time(), None, 1)
-            )
+            now = time.time()
+            turn = Turn(
+                f"turn_{n}", 0, agent.key, None, "completed", "sonnet", asked, now, output=said, delivery="delivered",
+                origin="imported", depth=1, finished_at=now,
+            )  # fmt: skip
+            turns.append(WholeTurn(turn, (Record("{}"),)))
         await store.import_turns(turns)
     finally:
         await store.close()

@@ -14,7 +14,7 @@ from cli_session_proxy.engine.engine import Engine, HasLeft
 from cli_session_proxy.engine.live import Answer, replay
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 from .serving import serving
 
@@ -26,7 +26,7 @@ class NoCli(Engine):
         name, now = request.agent_id or "chat", time.time()
         directory = directory_name(request.owner, name)
         agent = await self.store.ensure_agent(request.owner, name, directory, named=True, now=now)
-        new = ImportedTurn(
+        new = a_finished_turn(
             id=f"turn_{uuid.uuid4().hex}",
             agent_key=agent.key,
             parent_id=agent.head,
@@ -39,10 +39,10 @@ class NoCli(Engine):
             depth=1,
             origin=request.wire,
         )
-        await self.store.import_turns([new], head=new.id)
+        await self.store.import_turns([new], head=new.turn.id)
         if request.call is not None:
-            await self.store.set_call(new.id, request.call)
-        turn = await self.store.turn(new.id)
+            await self.store.set_call(new.turn.id, request.call)
+        turn = await self.store.turn(new.turn.id)
         assert turn is not None
         live = self._deliveries.live(turn, name)
         replay(live)

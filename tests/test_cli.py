@@ -23,7 +23,7 @@ from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 from .conftest import ROOT
 from .fakes import TURN
@@ -41,11 +41,11 @@ def fill(var: Path, *agents: str) -> None:
         try:
             for number, agent_id in enumerate(agents):
                 agent = await store.ensure_agent("local", agent_id, f"dir-{number}", named=True, now=time.time())
-                turn = ImportedTurn(
+                turn = a_finished_turn(
                     id=f"turn_{number}", agent_key=agent.key, parent_id=None, model="sonnet", input=TURN.input,
                     output=TURN.output, records=(), created_at=time.time(), path_hash=f"h{number}", depth=1,
                 )  # fmt: skip
-                await store.import_turns([turn], head=turn.id)
+                await store.import_turns([turn], head=turn.turn.id)
         finally:
             await store.close()
 

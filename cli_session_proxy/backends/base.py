@@ -46,7 +46,7 @@ from ..domain.parameters import Name
 from ..domain.windows import Window
 from ..errors import ProxyError
 from ..settings import Profile
-from ..stores.base import Facts, ImportedTurn
+from ..stores.base import Facts, WholeTurn
 
 # What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
 # with a summary of what is longest ago; with a login that was renewed meanwhile.
@@ -90,7 +90,7 @@ class Adoptable:
     `session` ends at the last of them. `ended`: the last answer is known to be whole.
     """
 
-    turns: tuple[ImportedTurn, ...]
+    turns: tuple[WholeTurn, ...]
     session: Session
     detail: JSON
     ended: bool

@@ -798,8 +798,8 @@ async def adopt(
     store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
 ) -> Turn:
     """Add turns held outside the proxy to the chain, and move the head to the last of them."""
-    session, last = found.session, found.turns[-1].id
-    detail: JSON = {**found.detail, "turns": [turn.id for turn in found.turns]}
+    session, last = found.session, found.turns[-1].turn.id
+    detail: JSON = {**found.detail, "turns": [whole.turn.id for whole in found.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())
     adopted = await store.adopt(lease, found.turns, session, [link], taken)
     for observer in observers:

@@ -32,7 +32,7 @@ from ..domain.models import (
 )
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import ImportedTurn, NewTurn, Store, TurnWords
+from ..stores.base import NewTurn, Store, TurnWords, WholeTurn
 from .budgets import BudgetsOf
 from .fitting import RequestFitting
 
@@ -292,7 +292,7 @@ class Placement:
         parent = decision.parent
         while some := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(some)
-            parent = some[-1].id
+            parent = some[-1].turn.id
         new = call_ids.in_our_ids(decision.new, said[-1].output, found[-1].output)
         return replace(decision, parent=parent, new=new)
 
@@ -351,29 +351,33 @@ def _imported(
     model: str,
     now: float,
     pieces: Sequence[_Piece],
-) -> Iterator[ImportedTurn]:
+) -> Iterator[WholeTurn]:
     """Exchanges of a client's history as turns, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
     for at, (exchange, records) in enumerate(history):
         piece = pieces[at] if pieces else None
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
-        turn = ImportedTurn(
+        turn = Turn(
             id=new_id("turn") if piece is None else piece.turn_id,
+            seq=0,
             agent_key=agent_key,
             parent_id=parent,
+            status="completed",
             model=model,
             input=exchange.input if piece is None else piece.apart(exchange.input),
             output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
-            records=records,
             created_at=now,
+            finished_at=now,
+            delivery="delivered",
+            origin="imported",
             path_hash=path_hash,
             depth=depth,
             placed=Placed(placed.rule, side=placed.side),
             evidence=Evidence(Brought("client")),
             call=None if piece is None else piece.call,
         )
-        yield turn
+        yield WholeTurn(turn, records)
         parent = turn.id
 
 

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..domain.budgets import Budget, Spent
@@ -154,45 +154,10 @@ class NewTurn:
 
 
 @dataclass(frozen=True, slots=True)
-class ImportedTurn:
-    """A finished turn from elsewhere (a client's history, an adopted session), with its transcript records.
-
-    Stored as `completed` and `delivered`; it moves no head.
-    """
-
-    id: str
-    agent_key: int
-    parent_id: str | None
-    model: str
-    input: tuple[Message, ...]
-    output: tuple[Block, ...]
-    records: tuple[Record, ...]
-    created_at: float
-    path_hash: str | None
-    depth: int
-    origin: str = "imported"
-    placed: Placed = field(default_factory=Placed)
-    evidence: Evidence = NOTHING
-    session_id: str | None = None
-    usage: Usage = field(default_factory=Usage)
-    tools: tuple[JSON, ...] = ()
-    call: JSON | None = None
-
-    def as_turn(self) -> Turn:
-        """The turn as it is stored, but for the `seq` that the store gives."""
-        return Turn(
-            self.id, 0, self.agent_key, self.parent_id, "completed", self.model, self.input, self.created_at,
-            output=self.output, session_id=self.session_id, placed=self.placed, evidence=self.evidence,
-            usage=self.usage, tools=self.tools, delivery="delivered", origin=self.origin, path_hash=self.path_hash,
-            depth=self.depth, finished_at=self.created_at, call=self.call,
-        )  # fmt: skip
-
-
-@dataclass(frozen=True, slots=True)
 class WholeTurn:
-    """A turn of any finished status with its transcript records, on its way between stores.
+    """A finished turn with its transcript records: a client's history, an adopted session, a chain from another store.
 
-    `turn.seq` and `turn.agent_key` are given anew by the store that takes it.
+    The store gives it a `seq`; `import_chain` also gives it the `agent_key` of the new agent.
     """
 
     turn: Turn
@@ -735,13 +700,13 @@ class Paths(Protocol):
 class Transfers(Protocol):
     """Turns from elsewhere: finished, with their transcript records."""
 
-    async def import_turns(self, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+    async def import_turns(self, turns: Sequence[WholeTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
 
     async def adopt(
         self,
         lease: Lease,
-        turns: Sequence[ImportedTurn],
+        turns: Sequence[WholeTurn],
         session: Session,
         links: Sequence[Link],
         taken: Taken | None = None,

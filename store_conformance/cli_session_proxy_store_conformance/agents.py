@@ -196,7 +196,7 @@ async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> 
         refused = await store.accept(a_turn(agent, "t4", "t1"))
         done = a_commit(refused, agent, status="refused", records=(), move_head=False)
         await store.commit(replace(done, session=None))
-        await store.import_turns([replace(one, id=f"x{one.id}", parent_id=None) for one in imported_turns(agent, 3)])
+        await store.import_turns(imported_turns(agent, 3, renamed="x"))
         (before,) = await gathered(store.summaries())
         assert (before.turns, before.failures, before.cost_usd, before.sessions, before.repairs) == (7, 2, 0.5, 1, 1)
         # a turn that failed is run again, and its path is left by a rewind

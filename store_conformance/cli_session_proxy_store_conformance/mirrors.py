@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 
 from cli_session_proxy.domain.models import Agent, Link, Message, Record, Session
-from cli_session_proxy.stores.base import ChainPart, ImportedTurn, MirrorKey, NewChain, Store, Taken
+from cli_session_proxy.stores.base import ChainPart, MirrorKey, NewChain, Store, Taken
 
-from .samples import AWKWARD, StoreFactory, a_lease, a_turn, an_agent, opened
+from .samples import AWKWARD, StoreFactory, a_finished_turn, a_lease, a_turn, an_agent, opened
 
 SESSION_ID = "00000000-0000-4000-8000-000000000001"
 KEY = MirrorKey("project", SESSION_ID)
@@ -61,7 +61,7 @@ async def what_turns_take_over_is_mirrored_no_more_and_known_when_it_comes_again
     async with opened(factory) as store:
         agent = await an_agent(store)
         await store.mirror(agent.key, KEY, [_line("one"), _line("two"), _line("three")])
-        turn = ImportedTurn(
+        turn = a_finished_turn(
             "t1", agent.key, None, "sonnet", (Message.user("hi"),), (), (_line("one"), _line("two")), 5.0, None, 0,
             session_id=SESSION_ID,
         )  # fmt: skip

@@ -6,10 +6,11 @@ import asyncio
 from dataclasses import replace
 
 from cli_session_proxy.domain.models import Link
-from cli_session_proxy.stores.base import ImportedTurn, Tree, TurnOutline
+from cli_session_proxy.stores.base import Tree, TurnOutline
 
 from .samples import (
     StoreFactory,
+    a_finished_turn,
     a_lease,
     a_session,
     a_turn,
@@ -82,8 +83,8 @@ async def an_import_is_all_or_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         good, bad = imported_turns(agent, 2)
-        orphan = ImportedTurn(
-            "o", agent.key, "no such turn", "sonnet", bad.input, bad.output, (), 2.0, None, 1
+        orphan = a_finished_turn(
+            "o", agent.key, "no such turn", "sonnet", bad.turn.input, bad.turn.output, (), 2.0, None, 1
         )  # fmt: skip
         assert await raised(store.import_turns([good, bad, orphan])) is not None
         assert await gathered(store.turns(agent.key)) == []

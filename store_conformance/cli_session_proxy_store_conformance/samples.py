@@ -8,17 +8,17 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from cli_session_proxy.domain.evidence import Evidence
-from cli_session_proxy.domain.models import Agent, FileMark, Message, Record, Session, Turn, Usage
+from cli_session_proxy.domain.models import Agent, Block, FileMark, Message, Record, Session, Turn, Usage
 from cli_session_proxy.stores.base import (
     Commit,
     Granted,
-    ImportedTurn,
     Lease,
     LeaseHeld,
     NewTurn,
     Proxy,
     Store,
     TurnStart,
+    WholeTurn,
 )
 
 StoreFactory = Callable[[], Store]
@@ -117,10 +117,24 @@ async def complete(store: Store, agent: Agent, id: str, parent: str | None = Non
     return await store.commit(a_commit(turn, agent, **more))
 
 
-def imported_turns(agent: Agent, count: int) -> list[ImportedTurn]:
+def a_finished_turn(
+    id: str, agent_key: int, parent_id: str | None, model: str, input: tuple[Message, ...], output: tuple[Block, ...],
+    records: tuple[Record, ...], created_at: float, path_hash: str | None, depth: int, origin: str = "imported",
+    **more: Any,
+) -> WholeTurn:  # fmt: skip
+    """One that came from elsewhere with its answer. `more`: other fields of the turn."""
+    turn = Turn(
+        id, 0, agent_key, parent_id, "completed", model, input, created_at, output=output, finished_at=created_at,
+        delivery="delivered", path_hash=path_hash, depth=depth, origin=origin, **more,
+    )  # fmt: skip
+    return WholeTurn(turn, records)
+
+
+def imported_turns(agent: Agent, count: int, *, renamed: str = "i") -> list[WholeTurn]:
+    """Each continues the one before it. `renamed`: what their ids begin with."""
     return [
-        ImportedTurn(
-            f"i{n}", agent.key, f"i{n - 1}" if n else None, "sonnet", (Message.user(str(n)),),
+        a_finished_turn(
+            f"{renamed}{n}", agent.key, f"{renamed}{n - 1}" if n else None, "sonnet", (Message.user(str(n)),),
             ({"type": "text", "text": str(n)},), (Record(f'{{"n": {n}}}', f"u{n}", synthetic=True),), 2.0, f"h{n}", n,
         )
         for n in range(count)

@@ -6,13 +6,14 @@ from typing import Any
 
 from cli_session_proxy.domain.models import Agent, Block, Link, Message, TurnOptions
 from cli_session_proxy.domain.searching import Found, Search
-from cli_session_proxy.stores.base import ImportedTurn, Store
+from cli_session_proxy.stores.base import Store
 
 from .samples import (
     AWKWARD,
     StoreFactory,
     a_begin,
     a_commit,
+    a_finished_turn,
     a_lease,
     a_session,
     a_turn,
@@ -38,7 +39,7 @@ async def _turns(store: Store, text: str, owner: str | None = "local", **more: A
 
 async def _said(store: Store, agent: Agent, id: str, *said: Block, tools: tuple[Any, ...] = (), **more: Any) -> None:
     """A finished turn with these blocks as its input."""
-    turn = ImportedTurn(
+    turn = a_finished_turn(
         id, agent.key, None, "sonnet", (Message("user", said),), ({"type": "text", "text": f"answer {id}"},), (), 5.0,
         None, 0, tools=tools, **more,
     )  # fmt: skip

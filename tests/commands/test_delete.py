@@ -19,9 +19,10 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.sandbox import directory_name
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.base import WholeTurn
 from cli_session_proxy.stores.sqlite.database import copy_aside
 from cli_session_proxy.stores.sqlite.store import FILE
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -88,16 +89,16 @@ async def test_nothing_on_the_disk_holds_a_word_of_a_deleted_agent(
     copy.close()
 
 
-async def filled(engine: Engine, name: str, *, at: float | None = None) -> ImportedTurn:
+async def filled(engine: Engine, name: str, *, at: float | None = None) -> WholeTurn:
     """An agent with a turn that shows an image."""
     now = time.time()
     agent = await engine.store.ensure_agent("local", name, directory_name("local", name), named=True, now=at or now)
     shown = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
-    turn = ImportedTurn(
+    turn = a_finished_turn(
         f"turn_{name.replace('-', '')}", agent.key, None, "sonnet", (Message("user", (shown,)),),
         ({"type": "text", "text": f"{WORDS} {name}"},), (Record(f'{{"r": "{name}"}}', "u1"),), at or now, None, 1,
     )  # fmt: skip
-    await engine.store.import_turns([turn], head=turn.id)
+    await engine.store.import_turns([turn], head=turn.turn.id)
     return turn
 
 

@@ -22,7 +22,7 @@ from cli_session_proxy.errors import NotFound
 from cli_session_proxy.sandbox import make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 from ..test_cli import fill
 
@@ -45,7 +45,9 @@ async def filled(settings: Settings) -> None:
         agent = await store.ensure_agent("local", "long", "long", named=True, now=1.0)
         said = ({"type": "text", "text": "an answer"},)
         turns = [
-            ImportedTurn(f"t{n}", agent.key, None, "sonnet", (Message.user(f"question {n}"),), said, (), 1.0, None, n)
+            a_finished_turn(
+                f"t{n}", agent.key, None, "sonnet", (Message.user(f"question {n}"),), said, (), 1.0, None, n
+            )
             for n in range(TURNS)
         ]
         await store.import_turns(turns)

@@ -546,7 +546,7 @@ class ToldMeanwhile(SqliteStore):
             assert agent is not None
             async with self.engine._ownership.hold(agent):
                 brought = imported_turns(agent, 1)
-                await self.import_turns(brought, brought[-1].id)
+                await self.import_turns(brought, brought[-1].turn.id)
         return accepted
 
 

@@ -19,8 +19,9 @@ from cli_session_proxy.backends.base import Backend
 from cli_session_proxy.domain import lineage
 from cli_session_proxy.domain.models import Agent, Message, TurnRequest
 from cli_session_proxy.engine.placement import Placement
-from cli_session_proxy.stores.base import ImportedTurn, Store
+from cli_session_proxy.stores.base import Store
 from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 # Few words, so that strangers say the same things.
 WORD = st.sampled_from(["a", "b"])
@@ -80,7 +81,7 @@ async def grow(store: Store, forest: list[tuple[tuple[str, str | None], int, tup
         turn = Grown(f"t{number}", who, agent, (*(above.path if above else ()), said), path_hash)
         await store.import_turns(
             [
-                ImportedTurn(
+                a_finished_turn(
                     turn.id, agent.key, above.id if above else None, "m", (Message.user(said[0]),),
                     Message.assistant(said[1]).content, (), 0.0, path_hash, len(turn.path),
                 )

@@ -12,7 +12,7 @@ from cli_session_proxy.backends.claude.sessions.history import EMPTY, NO_RESULT
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine import placement
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.base import WholeTurn
 from turnfault.provider.seen import parts
 from turnfault.provider.upstream import Upstream
 
@@ -229,7 +229,7 @@ async def test_a_long_history_comes_in_piece_by_piece_and_one_that_was_cut_off_i
     async with running_without_cli(make_settings(), upstream) as engine:
         really = engine.store.import_turns
 
-        async def import_turns(turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+        async def import_turns(turns: Sequence[WholeTurn], head: str | None = None) -> None:
             if len(pieces) == 2:
                 pieces.append(0)
                 raise StoreUnavailable("the disk is full")

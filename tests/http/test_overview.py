@@ -17,7 +17,8 @@ from cli_session_proxy.export.sums import DAYS, summed
 from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.ui.overview import needing
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn, NewChain, TurnFacts, WholeTurn
+from cli_session_proxy.stores.base import NewChain, TurnFacts, WholeTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 from ..serving import serving
 from ..talking import running
@@ -111,8 +112,8 @@ async def test_each_key_is_told_of_its_own_turns(tmp_path: Path) -> None:
         agent = await engine.store.ensure_agent("alice", "alices", "dir-a", named=True, now=1.0)
         said = (Message.user("the key is sk-ant-api03-abcdefghijklmnop"),)
         usage = Usage(10, 5, 90, 0)
-        turn = ImportedTurn("turn_a", agent.key, None, "opus", said, (), (), time.time(), None, 0, usage=usage)
-        await engine.store.import_turns([turn], head=turn.id)
+        turn = a_finished_turn("turn_a", agent.key, None, "opus", said, (), (), time.time(), None, 0, usage=usage)
+        await engine.store.import_turns([turn], head=turn.turn.id)
         assert (await http.get("/overview")).status_code == 401
         told = {name: (await http.get("/overview", headers={"X-Api-Key": key})).json() for name, key in keys.items()}
         assert (told["alice"]["owner"], told["alice"]["turns"], told["bob"]["turns"]) == ("alice", 1, 0)
@@ -199,7 +200,7 @@ async def test_without_keys_the_spend_of_earlier_keys_is_shown(tmp_path: Path) -
     ):
         for n, owner in enumerate(("local", "carol"), 1):
             agent = await engine.store.ensure_agent(owner, "hers", f"dir-{owner}", named=True, now=1.0)
-            turn = ImportedTurn(f"t{n}", agent.key, None, "opus", (), (), (), time.time(), None, 0)
+            turn = a_finished_turn(f"t{n}", agent.key, None, "opus", (), (), (), time.time(), None, 0)
             await engine.store.import_turns([turn])
         assert await spent(http, None) == {"carol": 0.0, "local": 0.0}
 

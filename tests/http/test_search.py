@@ -10,7 +10,7 @@ from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 
 from ..serving import serving
 from ..talking import running
@@ -29,8 +29,8 @@ async def test_each_key_finds_its_own_turns_with_snippet_and_link(tmp_path: Path
         for owner in KEYS:
             agent = await engine.store.ensure_agent(owner, f"{owner}/a", f"dir-{owner}", named=True, now=1.0)
             said = (Message.user(f"the milk of {owner}"),)
-            turn = ImportedTurn(f"turn_{owner}", agent.key, None, "sonnet", said, (), (), 5.0, None, 0)
-            await engine.store.import_turns([turn], head=turn.id)
+            turn = a_finished_turn(f"turn_{owner}", agent.key, None, "sonnet", said, (), (), 5.0, None, 0)
+            await engine.store.import_turns([turn], head=turn.turn.id)
         assert (await http.get("/search?q=milk")).status_code == 401
         found = (await http.get("/search?q=milk", headers={"X-Api-Key": KEYS["alice"]})).json()
         assert (found["agents"], found["turns"], found["indexed"]) == (1, 1, {"done": 2, "total": 2})

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +81,6 @@ async def test_what_accepting_a_turn_takes_does_not_grow_with_its_agents_turns(s
         return took
 
     await store.import_turns(imported_turns(agent, 300), "i299")
-    await store.import_turns([replace(turn, id=f"x{turn.id}", parent_id=None) for turn in imported_turns(other, 2)])
+    await store.import_turns(imported_turns(other, 2, renamed="x"))
     await store.database.write(count, Urgency.JOURNAL, quick=True)
     assert await taken("t1", agent) < await taken("t2", other) + 100

@@ -148,13 +148,10 @@ class OneStore(RuleBasedStateMachine):
     @rule(name=NAMES, count=st.integers(1, 3), adopted=st.booleans())
     def bring_in(self, name: str, count: int, adopted: bool) -> None:
         agent, mark = self.agent(name), self.next()
-        new = [
-            replace(one, id=f"{mark}-{one.id}", parent_id=None if one.parent_id is None else f"{mark}-{one.parent_id}")
-            for one in imported_turns(agent, count)
-        ]
+        new = imported_turns(agent, count, renamed=f"{mark}-")
         if adopted:
-            session = a_session(agent, f"s-{name}-0", new[-1].id)
-            why = [Link(None, session.id, new[0].id, "adopted", {}, 1.0)]
+            session = a_session(agent, f"s-{name}-0", new[-1].turn.id)
+            why = [Link(None, session.id, new[0].turn.id, "adopted", {}, 1.0)]
             self.run(self.store.adopt(a_lease(agent.key), new, session, why))
         else:
             self.run(self.store.import_turns(new))

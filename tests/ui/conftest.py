@@ -17,7 +17,8 @@ from playwright.async_api import Browser, Page, async_playwright
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import ImportedTurn
+from cli_session_proxy.stores.base import WholeTurn
+from cli_session_proxy_store_conformance.samples import a_finished_turn
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, required
@@ -159,11 +160,11 @@ async def imported(
     engine: Engine, agent: Agent, said: Sequence[tuple[str, str]], *, parent: str | None = None, mark: str = "t"
 ) -> str:
     """Turns with these questions and answers, one after another; the last one's id, which is the head."""
-    turns: list[ImportedTurn] = []
+    turns: list[WholeTurn] = []
     now = time.time() - len(said)
     for number, (asked, answered) in enumerate(said, 1):
         turns.append(
-            ImportedTurn(
+            a_finished_turn(
                 id=f"turn_{agent.key}_{mark}{number}",
                 agent_key=agent.key,
                 parent_id=parent,
@@ -176,7 +177,7 @@ async def imported(
                 depth=number,
             )
         )
-        parent = turns[-1].id
+        parent = turns[-1].turn.id
     await engine.store.import_turns(turns, head=parent)
     assert parent is not None
     return parent

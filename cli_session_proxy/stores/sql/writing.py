@@ -26,7 +26,7 @@ from ...domain.models import (
     Turn,
 )
 from ...errors import SessionBusy, StoreUnavailable
-from ..base import Expiry, ImportedTurn, Lease, Taken
+from ..base import Expiry, Lease, Taken, WholeTurn
 from . import conversing, leases, mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
 from .rows import UNFINISHED
@@ -129,9 +129,9 @@ def _remember_cost(conn: Connection, key: int) -> None:
 # --- turns ---
 
 
-def import_turns(conn: Connection, turns: Sequence[ImportedTurn], head: str | None = None) -> None:
+def import_turns(conn: Connection, turns: Sequence[WholeTurn], head: str | None = None) -> None:
     for item in turns:
-        insert(conn, item.as_turn(), item.records)
+        insert(conn, item.turn, item.records)
     if head is not None:
         set_head(conn, _need(conn, head, None, STATE).agent_key, head)
 
@@ -139,17 +139,18 @@ def import_turns(conn: Connection, turns: Sequence[ImportedTurn], head: str | No
 def adopt(
     conn: Connection,
     lease: Lease,
-    turns: Sequence[ImportedTurn],
+    turns: Sequence[WholeTurn],
     session: Session,
     links: Sequence[Link],
     taken: Taken | None = None,
 ) -> Turn:
     hold(conn, lease)
-    import_turns(conn, turns, turns[-1].id)
+    last = turns[-1].turn.id
+    import_turns(conn, turns, last)
     save_session(conn, session, links)
     if taken is not None:
         mirroring.take(conn, lease.agent_key, taken.key, taken.lines)
-    (turn,) = rows.loaded_turns(conn, [_need(conn, turns[-1].id, None)])
+    (turn,) = rows.loaded_turns(conn, [_need(conn, last, None)])
     return turn
 
 

@@ -23,7 +23,7 @@ from ....domain.models import JSON, Agent, Link, Placed, Record, Session, Turn
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
-from ....stores.base import ChainPart, ImportedTurn, NewChain, Store, WholeTurn
+from ....stores.base import ChainPart, NewChain, Store, WholeTurn
 from ...base import Adoptable, TakenOver
 from .. import transcript
 from ..process import environment
@@ -44,19 +44,23 @@ class Adopter:
     parent: Turn | None = None
     model: str = "default"
 
-    def turn(self, exchange: TranscriptExchange) -> ImportedTurn:
+    def turn(self, exchange: TranscriptExchange) -> WholeTurn:
         before = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
         asked, said = exchange.input, exchange.output
-        turn = ImportedTurn(
+        at = exchange.at or time.time()
+        self.parent = Turn(
             id=f"turn_{uuid.uuid4().hex}",
+            seq=0,
             agent_key=self.agent_key,
             parent_id=before.id if before else None,
+            status="completed",
             model=self.model,
             input=asked,
             output=said,
-            records=tuple(entry.record() for entry in exchange.entries),
-            created_at=exchange.at or time.time(),
+            created_at=at,
+            finished_at=at,
+            delivery="delivered",
             path_hash=lineage.path_hash(before.path_hash if before else None, asked, said),
             depth=(before.depth if before else 0) + 1,
             origin="adopted",
@@ -66,15 +70,14 @@ class Adopter:
             usage=exchange.usage,
             tools=exchange.tools,
         )
-        self.parent = turn.as_turn()
-        return turn
+        return WholeTurn(self.parent, tuple(entry.record() for entry in exchange.entries))
 
 
 def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
     """Exchanges that someone else had in the session, as turns behind `parent`."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
-    session = replace(foreign.session, tip_turn_id=turns[-1].id, mark=None)
+    session = replace(foreign.session, tip_turn_id=turns[-1].turn.id, mark=None)
     return Adoptable(turns, session, {"note": foreign.note}, transcript.has_ended(foreign.entries))
 
 
@@ -113,7 +116,7 @@ def taken_over(
         ]
     adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
     turns = tuple(adopter.turn(exchange) for exchange in found)
-    session = replace(session, tip_turn_id=turns[-1].id, mark=None)
+    session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
     count = sum(len(exchange.entries) for exchange in found)
     return TakenOver(Adoptable(turns, session, {"note": BY_SDK}, True), count)
 
@@ -228,12 +231,12 @@ class _Bringing:
             if last and not exchange.complete:
                 self.cut = len(exchange.entries)
                 continue
-            turn = adopter.turn(exchange)
-            self.head = turn.id
+            whole = adopter.turn(exchange)
+            self.head = whole.turn.id
             self.turns += 1
-            self.records += len(turn.records)
+            self.records += len(whole.records)
             self.compactions += exchange.compacted is not None
-            yield WholeTurn(turn.as_turn(), self.fitting.records(turn.id, turn.parent_id, turn.records))
+            yield replace(whole, records=self.fitting.records(whole.turn.id, whole.turn.parent_id, whole.records))
         if self.head is None:
             raise InvalidRequest(f"{self.history.path} holds no finished exchange: there is nothing to adopt yet")
         now = time.time()

@@ -157,7 +157,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     found = list(exchanges.exchanges(entries))
     adopter = adoption.Adopter(1, SESSION, "")
     for one in found:
-        adopter.turn(one).as_turn()
+        adopter.turn(one)
         assert isinstance(one.complete, bool)
     exchanges.invented(entries), [exchanges.began(entry) for entry in entries]
     capture.is_behind(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
