@@ -99,7 +99,7 @@ def _command(
         def run(**given: Any) -> None:
             settings = load(**{key: given.pop(key) for key in options})
             times.show_in(settings.timezone)
-            if settings.audit is not None or settings.keys or settings.keys_file is not None:
+            if settings.is_audited:
                 _note(settings, name or command.__name__, given)
             command(settings, **given)
 

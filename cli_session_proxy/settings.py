@@ -652,6 +652,12 @@ class Settings(BaseSettings):
             raise ConfigError(f"cluster_key must have at least {MIN_SECRET} characters, ASCII without spaces")
         return secret
 
+    @property
+    def is_audited(self) -> bool:
+        """Who reads and changes what is noted: where a request's owner has a name, or the audit a file."""
+        named = self.keys or self.keys_file is not None or self.trusted_header is not None
+        return bool(named) or self.audit is not None
+
     def secret_files(self) -> dict[Path, str]:
         """Files and sockets that give access to more than one agent's own, and what names each. No confined agent may
         read one. They need not exist."""

@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import socket
 import time
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 
@@ -54,11 +55,16 @@ class Outcome:
         return asdict(self)
 
 
+# Told of each agent, and of its object, before the agent is deleted here.
+Note = Callable[[Agent, str], None]
+
+
 class Archiver:
     """Puts agents of a running engine into one place."""
 
-    def __init__(self, engine: Engine, place: Place, key: ArchiveKey) -> None:
+    def __init__(self, engine: Engine, place: Place, key: ArchiveKey, note: Note | None = None) -> None:
         self._engine = engine
+        self._note = note
         self._store = engine.store
         self._settings = engine.settings
         self.place = place
@@ -92,6 +98,8 @@ class Archiver:
                 raise StoreUnavailable(f"{self.place}: {name} was read back and is not the chain, which stays here")
         except SessionBusy as exc:
             return stays(exc.message)
+        if self._note is not None:
+            self._note(agent, name)
         if not await self._engine.delete(agent.owner, agent.agent_id, Expiry(before, version=version)):
             return stays("it was gone on with meanwhile, or is gone", name)
         log.info("archived", place=str(self.place), object=name)
@@ -134,9 +142,9 @@ async def idle_agents(store: Store, before: float) -> list[Agent]:
     return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in shots]
 
 
-async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey) -> None:
+async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey, note: Note | None = None) -> None:
     """Once an hour, put away what was not active for so many days; of the proxies of one host one does it."""
-    archiver = Archiver(engine, place, key)
+    archiver = Archiver(engine, place, key, note)
     while True:
         with survived("not_archived"):
             if await engine.store.claim_finding("archive", socket.gethostname(), HOUR / 2):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Sequence
+from functools import partial
 
 from ..archive.archiving import Archiver, Outcome, idle_agents
 from ..archive.places import place_at
@@ -11,6 +12,7 @@ from ..engine.engine import Engine
 from ..engine.forgetting import ANY_AGE
 from ..errors import ConfigError, NotFound, printable
 from ..export.words import count
+from ..http.audit import archives, audit_of
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from ..stores.auto import place_of
@@ -39,10 +41,10 @@ async def archive(
         for agent in wanted:
             yield Outcome(agent.agent_id, agent.owner, None)
         return
-    engine = Engine(settings)
+    engine, audit = Engine(settings), audit_of(settings)
     try:
         await engine.start()
-        archiver = Archiver(engine, place, key)
+        archiver = Archiver(engine, place, key, None if audit is None else partial(archives, audit, "command"))
         for agent in wanted:
             yield await archiver.archive(agent, before)
     finally:

@@ -32,6 +32,7 @@ from ..domain.models import JSON, BlockDelta, Message, TurnRequest
 from ..engine.engine import Engine
 from ..errors import ProxyError, UpstreamError, from_dict
 from ..export import live as telling
+from ..http.audit import Action, Audit, audit_of, note
 from ..http.served import served_at
 from ..http.ui import views
 from ..selfcheck.service import SelfChecks
@@ -253,7 +254,7 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
         logs.configure(settings)
         if any(profile.approve for profile in settings.profiles.values()):
             await SelfChecks(settings, engine.store, lambda _words: None).recall()  # whether the CLI asks
-        yield Here(engine, owner, agent_id, model), "an engine of its own"
+        yield Here(engine, owner, agent_id, model, audit_of(settings)), "an engine of its own"
     finally:
         await engine.stop()
         logs.shut_down()
@@ -262,8 +263,9 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
 class Here:
     """Over an engine in this process."""
 
-    def __init__(self, engine: Engine, owner: str, agent_id: str, model: str) -> None:
+    def __init__(self, engine: Engine, owner: str, agent_id: str, model: str, audit: Audit | None) -> None:
         self._engine = engine
+        self._audit = audit
         self._owner = owner
         self._agent_id = agent_id
         self.model = model
@@ -298,9 +300,15 @@ class Here:
 
     async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
         verdict = Verdict(OUTCOMES[decision], self._owner, word)
+        self._note("approve", approval=approval_id, outcome=verdict.outcome)
         await self._engine.approve(self._owner, self._agent_id, approval_id, verdict)
 
+    def _note(self, action: Action, **detail: object) -> None:
+        if self._audit is not None:
+            note(self._audit, action, "command", f"chat {self._agent_id}", self._owner, **detail)
+
     async def rewind(self, to: str) -> JSON:
+        self._note("rewind")
         return (await self._engine.rewind(self._owner, self._agent_id, to)).as_json()
 
     async def last(self) -> JSON | None:

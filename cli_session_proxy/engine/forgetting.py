@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from weakref import WeakKeyDictionary
 
 from .. import logs
-from ..domain.models import ONCE, TurnRequest
+from ..domain.models import ONCE, Agent, TurnRequest
 from ..settings import Settings
 from ..stores.base import Expiry, Store
 from ..tasks import Tasks, survived
@@ -56,6 +56,7 @@ class Forgetting:
         self._tasks = tasks
         self._now = now
         self._delete = delete
+        self.expires: Callable[[Agent], None] = lambda _agent: None  # told of each named agent before it is deleted
         self._habits: OrderedDict[tuple[str, str], Habit] = OrderedDict()
         self._of: WeakKeyDictionary[LiveTurn, Habit] = WeakKeyDictionary()
 
@@ -116,5 +117,7 @@ class Forgetting:
         )
         for agent in await self._store.expired_agents(expiry):
             with survived("not_expired", agent=agent.agent_id):
+                if agent.named:
+                    self.expires(agent)
                 if await self._delete(agent.owner, agent.agent_id, expiry):
                     log.info("expired")  # without its name: nothing is left of it

@@ -2,12 +2,14 @@
 
     <var>/audit.jsonl        where keys name owners; `audit` names another file. Without either there is none.
 
-A line is written before the first byte of an answer, so that nothing is read without one. It has no words of a
-conversation, no key and no token. The file may be moved away at any time (logrotate): the next line begins a new one.
+A line is written before the first byte of an answer, so that nothing is read without one. Before something is changed
+there is one more, without a status: who is killed meanwhile has told what it was about to do. No line has words
+of a conversation, a key or a token. The file may be moved away at any time (logrotate): the next one begins a new file.
 """
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import hmac
 import json
@@ -22,12 +24,17 @@ from typing import Any, Literal
 
 from .. import redact
 from ..domain.forms import Recorded
-from ..domain.models import JSON
+from ..domain.models import JSON, Agent
 from ..errors import SandboxError, StoreUnavailable
 from ..sandbox import make_private
 from ..settings import Settings, read_secret
+from ..tasks import survived
 
-Action = Literal["read", "export", "import", "delete", "rewind", "cancel", "commit", "change", "approve", "keys"]
+Action = Literal[
+    "read", "export", "import", "delete", "archive", "rewind", "cancel", "commit", "change", "approve", "keys"
+]  # fmt: skip
+# What acts here without a request.
+Here = Literal["command", "serve"]
 
 FILE = "audit.jsonl"
 # By what the fingerprints of keys are made: whoever has the audit alone learns nothing of a key, not even by guessing.
@@ -52,7 +59,7 @@ POSTS: Mapping[str, Action | None] = {
 COMMANDS: Mapping[str, Action] = {
     "chains": "read", "show": "read", "find": "read", "dump": "read", "verify": "read", "export": "export",
     "import": "import", "adopt": "import", "delete": "delete", "rewind": "rewind", "commit": "commit",
-    "migrate": "export", "audit": "read",
+    "migrate": "export", "audit": "read", "memory": "read",
 }  # fmt: skip
 
 
@@ -71,12 +78,12 @@ class AuditLine(Recorded):
     """`at` is in UTC seconds. `by`: a request, or a command of a person at this machine, whose login is the `address`.
 
     `owner` is whose conversations they are, `key` the name of the key that was shown; `what` a method and a path, or a
-    command. `status` is the answer's.
+    command. `status` is the answer's; None: it was about to be done.
     """
 
     type: Action
     at: float
-    by: Literal["http", "command", "serve"]
+    by: Here | Literal["http"]
     what: str
     owner: str | None = None
     key: str | None = None
@@ -99,6 +106,7 @@ class Audit:
         data = json.dumps(line.as_json(), separators=(",", ":")).encode() + b"\n"
         try:
             if os.write(self._opened(), data) != len(data):
+                self.close()  # the next line looks what is there, and begins behind the torn one
                 raise OSError(None, "the disk is full")
         except (OSError, SandboxError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else str(exc)
@@ -158,29 +166,79 @@ class Audit:
             self.close()
         if not self.path.parent.exists():
             make_private(self.path.parent)
-        self._fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
         return self._fd
 
 
 def audit_of(settings: Settings) -> Audit | None:
     """Where keys name owners, or a file is named; somebody alone has none."""
-    if settings.audit is not None:
-        return Audit(settings.audit.expanduser())
-    named = settings.keys or settings.keys_file is not None or settings.trusted_header is not None
-    return Audit(settings.var / FILE) if named else None
+    if not settings.is_audited:
+        return None
+    return Audit(settings.var / FILE if settings.audit is None else settings.audit.expanduser())
 
 
-def of_request(
-    action: Action, state: Mapping[str, Any], scope: Mapping[str, Any], path: bytes, status: int, *, has_keys: bool
-) -> AuditLine:
-    """`scope` as it came in, `state` as the gate made it. A query is left out: it may hold a key."""
-    client = scope.get("client")
-    what = redact.text(f"{scope['method']} {path.decode('latin-1')}")
-    owner = state["owner"]
-    return AuditLine(
-        action, time.time(), "http", what, owner, owner if has_keys else None,
-        client[0] if client else "unix", redact.text(state["request_id"]), status,
-    )  # fmt: skip
+@dataclass(slots=True)
+class RequestAudit:
+    """The lines of one request. `scope` as it came in, `state` as the gate made it; `detail` is the route's.
+
+    A request that another proxy is to run is tried here first, and may be tried again: it is begun once.
+    """
+
+    audit: Audit
+    scope: Mapping[str, Any]
+    state: Mapping[str, Any]
+    path: bytes
+    has_keys: bool
+    action: Action | None = None
+    detail: JSON = field(default_factory=dict)
+
+    def begins(self, path: str) -> None:
+        """The route of this path is about to run. Raises `StoreUnavailable` where that cannot be noted."""
+        if self.action is not None:
+            return
+        action = action_of(self.scope["method"], path)
+        if action is not None and action != "read":
+            self._write(action, None)
+        self.action = action
+
+    def answers(self, status: int) -> None:
+        """Raises `StoreUnavailable` where it cannot be noted that something is read. What is done is done."""
+        action, self.action = self.action, None
+        if action == "read":
+            self._write(action, status)
+        elif action is not None:
+            with survived("answer_not_audited"):
+                self._write(action, status)
+
+    def _write(self, action: Action, status: int | None) -> None:
+        """A query is left out: it may hold a key."""
+        client, owner = self.scope.get("client"), self.state["owner"]
+        what = redact.text(f"{self.scope['method']} {self.path.decode('latin-1')}")
+        self.audit.request(
+            AuditLine(
+                action, time.time(), "http", what, owner, owner if self.has_keys else None,
+                client[0] if client else "unix", redact.text(self.state["request_id"]), status, self.detail,
+            )
+        )  # fmt: skip
+
+
+def note(
+    audit: Audit, action: Action, by: Literal["command", "serve"], what: str, owner: str, **detail: object
+) -> None:
+    """What a command or a service is about to do here. Raises `StoreUnavailable` where it cannot be noted."""
+    login = getpass.getuser() if by == "command" else str(os.getuid())
+    audit.write(AuditLine(action, time.time(), by, redact.text(what), owner, address=login, detail=dict(detail)))
+
+
+def archives(audit: Audit, by: Here, agent: Agent, name: str) -> None:
+    note(audit, "archive", by, f"archive {agent.agent_id}", agent.owner, object=name)
+
+
+def expires(audit: Audit, agent: Agent) -> None:
+    note(audit, "delete", "serve", f"retention_days {agent.agent_id}", agent.owner)
 
 
 def of_command(audit: Audit, name: str, given: Mapping[str, object], login: Callable[[], str]) -> None:

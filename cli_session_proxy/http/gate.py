@@ -31,10 +31,10 @@ from ..engine.passing import ORIGIN
 from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..wires.asgi import CLOSED, Address, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
+from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
-from .audit import Audit, action_of, of_request
+from .audit import Audit, RequestAudit
 from .gateway import is_among
 from .hop import REFUSED, Incoming
 from .keys import Keys
@@ -114,6 +114,10 @@ class Gate:
             request_id = f"req_{os.urandom(12).hex()}"
         agent, inner = self._inside(scope, headers, request_id)
         wire: Wire = inner["state"]["wire"]
+        noted: RequestAudit | None = None
+        if self._audit is not None and not is_socket:
+            noted = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
+            inner["state"]["audit"] = noted
         added = {"x-request-id": request_id}
         started = False
         is_signed = False  # by another proxy, which wants the answer signed too
@@ -124,8 +128,8 @@ class Gate:
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.accept"):
-                if (address := inner["state"].pop("address", None)) is not None and self._audit is not None:
-                    self._note(self._audit, address, scope, inner["state"], message.get("status", 0))
+                if noted is not None:
+                    noted.answers(message.get("status", 0))
                 started = True
                 given = list(message.get("headers", ()))
                 named = dict(given)
@@ -231,13 +235,6 @@ class Gate:
         finally:
             if not is_socket and scope["method"] not in LOOKS:
                 log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
-
-    def _note(self, audit: Audit, address: Address, scope: Scope, state: Mapping[str, Any], status: int) -> None:
-        """Raises `StoreUnavailable` where it cannot be noted: then nothing is answered."""
-        action = action_of(scope["method"], address.path.replace(":path}", "}"))
-        if action is not None:
-            keyed = self._keys is not None
-            audit.request(of_request(action, state, scope, raw_path(scope), status, has_keys=keyed))
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
         """Raises `Unauthorized`, and `InvalidRequest` for what a gateway must not send."""

@@ -254,7 +254,9 @@ class Routes:
         """Move the head back along its path, to a turn or by `-N`: the tree stays, the next turn branches there."""
         body = parse_body(await read_body(request, REWIND_LIMIT))
         to = required(body, "to", str, "a turn's id or -N")
-        return (await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)).as_json()
+        rewound = await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)
+        _note(request, was=rewound.was, head=rewound.head)
+        return rewound.as_json()
 
     async def cancel(self, request: Request) -> JSON:
         """End a turn that waits or runs: nothing of it is kept, and the conversation is as before."""
@@ -309,6 +311,7 @@ class Routes:
         owner, agent_id = owner_of(request), _agent_in_path(request, APPROVE)
         verdict = Verdict(OUTCOMES[decision], owner, word)
         ended = await self._engine.approve(owner, agent_id, named, verdict)
+        _note(request, approval=ended.id, tool=ended.tool, outcome=ended.outcome)
         about: JSON = {"object": "chain.approval", "agent_id": agent_id}
         return about | {"approval": ended.id, "tool": ended.tool, "outcome": ended.outcome}
 
@@ -323,6 +326,12 @@ class Routes:
         if agent is None:
             raise _unknown(agent_id)
         return agent
+
+
+def _note(request: Request, **detail: object) -> None:
+    """What became of it, for the audit: ids of ours and nothing that was said."""
+    if (audit := request.scope["state"].get("audit")) is not None:
+        audit.detail.update(detail)
 
 
 def _models_of(request: Request) -> Models:

@@ -25,7 +25,7 @@ from ..tasks import Tasks
 from ..wires.asgi import Exact, Table
 from ..wires.base import Wire
 from ..wires.registry import WIRES
-from .audit import audit_of
+from .audit import Audit, archives, audit_of, expires
 from .binding import bound
 from .connection import Connection
 from .gate import Bounds, Gate, Origins
@@ -127,14 +127,16 @@ async def serve(
     if settings.make_key:
         make(settings.var)
     _refuse_open_backs(settings)
-    if (audit := audit_of(settings)) is not None:
+    audit = audit_of(settings)
+    if audit is not None:
         audit.keys(settings.var, Keys(settings).secrets)
-        audit.close()
-    archive = _archive(settings)
+    archive = _archive(settings, audit)
     with bound(settings) as listener:
         engine = Engine(settings, store_for(settings, telling))
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
+        if audit is not None:
+            engine.forgetting.expires = partial(expires, audit)
         telemetry: Telemetry | None = None
         if settings.otel.endpoint is not None:
             from ..telemetry import exporting  # noqa: PLC0415 - the SDK takes 0.2 s: only where it is wanted
@@ -220,14 +222,15 @@ def _refuse_open_backs(settings: Settings) -> None:
         )
 
 
-def _archive(settings: Settings) -> Archive | None:
+def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
     """What puts chains away once an hour, where the settings say so. Raises `ConfigError`."""
     if settings.archive_after_days is None or settings.archive_to is None:
         return None
     from ..archive import archiving, places, sealed  # noqa: PLC0415 - boto3 takes 0.2 s
 
     place, key = places.place_at(settings.archive_to), sealed.ArchiveKey.of(settings)
-    return partial(archiving.serve, days=settings.archive_after_days, place=place, key=key)
+    note = None if audit is None else partial(archives, audit, "serve")
+    return partial(archiving.serve, days=settings.archive_after_days, place=place, key=key, note=note)
 
 
 async def _tell(

@@ -290,7 +290,8 @@ def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitab
     names = tuple(inspect.signature(handler).parameters)
 
     async def endpoint(request: Request) -> Response:
-        request.scope["state"]["address"] = address  # for the gate
+        if (audit := request.scope["state"].get("audit")) is not None:  # the gate's
+            audit.begins(address.path.replace(":path}", "}"))
         given = {**request.path_params, "request": request}
         answer = await handler(**{name: given[name] for name in names})
         return answer if isinstance(answer, Response) else JSONResponse(answer)

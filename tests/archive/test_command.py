@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.cli import main
+from cli_session_proxy.http.audit import Audit
 from cli_session_proxy.settings import Settings
 
 from ..engine.test_core import core
@@ -36,8 +37,10 @@ async def agents(settings: Settings) -> list[str]:
 
 
 def test_agents_are_archived_by_name_and_come_back(
-    settings: Settings, folder: Path, capsys: pytest.CaptureFixture[str]
+    settings: Settings, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("CLI_SESSION_PROXY_AUDIT", str(folder.parent / "audit.jsonl"))
+
     async def talk() -> None:
         async with talked(settings) as engine:
             await ask(engine, "hello", agent="b")
@@ -60,6 +63,12 @@ def test_agents_are_archived_by_name_and_come_back(
     code, said = run(settings, "import", str(folder / told["name"]), capsys=capsys)
     assert (code, said) == (0, "imported agent a: 3 turns (6 records)\n")
     assert asyncio.run(agents(settings)) == ["a", "b"]
+    lines = [line for line in Audit(folder.parent / "audit.jsonl").lines() if line.type == "archive"]
+    assert [(line.by, line.what, line.owner) for line in lines] == [
+        ("command", "archive a", "local"),
+        ("command", "archive c", "alice"),
+    ]
+    assert lines[0].detail == {"object": told["name"]}
 
 
 def test_a_named_agent_that_stays_is_exit_1_and_says_why(

@@ -47,7 +47,7 @@ async def served(tmp_path: Path, backend: Scripted) -> AsyncIterator[tuple[Engin
 async def test_chat_tells_what_a_turn_waits_for_once(tmp_path: Path, over: str) -> None:
     backend = Scripted([delta("The "), None, Retried(RETRY), None, delta("end."), None])
     async with served(tmp_path, backend) as (engine, http):
-        talk: ChatTalk = Here(engine, "local", "a", "sonnet") if over == "engine" else There(http, "a", "sonnet")
+        talk: ChatTalk = Here(engine, "local", "a", "sonnet", None) if over == "engine" else There(http, "a", "sonnet")
         said: list[str] = []
         told: list[str] = []
 

@@ -92,7 +92,9 @@ async def test_a_bot_hears_what_waits_and_answers_it(tmp_path: Path) -> None:
         assert again.headers["x-should-retry"] == "false"
         audit = [json.loads(line) for line in (tmp_path / "var" / "audit.jsonl").read_text().splitlines()]
         noted = [(line["owner"], line["what"], line["status"]) for line in audit if line["type"] == "approve"]
-        assert noted == [("alice", "POST /v1/chains/a/approve", status) for status in (200, 409)]
+        assert noted == [("alice", "POST /v1/chains/a/approve", status) for status in (None, 200, None, 409)]
+        said = [line["detail"] for line in audit if line["status"] == 200 and line["type"] == "approve"]
+        assert said == [{"approval": one["id"], "tool": "Bash", "outcome": "denied"}]
         backend.go.release()
         await answer.turn()
         answer.acknowledge()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import stat
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +18,10 @@ from pydantic import SecretStr
 
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.cli import main
+from cli_session_proxy.commands.chatting import Here
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.http.audit import FILE, POLLED, Audit, AuditLine, action_of, audit_of
+from cli_session_proxy.errors import NotFound, StoreUnavailable
+from cli_session_proxy.http.audit import FILE, POLLED, Audit, AuditLine, action_of, audit_of, expires
 from cli_session_proxy.http.keys import Keys
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
@@ -27,6 +30,7 @@ from cli_session_proxy.wires.asgi import Address
 from ..conftest import MakeSettings
 from ..serving import serving
 from ..talking import ask
+from .cluster import cluster
 
 ALICE, BOB = "alice-secret-0123456789", "bob-secret-0123456789"
 # Routes that make a turn, or show nothing of a conversation. Every other one is noted.
@@ -93,10 +97,14 @@ async def test_who_did_what_from_where_stands_in_a_line(tmp_path: Path) -> None:
     assert [(one.type, one.what, one.owner, one.key, one.status, one.address) for one in lines] == [
         ("read", "GET /v1/chains/ada", "alice", "alice", 200, "127.0.0.1"),
         ("read", f"GET /v1/chains/ada/turns/{turn.id}", "alice", "alice", 200, "127.0.0.1"),
+        ("rewind", "POST /v1/chains/ada/rewind", "alice", "alice", None, "127.0.0.1"),
         ("rewind", "POST /v1/chains/ada/rewind", "alice", "alice", 200, "127.0.0.1"),
+        ("delete", "DELETE /v1/chains/ada", "bob", "bob", None, "127.0.0.1"),
         ("delete", "DELETE /v1/chains/ada", "bob", "bob", 404, "127.0.0.1"),
+        ("delete", "DELETE /v1/chains/ada", "alice", "alice", None, "127.0.0.1"),
         ("delete", "DELETE /v1/chains/ada", "alice", "alice", 200, "127.0.0.1"),
     ]
+    assert lines[3].detail == {"was": turn.id, "head": turn.parent_id}
     assert lines[0].request_id == "mine"
     path = settings.var / FILE
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -163,6 +171,46 @@ async def test_nothing_is_shown_that_cannot_be_noted(tmp_path: Path) -> None:
         assert (await http.get("/v1/chains/ada")).status_code == 200
 
 
+async def test_a_change_is_noted_before_it_is_done_and_not_done_where_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = keyed(tmp_path, audit=tmp_path / "audit.jsonl")
+    async with server(settings) as (engine, http):
+        await ask(engine, "hello", agent="ada", owner="alice")
+        (tmp_path / "audit.jsonl").mkdir()
+        assert (await http.delete("/v1/chains/ada")).status_code == 503
+        assert await engine.store.agent("alice", "ada") is not None
+        (tmp_path / "audit.jsonl").rmdir()
+        seen: list[list[AuditLine]] = []
+        delete = engine.delete
+
+        async def killed(owner: str, agent_id: str) -> bool:
+            seen.append(told(settings))
+            await delete(owner, agent_id)
+            (tmp_path / "audit.jsonl").rename(tmp_path / "aside")
+            (tmp_path / "audit.jsonl").mkdir()  # the disk is full when the answer is noted
+            return True
+
+        monkeypatch.setattr(engine, "delete", killed)
+        assert (await http.delete("/v1/chains/ada")).status_code == 200  # it was done, and that was noted
+    assert [[(one.type, one.owner, one.status) for one in lines] for lines in seen] == [[("delete", "alice", None)]]
+
+
+async def test_every_proxy_of_a_cluster_notes_what_it_was_asked(postgres_url: str, tmp_path: Path) -> None:
+    keys = {"local": SecretStr(ALICE)}
+    given = {"x-api-key": ALICE}
+    async with cluster(postgres_url, tmp_path, keys=keys) as (one, two):
+        assert (await one.chat("hello", headers=given)).status_code == 200
+        assert (await one.http.get("/v1/chains/a", headers=given)).status_code == 200
+        assert (await two.http.delete("/v1/chains/a", headers=given)).status_code == 200
+        here, there = told(one.settings), told(two.settings)
+    assert [(line.type, line.key, line.status) for line in here] == [("read", "local", 200)]
+    assert [(line.type, line.key, line.status) for line in there] == [
+        ("delete", "local", None),
+        ("delete", "local", 200),
+    ]
+
+
 def line(what: str) -> AuditLine:
     return AuditLine("read", 1_790_000_000.0, "http", what, "alice", "alice", "10.0.0.2", "req_1", 200)
 
@@ -176,10 +224,27 @@ def test_it_is_only_appended_to_and_goes_on_when_it_is_moved_away(tmp_path: Path
     one.write(line("GET /3"))
     two.write(line("GET /4"))
     with path.open("a") as file:
-        file.write('{"type":"read","at":1')  # torn
-    assert [told.what for told in one.lines()] == ["GET /1", "GET /2", "GET /3", "GET /4"]
+        file.write('{"type":"read","at":1')  # torn: a full disk, or a machine without power
+    three = Audit(path)
+    three.write(line("GET /5"))
+    three.close()
+    assert [told.what for told in one.lines()] == ["GET /1", "GET /2", "GET /3", "GET /4", "GET /5"]
     for audit in (one, two):
         audit.close()
+
+
+def test_a_line_behind_one_that_a_full_disk_cut_is_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    audit, write, room = Audit(tmp_path / "audit.jsonl"), os.write, [20]
+
+    def full(fd: int, data: bytes) -> int:
+        return write(fd, data[: room.pop()] if room else data)
+
+    monkeypatch.setattr("cli_session_proxy.http.audit.os.write", full)
+    with pytest.raises(StoreUnavailable, match="full"):
+        audit.write(line("GET /1"))
+    audit.write(line("GET /2"))
+    audit.close()
+    assert [one.what for one in audit.lines()] == ["GET /2"]
 
 
 def test_a_link_in_its_place_is_not_followed(tmp_path: Path) -> None:
@@ -226,6 +291,45 @@ def test_commands_are_noted_and_audit_tells(
     with pytest.raises(SystemExit):
         main(["audit", "--type", "delete", *var])
     assert "delete   alice from" in capsys.readouterr().out
+
+
+def test_behind_a_gateway_commands_are_noted_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CLI_SESSION_PROXY_TRUSTED_HEADER", "X-User")
+    monkeypatch.setenv("CLI_SESSION_PROXY_TRUSTED_HEADER_FROM", '["10.1.2.3"]')
+    with pytest.raises(SystemExit):
+        main(["delete", "ada", "--yes", "--owner", "alice", "--var", str(tmp_path / "var")])
+    lines = map(json.loads, (tmp_path / "var" / FILE).read_text().splitlines())
+    assert [(one["what"], one["owner"]) for one in lines] == [("delete ada", "alice")]
+
+
+async def test_what_goes_by_itself_after_retention_days_is_noted(tmp_path: Path) -> None:
+    settings = keyed(tmp_path, retention_days=1.0)
+    audit = audit_of(settings)
+    assert audit is not None
+    async with server(settings) as (engine, _):
+        engine.forgetting.expires = partial(expires, audit)  # as `serve` does
+        await ask(engine, "hello", agent="ada", owner="alice")
+        await engine.forgetting.idle(-1.0)
+        assert await engine.store.agent("alice", "ada") is None
+    assert [(one.type, one.by, one.what, one.owner) for one in told(settings)] == [
+        ("delete", "serve", "retention_days ada", "alice")
+    ]
+    audit.close()
+
+
+async def test_a_persons_word_in_a_chat_without_a_server_is_noted(tmp_path: Path) -> None:
+    settings = keyed(tmp_path)
+    async with server(settings) as (engine, _):
+        await ask(engine, "hello", agent="ada", owner="alice")
+        chat = Here(engine, "alice", "ada", "sonnet", audit_of(settings))
+        with pytest.raises(NotFound):
+            await chat.decide("appr_1", "deny", "a word")
+        await chat.rewind("-1")
+    assert [(one.type, one.by, one.what, one.owner, one.detail) for one in told(settings)] == [
+        ("approve", "command", "chat ada", "alice", {"approval": "appr_1", "outcome": "denied"}),
+        ("rewind", "command", "chat ada", "alice", {}),
+    ]
+    assert "a word" not in (settings.var / FILE).read_text()
 
 
 def test_audit_without_one_says_how_to_have_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
