@@ -41,6 +41,7 @@ TAKEN_BACK, INSTEAD, RESUMED = "check-taken-back", "check-instead", "check-resum
 SHOWN, LOOKED_UP, WRITTEN, AHEAD = "check-shown", "check-looked-up", "check-written", "check-ahead"
 ANOTHER_SYSTEM = "You are being checked anew."
 STOP_AT, TOKENS = "check-stop", 1234
+LOGGED_IN, LOGIN = "check-logged-in", "sk-ant-oat01-fake-selfcheck"
 FORBIDDEN, ALLOWED, REASON = "check-forbidden", "check-allowed", "check-reason"
 OFFERS = Offers.of((Tool("lookup", "Looks a word up.", {"properties": {"word": {"type": "string"}}}),))
 CALL: Block = {"type": "tool_use", "id": "toolu_check", "name": cli_name("lookup"), "input": {"word": "teal"}}
@@ -99,6 +100,7 @@ async def play(stage: Stage) -> None:
     await _resumed(stage, last or first)
     await _ahead(stage)
     await _asked(stage)
+    await _logged_in(stage)
 
 
 # --- the first turn of a session, as the CLI is driven by its version
@@ -468,3 +470,17 @@ async def _asked(stage: Stage) -> None:
                 )
             if not verdict.allows and REASON not in str(said_in(turn.request)[-1:]):
                 raise Differs(f"the model was not told why: {said_in(turn.request)[-1:]}")
+
+
+# --- a login in the place of a key
+
+
+async def _logged_in(stage: Stage) -> None:
+    launch = stage.launch(stage.cli, "logged-in")
+    env = {**dict(launch.env), "CLAUDE_CODE_OAUTH_TOKEN": LOGIN}
+    del env["ANTHROPIC_API_KEY"]
+    launch = replace(launch, env=tuple(sorted(env.items())))
+    async with stage.observing("login"), stage.running(launch) as process:
+        turn = await stage.turn(process, LOGGED_IN)
+        if turn.request.headers.get("authorization") != f"Bearer {LOGIN}":
+            raise Differs("the request did not carry the login")

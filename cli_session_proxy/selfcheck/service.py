@@ -15,9 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from .. import logs
-from ..backends.claude.process import capability, environment
+from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.capability import Capability, Identity
-from ..backends.claude.process.observed import ESSENTIAL, Observation, Observed, fit, mismatches, read, unfit
+from ..backends.claude.process.observed import ESSENTIAL, Name, Observation, Observed, fit, mismatches, read, unfit
 from ..domain.models import JSON
 from ..errors import ClaudeUnavailable, StoreUnavailable
 from ..settings import Settings
@@ -31,7 +31,7 @@ Say = Callable[[str], None]
 
 # The finding that says that a check has ended. It gets another name where there is more to look for: what an earlier
 # version of this program checked is checked again.
-RUN = "run 2"
+RUN = "run 3"
 # Who has claimed a check has so long for it, in seconds: longer than two runs take.
 CLAIM = 180.0
 # How often it is looked whether another proxy's check has ended, and what a store that does not answer is given.
@@ -146,17 +146,18 @@ class SelfChecks:
         capability.observe(identity, cli.version, observed)
         cli = replace(cli, observed=observed)
         self._tell_mismatches(cli)
-        if not (failed := unfit(observed)):
+        essential = await self._essential(cli)
+        if not (failed := unfit(observed, essential)):
             capability.stand_in(identity, None)
             if fit(observed):
                 place = await asyncio.to_thread(self._kept.keep, cli.path, sha256)
                 if place is not None:
                     self._last_fit[identity[0]] = capability.register(place, cli)
             return
-        capability.stand_in(identity, await self._newest_that_passed())
+        capability.stand_in(identity, await self._newest_that_passed(essential))
         _, instead = capability.known(cli.path) or (cli, cli)
         known = by_subject(await self._store.findings())
-        passed = [version for (_, version), seen in known.items() if fit(seen)]
+        passed = [version for (_, version), seen in known.items() if fit(seen, essential)]
         newest = max(passed, key=capability.numbers, default=None)
         words = sentence(cli, failed, None if instead == cli else instead, newest)
         if words not in self._said:
@@ -164,10 +165,18 @@ class SelfChecks:
             log.error("claude_unfit", message=words)
             self._say(words)
 
-    async def _newest_that_passed(self) -> Identity | None:
+    async def _essential(self, cli: Capability) -> Sequence[Name]:
+        """What a CLI of these settings has to do. One that is billed by use needs no login."""
+        if cli.does("login"):
+            return ESSENTIAL
+        env = environment.common(self._settings, environment.config_dir(self._settings))
+        by_use = await logged_in.kind(cli.path, env) == "by use"
+        return ESSENTIAL if by_use else (*ESSENTIAL, "login")
+
+    async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
         """Of those that this host still has."""
         known = by_subject(await self._store.findings())
-        passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen)]
+        passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen, essential)]
         config_dir = environment.config_dir(self._settings)
         for version, sha256, observed in sorted(passed, key=lambda one: capability.numbers(one[0]), reverse=True):
             place = await asyncio.to_thread(self._kept.of, sha256)
@@ -231,4 +240,5 @@ def sentence(cli: Capability, failed: Sequence[Observation], instead: Capability
     begin = f"Claude CLI {cli.version} at {cli.path} failed its self-check ({what})"
     if instead is not None:
         return f"{begin}: turns go on with version {instead.version}, which passed and is kept at {instead.path}"
-    return f"{begin}: what is said may be lost; {capability.pin(passed)}"
+    harm = "what is said may be lost" if any(one.name in ESSENTIAL for one in failed) else "turns fail with 401"
+    return f"{begin}: {harm}; {capability.pin(passed)}"

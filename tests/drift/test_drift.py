@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import capability
+from cli_session_proxy.backends.claude.process.observed import NAMES, Observation
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -66,3 +67,49 @@ async def test_a_cli_that_keeps_its_sessions_elsewhere_is_given_new_ids_and_doub
     known = capability.known(life.cli.path)
     assert known is not None
     assert known[0].observed["place"].outcome == "failed"
+
+
+@pytest.mark.parametrize("change", [""])
+async def test_records_that_do_not_hang_together_twice_in_a_row_degrade_a_cli_that_had_passed(life: Life) -> None:
+    await life.up()
+    try:
+        life.replaced("transcript: records that do not hang together")
+        await life.tell("first")
+        found = capability.known(life.cli.path)
+        assert found is not None
+        cli = found[0]
+        passed = {name: Observation.of(name, "ok") for name in NAMES}
+        capability.observe(capability.identity_of(cli.path), cli.version, passed)
+        for agent in ("b", "c"):
+            await life.tell("of another agent", agent)
+        found = capability.known(life.cli.path)
+    finally:
+        await life.down()
+    assert not life.faults
+    assert found is not None
+    failed = [(one.name, one.detail) for one in found[0].observed.values() if one.outcome == "failed"]
+    assert [name for name, _ in failed] == ["records"]
+    assert "do not hang on what was before them" in failed[0][1]
+
+
+@pytest.mark.parametrize("change", [""])
+async def test_a_session_that_a_cli_could_not_write_is_written_again_and_the_next_turn_says_so(life: Life) -> None:
+    life.settings = life.settings.model_copy(update={"max_processes": 1})
+    await life.up()
+    try:
+        await life.tell("before")
+        life.replaced("no transcript, as the disk is full")
+        await life.restart()
+        await life.tell("not written")
+        await life.tell("of another agent, which takes its place", "b")
+        await life.tell("written again")
+        agent = await life.engine.store.agent("local", "a")
+        assert agent is not None
+        assert agent.head is not None
+        turn = await life.engine.store.turn(agent.head)
+    finally:
+        await life.down()
+    assert not life.faults
+    assert turn is not None
+    assert [note.code for note in turn.evidence.notes] == ["session_not_written"]
+    assert turn.evidence.written is not None or turn.evidence.repaired is not None

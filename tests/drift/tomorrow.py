@@ -51,6 +51,10 @@ class Change:
     def told(self, frame: Frame) -> list[Frame]:
         return [frame]
 
+    def last(self) -> list[Frame]:
+        """What it says before it ends."""
+        return []
+
     # transcripts
 
     place = staticmethod(lambda path: path)  # where it keeps what today's CLI keeps at this path
@@ -122,6 +126,16 @@ class Stored(Change):
             self.stored = stored  # type: ignore[method-assign,assignment]
         if loaded is not None:
             self.loaded = loaded  # type: ignore[method-assign,assignment]
+
+
+class FullDisk(Stored):
+    """It cannot write what is said, and tells so at its end."""
+
+    def __init__(self) -> None:
+        super().__init__(stored=lambda _: b"")
+
+    def last(self) -> list[Frame]:
+        return [{"type": "system", "subtype": "session_writes_lost", "error_code": "ENOSPC", "lost": ["transcript"]}]
 
 
 # --- the frames
@@ -424,6 +438,22 @@ def other_uuids(lines: list[Frame]) -> list[Frame]:
     ]
 
 
+def apart(lines: list[Frame]) -> list[Frame]:
+    """No record names the one before it any more."""
+    return [
+        {**line, "parentUuid": str(uuid.uuid5(uuid.NAMESPACE_OID, line["uuid"]))} if line.get("parentUuid") else line
+        for line in lines
+    ]
+
+
+def one_after_another(data: bytes) -> list[Frame]:
+    lines, above = Change().loaded(data), None
+    for line in lines:
+        if "uuid" in line:
+            line["parentUuid"], above = above, line["uuid"]
+    return lines
+
+
 def fields_renamed(lines: list[Frame]) -> bytes:
     names = {"uuid": "id", "parentUuid": "parentId"}
     return plain([{names.get(name, name): value for name, value in line.items()} for line in lines])
@@ -531,6 +561,9 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "transcript: uuids that the frames do not have": lambda: Stored(
         stored=lambda lines: plain(other_uuids(lines)), loaded=lambda data: other_uuids(Change().loaded(data))
     ),
+    "transcript: records that do not hang together": lambda: Stored(
+        stored=lambda lines: plain(apart(lines)), loaded=one_after_another
+    ),
     "transcript in an envelope": lambda: Stored(stored=enveloped, loaded=opened),
     "transcript compressed": lambda: Stored(
         place=lambda path: path.with_suffix(".jsonl.gz"), stored=compressed, loaded=decompressed
@@ -542,6 +575,7 @@ CHANGES: dict[str, Callable[[], Change]] = {
     "transcript half a second late": lambda: Stored(late=0.5),
     "transcript five seconds late": lambda: Stored(late=5.0),
     "no transcript": lambda: Stored(stored=lambda _: b""),
+    "no transcript, as the disk is full": FullDisk,
 }
 for _subtype in CONTROL:
     CHANGES[f"{_subtype} refused"] = partial(control, _subtype, answer=True)
@@ -612,6 +646,8 @@ class Passing:
         code = self._child.wait()
         if self.change.stores:
             self._store()
+        for frame in self.change.last():
+            self.print(frame)
         os._exit(code if code >= 0 else 128 - code)
 
     def _pass_in(self) -> None:

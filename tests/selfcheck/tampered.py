@@ -41,6 +41,8 @@ def arguments(what: str, argv: list[str]) -> list[str]:
         os.environ["CLAUDE_CONFIG_DIR"] += "/elsewhere"
     if what == "another folder":
         os.environ["CLAUDE_CODE_PROJECT_DIR_NAME"] = "sessions"
+    if what == "bare":
+        return [*argv, "--bare"]
     if what == "unasked":
         return [word for word in argv if not word.startswith(("--permission-prompt-tool=", "--settings="))]
     if what == "new id" and resumed:

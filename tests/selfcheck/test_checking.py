@@ -44,9 +44,10 @@ CHANGES: dict[str, set[str]] = {
     "silent:rewind_conversation": {"rewind_conversation"},
     "lies:claim_session": {"claim_session"},
     "unasked": {"can_use_tool"},
+    "bare": {"login", "can_use_tool"},  # it has no tool Write
 }
 # Each costs five seconds of a processor: of every kind of change one is always looked at.
-ALWAYS = {"no option", "broken parents", "lies:set_model", "unasked"}
+ALWAYS = {"no option", "broken parents", "lies:set_model", "unasked", "bare"}
 
 
 def failed(report: Report) -> set[str]:

@@ -234,6 +234,26 @@ async def test_a_version_that_fails_is_replaced_by_the_last_that_passed(
     assert checker.asked == ["2.1.330", "2.1.331", "2.1.332"]
 
 
+async def test_a_version_that_uses_no_login_is_replaced_where_no_key_is_set(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    checker.fails["2.1.331"] = ("login",)
+    async with serving(settings) as (_store, said):
+        await decided(settings)
+        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        install("2.1.331")
+        await probed(settings)
+        await until(lambda: said)
+        assert (await probed(settings)).version == "2.1.330"
+        assert "2.1.331" in said[0]
+        assert "turns go on with version 2.1.330" in said[0]
+    keyed = settings.model_copy(update={"claude_env": {"ANTHROPIC_API_KEY": "sk-ant-fake"}})
+    async with serving(keyed) as (_store, said):
+        await until(lambda: _runs(keyed, "2.1.331"))
+        assert said == []
+
+
 async def _runs(settings: Settings, version: str) -> bool:
     return (await probed(settings)).version == version
 

@@ -52,8 +52,8 @@ from ..base import (
     TakenOver,
 )
 from . import transcript
-from .process import capability, environment, events, failures, permissions
-from .process.child import end_left
+from .process import capability, environment, events, failures, logged_in, permissions
+from .process.child import Launch, end_left
 from .process.observed import mismatches
 from .process.pool import STALE, Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
@@ -296,6 +296,7 @@ class _ClaudeExecution:
                                 failed = failures.error_for(
                                     event, retries=retries, model=job.model, cli=process.launch.capability.name
                                 )
+                                failed = _named(failed, process.launch)
                                 if isinstance(failed, ContextTooLong) and self._ready.process.forbidden_to_compact:
                                     # The CLI was told not to compact in this turn: in another attempt it may.
                                     self._owner._full.add(job.turn.id)
@@ -394,6 +395,14 @@ class _ClaudeExecution:
             self._owner._full.discard(self._job.turn.id)
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._sound)
         await self._owner.sessions.spoil(self._ready, failed, owned=owned)
+
+
+def _named(error: ProxyError, launch: Launch) -> ProxyError:
+    """Where the CLI uses no login that there may be, it is the CLI that is to be changed."""
+    cli = launch.capability
+    if not isinstance(error, ClaudeNotLoggedIn) or cli.does("login") or logged_in.billed_by_use(dict(launch.env)):
+        return error
+    return ClaudeNotLoggedIn(cli.cannot("login", "use a subscription's login"), detail=error.detail)
 
 
 # --- An agent whose CLI keeps dying: after a few deaths in a row the next start waits, each time longer

@@ -143,7 +143,7 @@ class Output(asyncio.Protocol):
         self.ended = False
         self.at_end = asyncio.get_running_loop().create_future()  # of its stdout
         self.failure: str | None = None
-        self.writes_lost: str | None = None  # it says that it could not write its session, and why
+        self.writes_lost: str | None = None  # it says that it could not write its transcript, and why
         self._splitter = LineSplitter()
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
@@ -288,7 +288,8 @@ class Output(asyncio.Protocol):
                 if coming is not None and not coming.done():
                     coming.set_result(replied)
             if kind == "system" and frame is not None and frame.get("subtype") == "session_writes_lost":
-                self.writes_lost = str(frame.get("error_code"))
+                transcript = "transcript" in str(frame.get("lost"))  # else its own settings alone
+                self.writes_lost = str(frame.get("error_code")) if transcript else None
             if self.listening:
                 self._heard.append(frame)
                 self._more.set()

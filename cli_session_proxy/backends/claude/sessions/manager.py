@@ -225,7 +225,8 @@ class Sessions:
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        ended = None if warm else self._pool.take_end(launch.session_id)
+        # The session that the path was in: this one may be another.
+        ended = None if warm else self._pool.take_end(launch.session_id if job.session is None else job.session.id)
         if process.session_id != launch.session_id:  # started ahead of time
             prepared = self._start(now, process.session_id)
         session = prepared.session
@@ -504,13 +505,15 @@ class Sessions:
         try:
             taken = await self.captures.taken(ready, turn, path, said)
         except WrongTranscript:
-            if not program.was_seen("round_trip") and not own:
+            if not own:
                 self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")
             raise
-        if taken.source in ("frames", "unlinked") and not program.was_seen("place") and not own:
+        if taken.source == "unlinked" and not taken.more and not own:
+            self._doubts.failed(program, "records", f"two turns in {path} do not hang on what was before them")
+        elif taken.source in ("frames", "unlinked") and not program.was_seen("place") and not own:
             self._doubts.failed(program, "place", f"nothing of its answers in {path}")
         elif taken.source in ("transcript", "copy"):
-            self._doubts.worked(program, "place", "round_trip")
+            self._doubts.worked(program, "place", "records", "round_trip")
         void = 0
         if not program.heals_thinking and any('"thinking"' in record.line for record in taken.records):
             marked, void = await asyncio.to_thread(partials.without_void, taken.records)
