@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.process import capability
-from cli_session_proxy.backends.claude.process.observed import NAMES, Observation
+from cli_session_proxy.backends.claude.process.observed import NAMES, Observation, Observed
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -78,7 +78,7 @@ async def test_records_that_do_not_hang_together_twice_in_a_row_degrade_a_cli_th
         found = capability.known(life.cli.path)
         assert found is not None
         cli = found[0]
-        passed = {name: Observation.of(name, "ok") for name in NAMES}
+        passed: Observed = {name: Observation.of(name, "ok") for name in NAMES}
         capability.observe(capability.identity_of(cli.path), cli.version, passed)
         for agent in ("b", "c"):
             await life.tell("of another agent", agent)
