@@ -39,7 +39,7 @@ from ..selfcheck.service import NOT_RUN, RUN, by_subject, findings_of
 from ..settings import Settings
 from ..stores.base import Facts
 from ..stores.base import Finding as Known
-from ..stores.sql.migrations import MIGRATIONS
+from ..stores.sql.migrations import newest
 from ..stores.sql.tables import COMING_IN, MOVED_TO
 from ..stores.sqlite.store import FILE
 from . import places
@@ -161,8 +161,8 @@ def _abilities(cli: Capability) -> Checkup:
     missing = [what for what, can in there.items() if not can]
     if not missing:
         return Checkup("capabilities", "ok", "everything that the proxy makes use of")
-    newest = ".".join(map(str, max(EXPECTED.values())))
-    says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {newest} and newer can"
+    able = ".".join(map(str, max(EXPECTED.values())))
+    says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {able} and newer can"
     return Checkup("capabilities", "warning", says, capability.UPGRADE)
 
 
@@ -323,16 +323,15 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
     if "meta" not in tables or "agents" not in tables:
         return Checkup("store", "error", f"{path} is a database of another program", f"mv {path} elsewhere"), None, []
     (version,) = conn.execute("SELECT value FROM meta WHERE name = 'schema_version'").fetchone()
-    newest = 1 + len(MIGRATIONS)
-    if int(version) > newest:
-        says = f"{path} has schema {version}, this program knows up to {newest}"
+    if int(version) > newest():
+        says = f"{path} has schema {version}, this program knows up to {newest()}"
         return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
     marks = dict(conn.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", (MOVED_TO, COMING_IN)))
     if marks:
         return _elsewhere(str(path), marks.get(MOVED_TO)), None, []
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
-    old = "" if int(version) == newest else f" (migrated from {version} at the next start)"
-    says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest}{old}"
+    old = "" if int(version) == newest() else f" (migrated from {version} at the next start)"
+    says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest()}{old}"
     wanted = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
     rows = conn.execute(wanted) if "findings" in tables else ()
     known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
@@ -350,9 +349,8 @@ def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
     except ProxyError as exc:
         says, _, mend = exc.message.rpartition(": ")
         return Checkup("store", "error", says, mend), None
-    newest = 1 + len(MIGRATIONS)
-    if found.schema is not None and found.schema > newest:
-        says = f"{found.name} has schema {found.schema}, this program knows up to {newest}"
+    if found.schema is not None and found.schema > newest():
+        says = f"{found.name} has schema {found.schema}, this program knows up to {newest()}"
         return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None
     if found.is_marked:
         return _elsewhere(found.name, found.moved_to), None

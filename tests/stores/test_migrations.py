@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import Connection
 
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
+from cli_session_proxy.stores.sql.migrations import Migration, newest
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import an_agent, complete, opened, turn_of
 
@@ -33,9 +33,9 @@ def break_down(conn: Connection) -> None:
     conn.exec_driver_sql("SELECT * FROM no_such_table")
 
 
-ADD = Migration("add_notes", add_notes)
-FILL = Migration("fill_notes", fill_notes)
-BREAK = Migration("break_down", break_down)
+ADD = Migration("add_notes", add_notes, to=2)
+FILL = Migration("fill_notes", fill_notes, to=3)
+BREAK = Migration("break_down", break_down, to=3)
 
 
 @pytest.fixture(autouse=True)
@@ -68,7 +68,7 @@ async def test_a_new_file_has_the_newest_version_and_no_copy(tmp_path: Path) -> 
     path = tmp_path / "new.sqlite3"
     await (store := SqliteStore(path)).open()
     await store.close()
-    assert query(path, VERSION) == [(str(1 + len(MIGRATIONS)),)]
+    assert query(path, VERSION) == [(str(newest()),)]
     assert beside(path) == ["new.sqlite3"]
 
 

@@ -33,7 +33,7 @@ from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import way
 from cli_session_proxy.stores.sql.database import Urgency
-from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration
+from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration, newest
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
 from cli_session_proxy_store_conformance import (
     CONTRACTS,
@@ -342,7 +342,7 @@ async def test_a_migration_is_made_once_or_not_at_all(postgres_url: str) -> None
         if made == 1:
             raise ValueError("half way")
 
-    newer = (*MIGRATIONS, Migration("more", step))
+    newer = (*MIGRATIONS, Migration("more", step, to=newest() + 1))
     with pytest.raises(ValueError, match="half way"):
         await PostgresqlStore(postgres_url, migrations=newer).open()
     async with opened(lambda: PostgresqlStore(postgres_url)) as store:  # as it was

@@ -1,8 +1,7 @@
-"""From an older schema to this one: small named steps in a list, and a copy aside before the first.
+"""From an older schema to this one: named steps in a list, and a copy aside before the first.
 
-A new file is made from `tables` at once; `MIGRATIONS[0]` leads from version 1 to 2, the next from 2 to 3. A step that
-an older program could not live with waits until no other proxy is on the store. Who waits for a large store is told how
-far it is (`TellStep`).
+A new file is made from `tables` at once. A step takes any older version to its own. One that an older program could not
+live with waits until no other proxy is on the store. `TellStep` reports the progress on a large store.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import Connection, Double, Integer, Row, bindparam, case, false, func, inspect, select
+from sqlalchemy.schema import CreateColumn
 
 from ...domain import former
 from ...domain.evidence import Evidence
@@ -20,27 +20,19 @@ from ...domain.models import PLAIN, REPAIR_REASONS, Placed
 from ...errors import StoreUnavailable
 from ..base import TellStep
 from .database import Database
-from .rows import TOTALS, dumps, loads, size
+from .rows import dumps, loads, size
 from .tables import (
     COMING_IN,
     MOVED_TO,
     agents,
-    cancels,
-    conversations,
-    findings,
-    followers,
-    forgotten,
     image_refs,
     images,
-    items,
     leases,
     links,
     meta,
     metadata,
-    mirrored,
     proxies,
     sessions,
-    spent,
     turns,
 )
 
@@ -50,39 +42,37 @@ Step = Iterator[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step to the next version. `apply` runs inside the transaction of the whole migration; one that takes long
-    yields how far it is.
+    """One step, from any older version to version `to`. `apply` runs inside the transaction of the whole migration; one
+    that takes long yields its progress.
 
     `alone`: it changes what older programs read and write, so no proxy may be on the store.
     """
 
     name: str
     apply: Callable[[Connection], Step | None]
+    to: int
     alone: bool = False
 
 
-def _stateful_wires(conn: Connection) -> None:
-    """What OpenAI's Responses and Conversations keep: a column of `turns`, and two tables."""
-    if turns.c.call.name not in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
-        conn.exec_driver_sql(f'ALTER TABLE {turns.name} ADD COLUMN "{turns.c.call.name}" TEXT')
-    metadata.create_all(conn, tables=[conversations, items])
-
-
-def _leases(conn: Connection) -> None:
-    """Who may write an agent, and who waits for the answers of other proxies' turns."""
-    metadata.create_all(conn, tables=[proxies, leases, followers])
+def _from_0_1(conn: Connection) -> Step:
+    """From the schema of 0.1, or of any state between it and 0.2, to that of 0.2: what is there already stays."""
+    metadata.create_all(conn)
+    for table in (turns, agents, proxies, leases):
+        there = {column["name"] for column in inspect(conn).get_columns(table.name)}
+        for column in table.columns:
+            if column.name not in there and column is not turns.c.evidence:
+                conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
+    # Very many strangers may share an opening: the newest of them are found in the index, without sorting them all.
+    (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
+    index.drop(conn, checkfirst=True)
+    index.create(conn)
+    yield from _typed_turns(conn)
+    yield from _totals(conn)
 
 
 def _typed_turns(conn: Connection) -> Step:
     """Of each turn one object, `reason`, becomes `placed`, `options` and `evidence`; sentences become codes."""
-    there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
-    for column in (turns.c.stop_sequence, turns.c.backend, turns.c.answered_by):
-        if column.name not in there:
-            conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {column.name} TEXT")
-    for column in (turns.c.placed, turns.c.options):
-        if column.name not in there:
-            conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {column.name} TEXT NOT NULL DEFAULT '{{}}'")
-    if turns.c.evidence.name in there:
+    if turns.c.evidence.name in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
         return
     # In its place: the short columns stand before the long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
@@ -100,48 +90,8 @@ def _typed_turns(conn: Connection) -> Step:
         yield done, total
 
 
-def _fallbacks(conn: Connection) -> None:
-    """Who answers in whose place, and until when.
-
-    Older programs write turns without it and read past it: to them nobody stands in for anybody.
-    """
-    there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
-    if turns.c.fallback.name not in there:
-        conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.fallback.name} TEXT")
-
-
-def _limit_waits(conn: Connection) -> None:
-    """Until when turns wait for a limit of the provider's. Older programs take them for turns that wait in a lane."""
-    there = {column["name"] for column in inspect(conn).get_columns(turns.name)}
-    if turns.c.limit_wait.name not in there:
-        conn.exec_driver_sql(f"ALTER TABLE {turns.name} ADD COLUMN {turns.c.limit_wait.name} TEXT")
-
-
-def _newest_of_a_history(conn: Connection) -> None:
-    """Very many strangers may share an opening: the newest of them are found in the index, without sorting them all."""
-    (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
-    index.drop(conn, checkfirst=True)
-    index.create(conn)
-
-
-def _whereabouts(conn: Connection) -> None:
-    """Where proxies are reached, where an agent's files are, and which turns another proxy wants to end.
-
-    Older programs write neither, so nobody passes anything on to them.
-    """
-    for column in (proxies.c.address, leases.c.home):
-        if column.name not in {one["name"] for one in inspect(conn).get_columns(column.table.name)}:
-            conn.exec_driver_sql(f"ALTER TABLE {column.table.name} ADD COLUMN {column.name} TEXT")
-    metadata.create_all(conn, tables=[cancels])
-
-
 def _totals(conn: Connection) -> Step:
     """What a list of agents shows of each, kept with the agent: summed up here once."""
-    there = {column["name"] for column in inspect(conn).get_columns(agents.name)}
-    for name in TOTALS:
-        if name not in there:
-            kind = agents.c[name].type.compile(conn.dialect)
-            conn.exec_driver_sql(f"ALTER TABLE {agents.name} ADD COLUMN {name} {kind} NOT NULL DEFAULT 0")
     total = conn.scalar(select(func.count()).select_from(turns)) or 0
     done = 0
     for key in conn.scalars(select(agents.c.key)).all():
@@ -209,20 +159,12 @@ _FORMER_LINKS = (
 _CODED = links.update().where(links.c.n == bindparam("of")).values(detail=bindparam("coded"))
 
 
-MIGRATIONS: tuple[Migration, ...] = (
-    Migration("stateful wires", _stateful_wires),
-    Migration("leases", _leases),
-    Migration("typed turns", _typed_turns, alone=True),
-    Migration("fallbacks", _fallbacks),
-    Migration("the Agent SDK's sessions", lambda conn: metadata.create_all(conn, tables=[mirrored])),
-    Migration("the newest of many turns with one history", _newest_of_a_history),
-    Migration("whereabouts", _whereabouts),
-    Migration("totals of agents", _totals, alone=True),
-    Migration("findings", lambda conn: metadata.create_all(conn, tables=[findings])),
-    Migration("one-shots that were forgotten", lambda conn: metadata.create_all(conn, tables=[forgotten])),
-    Migration("budgets", lambda conn: metadata.create_all(conn, tables=[spent])),
-    Migration("waiting for limits", _limit_waits),
-)
+# 0.1 wrote version 2. Versions 3 to 12 were never released; 13 was the first with all of it.
+MIGRATIONS: tuple[Migration, ...] = (Migration("from 0.1", _from_0_1, to=13, alone=True),)
+
+
+def newest(migrations: Sequence[Migration] = MIGRATIONS) -> int:
+    return migrations[-1].to if migrations else 1
 
 
 def prepare(conn: Connection, database: Database, tell: TellStep, migrations: Sequence[Migration] = MIGRATIONS) -> None:
@@ -230,21 +172,21 @@ def prepare(conn: Connection, database: Database, tell: TellStep, migrations: Se
 
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
     """
-    newest = 1 + len(migrations)
+    known = newest(migrations)
     version = version_of(conn, database.name)
     if version is None:
         metadata.create_all(conn)
-        conn.execute(meta.insert(), {"name": "schema_version", "value": str(newest)})
-    elif version > newest:
+        conn.execute(meta.insert(), {"name": "schema_version", "value": str(known)})
+    elif version > known:
         raise StoreUnavailable(
-            f"the store {database.name} has schema version {version}, this program knows up to {newest}: "
+            f"the store {database.name} has schema version {version}, this program knows up to {known}: "
             "upgrade cli-session-proxy, or choose another --var",
-            detail={"found": version, "known": newest},
+            detail={"found": version, "known": known},
         )
     else:
         _refuse_moved(conn, database.name)
-    if version is not None and version < newest:
-        _migrate(conn, database, version, migrations, tell)
+    if version is not None and version < known:
+        _migrate(conn, database, version, [step for step in migrations if step.to > version], tell)
     # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
 
@@ -269,23 +211,20 @@ def moved(name: str, place: str) -> StoreUnavailable:
     )
 
 
-def _migrate(
-    conn: Connection, database: Database, version: int, migrations: Sequence[Migration], tell: TellStep
-) -> None:
-    others = _others(conn, database) if any(step.alone for step in migrations[version - 1 :]) else []
+def _migrate(conn: Connection, database: Database, version: int, steps: Sequence[Migration], tell: TellStep) -> None:
+    others = _others(conn, database) if any(step.alone for step in steps) else []
     if others:
         raise StoreUnavailable(
-            f"the store {database.name} has to be brought from schema version {version} to {1 + len(migrations)}, and "
+            f"the store {database.name} has to be brought from schema version {version} to {newest(steps)}, and "
             f"{' and '.join(others)} of an older program {'is' if len(others) == 1 else 'are'} on it: stop every proxy "
             "on this store, then start again",
-            detail={"found": version, "known": 1 + len(migrations), "proxies": others},
+            detail={"found": version, "known": newest(steps), "proxies": others},
         )
     database.back_up(version, lambda done, total: tell("a copy of the store", done, total))
-    for step in migrations[version - 1 :]:
+    for step in steps:
         for done, total in step.apply(conn) or ():
             tell(step.name, done, total)
-    newest = str(1 + len(migrations))
-    conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=newest))
+    conn.execute(meta.update().where(meta.c.name == "schema_version").values(value=str(newest(steps))))
 
 
 def _others(conn: Connection, database: Database) -> list[str]:

@@ -47,7 +47,7 @@ FACTS = "facts of "
 # Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
 COMING = "~importing"
 
-# The totals are kept by every write that changes them (migration 6): a list of agents reads no turns. `side` counts
+# The totals are kept by every write that changes them: a list of agents reads no turns. `side` counts
 # turns that are suspected to be side calls, `failures` those that failed or were refused, `bytes` images too.
 agents = Table(
     "agents",
@@ -126,7 +126,7 @@ turns = Table(
     sqlite_autoincrement=True,
 )
 
-# Proxies on this store. One responds until `until`, by the store's clock (migration 2).
+# Proxies on this store. One responds until `until`, by the store's clock.
 proxies = Table(
     "proxies",
     metadata,
@@ -136,7 +136,7 @@ proxies = Table(
     Column("address", Text),
 )
 
-# Who may write an agent (migration 2). `holder` NULL: released. `wanted`: a proxy that asks the holder to hand over.
+# Who may write an agent. `holder` NULL: released. `wanted`: a proxy that asks the holder to hand over.
 # `home`: where the files of its tools are, as JSON.
 leases = Table(
     "leases",
@@ -159,7 +159,7 @@ cancels = Table(
     Index("cancels_proxy", "proxy"),
 )
 
-# Proxies whose clients wait for the answer of a turn that another proxy runs (migration 2).
+# Proxies whose clients wait for the answer of a turn that another proxy runs.
 followers = Table(
     "followers",
     metadata,
@@ -210,7 +210,7 @@ records = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
-# Transcripts that an application writes with the Claude Agent SDK, as far as no turn has taken them over (migration 5).
+# Transcripts that an application writes with the Claude Agent SDK, as far as no turn has taken them over.
 mirrored = Table(
     "mirrored",
     metadata,
@@ -224,7 +224,7 @@ mirrored = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
-# What was found out about subjects, by name, as JSON (migration 9). With `until` it is only claimed, until then.
+# What was found out about subjects, by name, as JSON. With `until` it is only claimed, until then.
 findings = Table(
     "findings",
     metadata,
@@ -235,7 +235,7 @@ findings = Table(
     Column("until", Double),
 )
 
-# What is left of one-shots that were forgotten: how many in an hour, which began `at`, and their cost (migration 10).
+# What is left of one-shots that were forgotten: how many in an hour, which began `at`, and their cost.
 forgotten = Table(
     "forgotten",
     metadata,
@@ -247,7 +247,7 @@ forgotten = Table(
 )
 
 # What accounts with a budget spent in a minute, a day or a month, which began `begins`; `most_…` by the dearest turn
-# (migration 11).
+# .
 spent = Table(
     "spent",
     metadata,
@@ -297,7 +297,7 @@ idempotency_keys = Table(
     Index("idempotency_keys_until", "until"),
 )
 
-# What OpenAI's Conversations keep beside the chain (migration 1).
+# What OpenAI's Conversations keep beside the chain.
 conversations = Table(
     "conversations",
     metadata,
