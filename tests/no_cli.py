@@ -41,7 +41,7 @@ class NoCli(Engine):
         )
         await self.store.import_turns([new], head=new.turn.id)
         if request.call is not None:
-            await self.store.set_call(new.turn.id, request.call)
+            await self.store.add_to_call(new.turn.id, request.call)
         turn = await self.store.turn(new.turn.id)
         assert turn is not None
         live = self._deliveries.live(turn, name)

@@ -197,6 +197,7 @@ class TurnRequest:
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
     compose: Compose | None = None  # decides what the turn says when it runs
+    composed: Composed | None = None  # as stored at acceptance, where that is whole
     kept: bool = True  # False: its chain is deleted once the answer was delivered
     client: str | None = None  # of an unnamed request that stores nothing: kept only where this one may go on from it
 

@@ -374,7 +374,8 @@ class Engine:
                     unused = self._ownership.unused(found.agent.key)
                     new = found.new
                     # Hardly ever: only behind others of its lane.
-                    if request.compose is None and self._lanes.waiting(found.agent.key) > 1:
+                    whole = request.compose is None or request.composed is not None
+                    if whole and self._lanes.waiting(found.agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == found.agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
                         new = replace(new, turn=replace(new.turn, limit_wait=wait), promised=new.promised or bool(wait))
@@ -410,7 +411,7 @@ class Engine:
         self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, known: Known | None = None
     ) -> Answer:
         live = self._deliveries.live(turn, agent.agent_id)
-        live.compose = request.compose
+        live.compose, live.composed = request.compose, request.composed
         live.requested = Requested(
             agent.owner, agent.agent_id, live.accepted_at, request.request_id, TRACE_CONTEXT.get()
         )
@@ -430,7 +431,8 @@ class Engine:
         gone by then."""
         key = live.turn.agent_key
         others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
-        return [one for one in others if not one.done and one.compose is None and self._deliveries.here(one)]
+        whole = (one for one in others if one.compose is None or one.composed is not None)
+        return [one for one in whole if not one.done and self._deliveries.here(one)]
 
     def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
         """Another proxy left a turn that waits for a limit: from now on it waits here, behind so many others. Under the

@@ -489,6 +489,9 @@ class Executor:
         """Decide what the turn says, now that the path before it moves no more, and where it goes on from."""
         live, before = attempt.live, standing.parent
         composed = await compose(before)
+        if live.said is None and composed == live.composed:  # the turn was stored so
+            attempt.parent = before
+            return standing
         if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
             live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
         _, parent, said = live.said

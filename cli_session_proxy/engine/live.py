@@ -146,6 +146,7 @@ class LiveTurn:
         self.requested: Requested | None = None
         self.lease: Lease | None = None  # under which it runs
         self.compose: Compose | None = None  # decides what it says when it runs
+        self.composed: Composed | None = None  # what it says if the path is as it was at acceptance
         self.said: tuple[Composed, str | None, TurnWords] | None = None  # as it was decided last, and its parent
         self.task: asyncio.Task[None] | None = None
         self.waited: LimitWait | None = None  # for which limit it waits, or waited last; the store has it so

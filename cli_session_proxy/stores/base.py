@@ -603,8 +603,8 @@ class Turns(Protocol):
     async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
         """The unfinished turns of one agent, of every proxy `but` this one, in the order of acceptance."""
 
-    async def set_call(self, turn_id: str, call: JSON) -> None:
-        """Replace what a stateful wire keeps with the turn."""
+    async def add_to_call(self, turn_id: str, more: JSON) -> None:
+        """Add to what a stateful wire keeps with the turn, whatever was written there meanwhile."""
 
 
 class Answers(Protocol):

@@ -75,4 +75,4 @@ class KeptTurns:
     async def delete(self, owner: str, given: str) -> None:
         """Take the id away; the words stay in the chain for those who go on from later turns of it."""
         turn = await self.cancel(owner, given)
-        await self._engine.store.set_call(turn.id, {**(turn.call or {}), "deleted": True})
+        await self._engine.store.add_to_call(turn.id, {"deleted": True})

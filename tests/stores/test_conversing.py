@@ -27,6 +27,6 @@ async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path
     turn = await store.turn("t1")
     assert turn is not None
     assert turn.call is None
-    await store.set_call("t1", {"store": False})
+    await store.add_to_call("t1", {"store": False})
     await store.add_items(agent.key, [Item("i1", {"id": "i1"})])
     await store.close()

@@ -87,8 +87,10 @@ def hand_over(conn: Connection, source: int, target: int) -> None:
         save_conversation(conn, target, notes)
 
 
-def set_call(conn: Connection, turn_id: str, call: JSON) -> None:
-    conn.execute(update(turns).where(turns.c.id == turn_id).values(call=rows.dumps(call)))
+def add_to_call(conn: Connection, turn_id: str, more: JSON) -> None:
+    own = turns.c.id == turn_id
+    known = conn.scalar(select(turns.c.call).where(own).with_for_update(key_share=True))
+    conn.execute(update(turns).where(own).values(call=rows.dumps({**json.loads(known or "{}"), **more})))
 
 
 def forget(conn: Connection, agent_key: int) -> None:

@@ -158,7 +158,7 @@ class SqlStore(Store):
     conversation = _read(conversing.conversation)
     items = _read(conversing.items_of)
     items_off = _read(reading.items_off)
-    set_call = _write(conversing.set_call)
+    add_to_call = _write(conversing.add_to_call)
     annotate = _write(conversing.annotate)
     add_items = _write(conversing.add_items)
     take_out = _write(conversing.take_out)

@@ -75,7 +75,11 @@ class Dialogues:
             parent = await self._previous(call.naming.owner, call.previous, own or ())
             return await self._engine.submit(_request(call, compose(call, parent, continues=parent.id)), has_left)
         delta = all(message.role == "user" for message in call.messages)
-        request = _request(call, compose(call, await self._head(call), delta=delta))
+        head = await self._head(call)
+        said = compose(call, head, continues=head.id if delta and head else None, delta=delta)
+        request = replace(_request(call, said), continues=None)
+        if delta and call.agent_id is not None and not call.naming.fresh:
+            request = replace(request, compose=partial(_behind_head, call, said), composed=said)
         if own is None and call.agent_id is None and not call.call["store"] and call.naming.keep:
             request = replace(request, client=call.naming.client)
         return await self._engine.submit(request, has_left)
@@ -233,6 +237,12 @@ class Dialogues:
 
 def _unknown_response(given: str) -> NotFound:
     return NotFound(f"Response with id '{given}' not found.", param="response_id")
+
+
+async def _behind_head(call: ResponsesCall, accepted: Composed, before: Turn | None) -> Composed:
+    """What it says behind the agent's head, which may have moved since it was accepted."""
+    continues = before.id if before else None
+    return accepted if continues == accepted.continues else compose(call, before, continues=continues)
 
 
 def _request(call: ResponsesCall, told: Composed) -> TurnRequest:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.wires.responses.body import response_id
 from turnfault.provider.script import Fail, HeldReply, Refusal
 from turnfault.provider.upstream import Upstream
 
@@ -336,3 +337,51 @@ async def test_an_answer_written_by_hand_behind_an_answer_stands_there(pair: Pai
     await said(pair.b, conversation, "say two")
     expected = ["say one", "to say one", "by hand", "say two", "to say two"]
     assert await shown(pair.a, conversation, upstream) == expected
+
+
+# --- an agent that is named, and continued at its head
+
+
+async def test_what_holds_on_is_decided_when_a_turn_runs(pair: Pair, upstream: Upstream) -> None:
+    """The second request is accepted before the turn that it continues has told what holds on."""
+    named: Any = {"extra_headers": {"X-Agent-Id": "ada"}}
+    gate = HeldReply()
+    upstream.when("say one", gate)
+    first = [message("Be terse.", "system"), message("say one")]
+    running = asyncio.create_task(pair.a.openai.responses.create(model="sonnet", input=first, **named))
+    async with asyncio.timeout(30):
+        await gate.reached.wait()
+    waiting = asyncio.create_task(pair.b.openai.responses.create(model="sonnet", input="say two", **named))
+    await accepted(pair.a, "ada", 2)
+    gate.open()
+    await asyncio.gather(running, waiting)
+    last = upstream.requests[-1]
+    assert [text for _, text in last.texts()][-1] == "say two"
+    assert str(last.body["system"]).count("Be terse.") == 1
+
+
+async def test_a_response_that_is_deleted_while_its_turn_begins_again_keeps_what_that_says(
+    pair: Pair, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The turn failed; it is sent again between the look of the deletion and its write."""
+    conversation = (await pair.a.openai.conversations.create()).id
+    keyed = {"extra_headers": {"Idempotency-Key": "k"}}
+    upstream.when("say one", Fail(400), times=None)
+    with pytest.raises(Exception, match="scripted failure"):
+        await said(pair.a, conversation, "say one", **keyed)
+    upstream.heal()
+    agent = await pair.a.engine.store.agent("local", conversation)
+    assert agent is not None
+    [failed] = [turn async for turn in pair.a.engine.store.turns(agent.key)]
+    await added(pair.a, conversation, "Be terse.", role="system")
+    add_to_call = pair.a.engine.store.add_to_call
+
+    async def late(turn_id: str, more: Any) -> None:
+        await said(pair.b, conversation, "say one", **keyed)
+        await add_to_call(turn_id, more)
+
+    monkeypatch.setattr(pair.a.engine.store, "add_to_call", late)
+    await pair.a.openai.responses.delete(response_id(failed.id))
+    assert await texts(pair.b, conversation) == ["Be terse.", "say one", "to say one"]
+    await said(pair.b, conversation, "say two")
+    assert str(upstream.requests[-1].body["system"]).count("Be terse.") == 1
