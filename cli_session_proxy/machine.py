@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import shutil
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -134,3 +135,10 @@ def _numbers(*files: Path) -> list[int]:
 def half_of_memory() -> int | None:
     total = memory()
     return None if total is None else total // 2
+
+
+def interpreter() -> str:
+    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
+    name = Path(sys.executable or "").name
+    embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
+    return (shutil.which("python3") or "python3") if embedded else sys.executable

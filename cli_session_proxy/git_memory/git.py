@@ -8,7 +8,8 @@ to `git commit`.
   person's options the programs of the user's own configuration count, and no others.
 - Nothing is fetched, over no protocol: of a partial or shallow clone only what is there is read.
 - It stays in its repository: a `.git` that leads to another one is refused, and so is one that was replaced since it
-  was first used. Every call names the directories that were found.
+  was first used, or that holds a link where git reads or writes. Every call names the directories that were found, and
+  one that writes can write nowhere else (Linux, see `within_program`), but for `git commit` with a person's options.
 - Every call has a limit of time and of bytes; what is over it ends the call, not the proxy.
 - Its input is a file. A git that has ended before it read a pipe would make uvloop raise RuntimeError.
 """
@@ -24,7 +25,8 @@ from collections.abc import AsyncGenerator, Sequence
 from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
-from ..machine import absolute
+from ..machine import absolute, interpreter
+from . import within_program
 
 # Seconds for one call. The history is read in part where it takes longer (see `reading`).
 LIMIT = 30.0
@@ -44,7 +46,7 @@ _ENVIRONMENT = {
 }  # fmt: skip
 _CONFIGURATION = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=", "log.showSignature=false",
-    "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8",
+    "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8", "diff.ignoreSubmodules=dirty",
 )  # fmt: skip
 
 # Values that name a program which `git commit` may run, and `required`, which makes an empty filter fail.
@@ -53,8 +55,11 @@ _PROGRAMS = re.compile(
     r"|filter\..+\.(clean|smudge|process|required)|diff\..+\.(command|textconv)|diff\.external|merge\..+\.driver"
     r"|credential\.(.+\.)?helper|trailer\..+\.(cmd|command)|interactive\.difffilter"
 )
-# Of a git directory: what may not be a link to another one's.
-_OWN = ("config", "objects", "refs", "packed-refs")
+# Of a git directory: what git reads or writes here. Links in it would lead to another repository, or to any file.
+_OWN = (
+    "COMMIT_EDITMSG", "HEAD", "config", "config.worktree", "index", "logs", "objects", "packed-refs", "refs",
+    "reftable", "shallow",
+)  # fmt: skip
 # The git directory and the common one of each repository that was used, as they were then.
 _known: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
 
@@ -74,6 +79,7 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._places: dict[str, str] = {}
+        self._directories: tuple[str, ...] = ()
 
     @staticmethod
     async def opened(path: Path) -> Repository:
@@ -88,6 +94,9 @@ class Repository:
             with contextlib.suppress(Failed):
                 worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
             await asyncio.to_thread(found._check, top, git_dir, common, worktree)
+            found._directories = tuple({str(git_dir), str(common)})
+        except OSError as exc:
+            raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
         except Failed as exc:
             said = exc.said
             if "not a git repository" in said:
@@ -111,7 +120,7 @@ class Repository:
             is_own = named.is_file() and named.read_text("utf-8", "replace").strip() == str(top / ".git")
         else:
             is_own = common == git_dir and bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
-        if not is_own or any((common / name).is_symlink() for name in _OWN):
+        if not is_own or any(_has_link(at / name) for at in {git_dir, common} for name in _OWN):
             raise ConfigError(
                 f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
                 "remove what was put there"
@@ -140,10 +149,18 @@ class Repository:
         return [word for name in sorted(named) for word in ("-c", f"{name}={theirs.get(name, neutral.get(name, ''))}")]
 
     async def run(
-        self, *words: str, stdin: str = "", limit: float = LIMIT, environment: dict[str, str] | None = None
+        self,
+        *words: str,
+        stdin: str = "",
+        limit: float = LIMIT,
+        environment: dict[str, str] | None = None,
+        writes: bool = False,
     ) -> str:
-        """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory."""
-        child = await self._started(words, environment, stdin)
+        """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory.
+
+        `writes`: it changes the repository, and nothing else.
+        """
+        child = await self._started(words, environment, stdin, within=self._directories if writes else ())
         try:
             async with asyncio.timeout(limit):
                 out, error = await child.communicate()
@@ -169,7 +186,12 @@ class Repository:
             await _ended(child)
 
     async def _started(
-        self, words: Sequence[str], more: dict[str, str] | None, given: str, stderr: int = asyncio.subprocess.PIPE
+        self,
+        words: Sequence[str],
+        more: dict[str, str] | None,
+        given: str,
+        stderr: int = asyncio.subprocess.PIPE,
+        within: Sequence[str] = (),
     ) -> asyncio.subprocess.Process:
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
         env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
@@ -178,8 +200,9 @@ class Repository:
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
                 stdin.write(given.encode("utf-8", "replace"))
                 stdin.seek(0)
+                kept = (interpreter(), "-I", "-S", within_program.__file__, *within, "--") if within else ()
                 return await asyncio.create_subprocess_exec(
-                    "git", "--no-pager", *options, *words, cwd=self.path, env=env,
+                    *kept, "git", "--no-pager", *options, *words, cwd=self.path, env=env,
                     stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=stderr,
                 )  # fmt: skip
         except FileNotFoundError as exc:
@@ -206,6 +229,21 @@ class Repository:
         except Failed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
         return found
+
+
+def _has_link(path: Path) -> bool:
+    """This is a symbolic link, or a folder with one somewhere below it."""
+    if path.is_symlink():
+        return True
+    unread = [str(path)] if path.is_dir() else []
+    while unread:
+        with contextlib.suppress(FileNotFoundError), os.scandir(unread.pop()) as entries:
+            for entry in entries:
+                if entry.is_symlink():
+                    return True
+                if entry.is_dir(follow_symlinks=False):
+                    unread.append(entry.path)
+    return False
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

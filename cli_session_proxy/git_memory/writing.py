@@ -49,12 +49,13 @@ async def _committed(git: Repository, text: str) -> str:
     else:
         raise InvalidRequest("a merge is under way in the repository: end it first, or use note", param="note")
     parent = await git.head()
-    tree = await git.run("write-tree")
+    tree = await git.run("write-tree", writes=True)
     above = ("-p", parent) if parent else ()
-    made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=await _identity(git))
+    identity = await _identity(git)
+    made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=identity, writes=True)
     headline = text.partition("\n")[0]
     # Only where HEAD is still what the commit was made on.
-    await git.run("update-ref", "-m", f"commit: {headline}", "HEAD", made, parent or "")
+    await git.run("update-ref", "-m", f"commit: {headline}", "HEAD", made, parent or "", writes=True)
     return made
 
 
@@ -66,8 +67,9 @@ async def _noted(git: Repository, text: str, revision: str) -> str:
     except Failed:
         following = []
     if NOTES not in following:
-        await git.run("config", "--local", "--add", "notes.rewriteRef", NOTES)
-    await git.run("notes", f"--ref={NOTES}", "append", "--file=-", commit, stdin=text, environment=await _identity(git))
+        await git.run("config", "--local", "--add", "notes.rewriteRef", NOTES, writes=True)
+    words = ("notes", f"--ref={NOTES}", "append", "--file=-", commit)
+    await git.run(*words, stdin=text, environment=await _identity(git), writes=True)
     return commit
 
 

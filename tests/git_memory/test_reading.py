@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import shutil
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -227,6 +230,27 @@ async def test_programs_that_the_repository_names_for_a_commit_by_hand_are_not_r
     assert own.exists()
 
 
+async def test_programs_that_a_submodule_names_are_not_run_by_a_commit_by_hand(repo: Repo, tmp_path: Path) -> None:
+    """`git commit --all` looks into it, with its own configuration."""
+    ran = tmp_path / "ran"
+    (tmp_path / "evil").write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
+    (tmp_path / "evil").chmod(0o755)
+    inner = Repo(repo.path / "inner")
+    inner.commit("one", file="a")
+    repo("-c", "advice.addEmbeddedRepo=false", "add", "inner")
+    repo.commit(attempt(1))
+    inner("config", "filter.evil.clean", str(tmp_path / "evil"))
+    (inner.path / ".gitattributes").write_text("* filter=evil\n")
+    (inner.path / "a").write_text("two")
+    repo("config", "submodule.inner.ignore", "none")
+    repo("status", "--porcelain")
+    assert ran.exists()
+    ran.unlink()
+    (inner.path / "a").write_text("six")
+    await write(repo.path, attempt(2), options=("--all",))
+    assert not ran.exists()
+
+
 @pytest.mark.parametrize("protocol", ["ext", "file"])
 async def test_a_repository_that_names_itself_a_partial_clone_fetches_and_runs_nothing(
     protocol: str, repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -286,6 +310,50 @@ async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_
     (tmp_path / "aside").rename(place)
     assert (await earlier(repo.path, FIX, 10)).last == 1
     assert other.message() == attempt(7).strip()
+
+
+@pytest.mark.parametrize("place", ["logs/HEAD", "logs", "refs/heads", "index", "COMMIT_EDITMSG", "objects/pack"])
+async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path: Path, place: str) -> None:
+    """git appends to a log and writes refs through links, in any file and any other repository."""
+    other = Repo(tmp_path / "other")
+    other.commit(attempt(7), file="a")
+    repo.commit(attempt(1), file="a")
+    (repo.path / ".git" / "COMMIT_EDITMSG").touch()
+    real, target = repo.path / ".git" / place, other.path / ".git" / place
+    real.rename(tmp_path / "aside")
+    real.symlink_to(target)
+    before = other("log", "--all", "--format=%H"), other("reflog"), target.read_bytes() if target.is_file() else b""
+    for ask in (lambda: earlier(repo.path, FIX, 10), lambda: write(repo.path, attempt(2))):
+        with pytest.raises(ConfigError, match="not its own"):
+            await ask()
+    after = other("log", "--all", "--format=%H"), other("reflog"), target.read_bytes() if target.is_file() else b""
+    assert before == after
+
+
+@pytest.mark.parametrize("note", [None, "HEAD"], ids=["a commit", "a note"])
+async def test_a_link_that_is_put_there_while_git_works_leads_it_to_no_write_outside(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None
+) -> None:
+    if sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("Landlock keeps git there since Linux 5.13")
+    repo.commit(attempt(1), file="a")
+    await write(repo.path, attempt(2), note=note)
+    checked = git.Repository._check
+    victim = tmp_path / "profile"
+    victim.write_text("mine\n")
+    logs = repo.path / ".git" / "logs"
+
+    def checked_and_replaced(one: git.Repository, *given: Any) -> None:
+        checked(one, *given)
+        shutil.rmtree(logs)
+        (logs / "refs" / "notes").mkdir(parents=True)
+        for name in ("HEAD", "refs/notes/attempts"):
+            (logs / name).symlink_to(victim)
+
+    monkeypatch.setattr(git.Repository, "_check", checked_and_replaced)
+    with pytest.raises(ConfigError, match="could not write"):
+        await write(repo.path, attempt(3), note=note)
+    assert victim.read_text() == "mine\n"
 
 
 async def test_without_a_repository_git_or_a_commit_it_says_what_to_do(

@@ -37,11 +37,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ....errors import SandboxError
-from ....machine import command_to
+from ....machine import command_to, interpreter
 from ....sandbox import make_private
 from ....settings import CONFIG_FILE, Profile, Settings
 from . import confine_program
-from .guardian import interpreter
 from .login import write_private
 
 PROGRAM = "bwrap"

@@ -29,6 +29,7 @@ from typing import NamedTuple
 import psutil
 
 from .... import logs
+from ....machine import interpreter
 from . import descriptors, guardian_program
 from .guardian_program import GUARD, NONE_LEFT, RECORD, RELEASE
 
@@ -198,13 +199,6 @@ class Guardian:
             with contextlib.suppress(OSError):  # it looks for what is left, and finds nothing
                 line.send(RECORD.pack(NONE_LEFT, 0, 0))
         line.close()
-
-
-def interpreter() -> str:
-    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
-    name = Path(sys.executable or "").name
-    embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
-    return (shutil.which("python3") or "python3") if embedded else sys.executable
 
 
 async def _death_signal() -> tuple[str, ...]:
