@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hmac
+import secrets
+
 import httpx
 
 from ..domain.models import JSON
 from ..errors import ConfigError, UpstreamError, from_dict
 from ..http.keys import Keys
-from ..http.served import Served
+from ..http.served import CHALLENGE, PROOF, Served, proof
 from ..settings import Settings
 from ..wires.common import encoded_agent_id
 
@@ -27,11 +30,17 @@ def client_of(
 
 
 async def alive(served: Served) -> bool:
+    """It answers, and proves that it is the server of this `var`: a program that has its port now does not."""
+    challenge = secrets.token_hex(16)
     try:
         async with client_of(served, HEALTH_TIMEOUT) as client:
-            return (await client.get("/healthz")).status_code == 200
+            told = await client.get("/healthz", headers={CHALLENGE: challenge})
     except httpx.HTTPError:
         return False
+    if served.secret is None:
+        return told.status_code == 200
+    proved = told.headers.get(PROOF, "").encode("utf-8", "replace")
+    return hmac.compare_digest(proved, proof(served.secret, challenge).encode())
 
 
 def key_of(settings: Settings, owner: str) -> dict[str, str]:

@@ -12,11 +12,14 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import logs
 from ..errors import ConfigError
 from ..machine import command_to
 from ..settings import CONFIG_FILE, Settings
 from .keys import Keys
 from .served import served_at, server_pid
+
+log = logs.get(__name__)
 
 BACKLOG = 2048
 # Seconds: a program that listens on a unix socket accepts at once, or is stuck.
@@ -29,7 +32,8 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
     listener = bind(settings)
     mine = None if settings.uds is None else _identity(settings.uds)
     try:
-        yield listener
+        with _other_localhost(listener):
+            yield listener
     finally:
         listener.close()
         if settings.uds is not None and _identity(settings.uds) == mine:
@@ -80,6 +84,24 @@ def _tcp(settings: Settings) -> socket.socket:
     # A socket made from the file descriptor knows that it is TCP: only then asyncio sets TCP_NODELAY. Without it, an
     # answer of two writes waits 40 ms for the client's delayed acknowledgement.
     return socket.socket(fileno=listener.detach())
+
+
+@contextlib.contextmanager
+def _other_localhost(listener: socket.socket) -> Iterator[None]:
+    """No other program listens at ::1 where we do at 127.0.0.1, or the other way round: who calls `localhost` may go
+    there first, with a key. The place is held and refuses every connection."""
+    name = listener.getsockname()
+    other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}.get(name[0]) if listener.family != socket.AF_UNIX else None
+    if other is None or not socket.has_ipv6:
+        yield
+        return
+    with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET) as held:
+        try:
+            held.bind((other, name[1]))
+        except OSError as exc:
+            if exc.errno == errno.EADDRINUSE:  # another machine has no such address at all
+                log.warning("localhost_is_two", here=name[0], other=other, port=name[1])
+        yield
 
 
 def is_served(host: str, port: int) -> bool:

@@ -42,6 +42,7 @@ from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import Teller
+from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
     from .relay import Relay
@@ -160,8 +161,11 @@ class Routes:
 
     # administration
 
-    async def healthz(self) -> JSON:
-        return {"status": "ok"}
+    async def healthz(self, request: Request) -> Response:
+        """With a challenge, it is proved that this is the server that `var` names."""
+        secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
+        headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
+        return JSONResponse({"status": "ok"}, headers=headers)
 
     async def readyz(self) -> Response:
         """For load balancers: the store has written and read something, a moment ago at most. A registry that is away

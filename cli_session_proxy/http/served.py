@@ -1,51 +1,68 @@
-"""The address of a running server, kept in `var`: the commands find it there whatever its port or socket."""
+"""The address of a running server, kept in `var`: the commands find it there whatever its port or socket.
+
+A server that was killed leaves the file, and another user's program may have its port by then. So the file holds a
+secret too, and whoever answers proves that it knows it before it is sent a key or a word.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import os
+import secrets
 import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 SERVED = "serve.json"
 # A unix socket has no address of its own; this name passes the gate.
 OVER_SOCKET = "http://localhost"
+# Of a request for /healthz: any text; of its answer: its HMAC-SHA256 with the secret.
+CHALLENGE, PROOF = "x-serve-challenge", "x-serve-proof"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`url` is asked at the unix socket `uds` where there is one."""
+    """`url` is asked at the unix socket `uds` where there is one. `secret`: None where an earlier version serves."""
 
     url: str
     uds: str | None = None
+    secret: str | None = field(default=None, compare=False, repr=False)
 
     def __str__(self) -> str:
         return self.url if self.uds is None else f"unix:{self.uds}"
 
 
 @contextlib.contextmanager
-def announced(var: Path, listener: socket.socket) -> Iterator[None]:
-    """The file is there while the body runs. One that another server has replaced meanwhile is left alone."""
+def announced(var: Path, listener: socket.socket) -> Iterator[str]:
+    """The file is there while the body runs, which is given its secret. One that another server has replaced meanwhile
+    is left alone."""
     path = var / SERVED
     where = place_of(listener)
     fresh = path.with_suffix(f".{os.getpid()}")
-    fresh.write_text(json.dumps({"url": where.url, "uds": where.uds, "pid": os.getpid()}))
+    secret = secrets.token_hex(32)
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(json.dumps({"url": where.url, "uds": where.uds, "pid": os.getpid(), "secret": secret}))
     fresh.replace(path)
     try:
-        yield
+        yield secret
     finally:
         if _read(path).get("pid") == os.getpid():
             path.unlink(missing_ok=True)
 
 
 def served_at(var: Path) -> Served | None:
-    """The address of the server of this `var`. It may have died since: ask its /healthz."""
+    """The address of the server of this `var`. It may have died since: ask its /healthz, with a challenge."""
     said = _read(var / SERVED)
-    url, uds = said.get("url"), said.get("uds")
-    return Served(url, uds if isinstance(uds, str) else None) if isinstance(url, str) else None
+    url, *rest = (said.get(name) for name in ("url", "uds", "secret"))
+    uds, secret = (text if isinstance(text, str) else None for text in rest)
+    return Served(url, uds, secret) if isinstance(url, str) else None
+
+
+def proof(secret: str, challenge: str) -> str:
+    return hmac.digest(secret.encode(), challenge.encode("utf-8", "replace"), "sha256").hex()
 
 
 def server_pid(var: Path) -> int | None:

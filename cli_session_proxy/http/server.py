@@ -179,7 +179,7 @@ async def _run(
     with (
         on_signals(stop.set, deadline),
         watchdog.watching(app.state.metrics.loop_held),
-        announced(settings.var, listener),
+        announced(settings.var, listener) as app.state.served_secret,
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())

@@ -261,8 +261,9 @@ async def test_it_talks_to_the_server_that_runs_on_the_same_var(
     settings = make_settings(claude_bin=claude_2, default_model="sonnet")
     async with running(settings) as engine:
         listener = bind(settings)
-        server = Server(create_app(engine, settings), settings)
-        with listener, announced(settings.var, listener):
+        app = create_app(engine, settings)
+        server = Server(app, settings)
+        with listener, announced(settings.var, listener) as app.state.served_secret:
             task = asyncio.create_task(server.serve(sockets=[listener]))
             await server.ready.wait()
             await ask(engine, "remember: the number is seven", agent="shared")
@@ -306,8 +307,9 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
     engine = Engine(settings, backend=backend)
     await engine.start()
     listener = bind(settings)
-    server = Server(create_app(engine, settings), settings)
-    with listener, announced(settings.var, listener):
+    app = create_app(engine, settings)
+    server = Server(app, settings)
+    with listener, announced(settings.var, listener) as app.state.served_secret:
         task = asyncio.create_task(server.serve(sockets=[listener]))
         await server.ready.wait()
         async with chatting(settings, "--agent-id", "a") as terminal:

@@ -16,13 +16,13 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.commands import changing
+from cli_session_proxy.commands import changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.login import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
-from cli_session_proxy.http.served import Served, served_at
+from cli_session_proxy.http.served import Served, served_at, server_pid
 from cli_session_proxy.http.server import notices
 from cli_session_proxy.settings import GitMemory, Profile, Settings
 
@@ -36,7 +36,7 @@ BOTH = {"alice": "alices-secret-0123456789", "bob": "bobs-secret-0123456789"}
 
 
 @contextmanager
-def served(var: Path, *options: str | Path, lines: int = 1) -> Iterator[list[str]]:
+def served(var: Path, *options: str | Path, lines: int = 1, code: int = 0) -> Iterator[list[str]]:
     """`serve` as a program, until the body ends, and the first lines that it says."""
     args = [
         sys.executable,
@@ -53,9 +53,49 @@ def served(var: Path, *options: str | Path, lines: int = 1) -> Iterator[list[str
         try:
             yield [server.stdout.readline() for _ in range(lines)]
             server.send_signal(signal.SIGTERM)
-            assert server.wait(SOON) == 0
+            assert server.wait(SOON) == code
         finally:
             server.kill()
+
+
+# --- a port
+
+
+async def test_a_program_on_the_port_of_a_killed_proxy_is_sent_no_key(tmp_path: Path) -> None:
+    var = tmp_path / "var"
+    await asyncio.to_thread(fill, var, "ada")
+    make(var)
+    with served(var, "--port", "0", code=-signal.SIGKILL) as said:
+        where = served_at(var)
+        assert where is not None
+        assert where.url in said[0]
+        assert await alive(where)
+        os.kill(server_pid(var) or 0, signal.SIGKILL)
+    heard: list[bytes] = []
+
+    async def taken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        heard.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(b'HTTP/1.1 200 OK\r\ncontent-length: 15\r\nx-serve-proof: 0\r\n\r\n{"status":"ok"}')
+        writer.close()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", int(where.url.rpartition(":")[2])):
+        assert served_at(var) == where
+        _, there = await status.look(Settings(var=var, claude_bin=var / "no-claude"))
+        assert there is None
+    assert heard
+    assert not any(b"authorization" in said.lower() for said in heard)
+
+
+def test_nobody_else_listens_at_the_other_address_of_localhost(tmp_path: Path) -> None:
+    """A program that is told `localhost` goes to ::1 first, and sends its key there."""
+    with bound(Settings(var=tmp_path, port=0)) as listener:
+        port = listener.getsockname()[1]
+        with pytest.raises(OSError, match="in use"), socket.create_server(("::1", port), family=socket.AF_INET6):
+            pass
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("::1", port), SOON)
+        with socket.create_connection(("localhost", port), SOON) as client:
+            assert client.getpeername()[0] == "127.0.0.1"
 
 
 # --- a unix socket
