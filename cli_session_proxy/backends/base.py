@@ -178,6 +178,14 @@ class Activity:
 
 
 @dataclass(frozen=True, slots=True)
+class Used:
+    """What this exchange has used until now, as far as the provider has told: it counts where nothing else is told."""
+
+    usage: Usage
+    cost_usd: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Called:
     """The answer is complete so far and calls tools of the client: their results come with another turn."""
 
@@ -223,6 +231,7 @@ Event = (
     | Compacted
     | PlanTold
     | Activity
+    | Used
     | BlockStart
     | BlockDelta
     | BlockStop

@@ -1,8 +1,9 @@
 """What a key or an agent may spend in a minute, a day or a month. Pure.
 
-Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it is committed: they
-are known only then. So a turn that is under way is reckoned with what the dearest one of this period and of the last
-cost, and one that is accepted below its limit may take it over the limit: that one turn, and no other.
+Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it ends: they are
+known only then. So a turn that is under way is reckoned with what the dearest one of this period, and of the last one
+in use, cost. One that is accepted below its limit may take it over the limit: that one turn, and no other. As long as
+nobody knows what a turn costs, they run one after the other.
 """
 
 from __future__ import annotations
@@ -118,6 +119,11 @@ def before(now: Period) -> Period:
     return period(now.per, now.begins - 1.0)
 
 
+def last_used(of_account: Sequence[Spent], running: Period) -> float:
+    """When the period before this one began in which something was spent; of rows of one account and one kind."""
+    return max((row.begins for row in of_account if row.begins < running.begins), default=running.begins)
+
+
 def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Limit, float, Period]]:
     """Of each limit what has been spent, and in which period."""
     rows = {(row.per, row.begins): row for row in spent if row.account == budget.account}
@@ -145,9 +151,10 @@ def refusal(
             detail = _detail(budget, limit, min(used, limit.most) if of_requests else used, running)
             found.append(exceeded(why, running.ends - now, detail, budget.account))
         elif under_way and not of_requests:
-            recent = {running.begins, before(running).begins}
-            of_account = (row for row in spent if row.account == budget.account and row.per == limit.per)
-            dearest = max((getattr(row, f"most_{limit.unit}") for row in of_account if row.begins in recent), default=0)
+            of_account = [row for row in spent if row.account == budget.account and row.per == limit.per]
+            since = last_used(of_account, running)
+            known = [row for row in of_account if row.begins >= since and row.most_tokens]
+            dearest = max((getattr(row, f"most_{limit.unit}") for row in known), default=limit.most)
             if used + under_way * dearest >= limit.most:
                 turns = f"{under_way} turn{'s' if under_way > 1 else ''} under way"
                 why = f"{turns} may use up the budget of {_told(budget, limit)}: send this again when there are fewer"

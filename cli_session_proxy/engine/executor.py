@@ -36,6 +36,7 @@ from ..backends.base import (
     Remedy,
     Retried,
     ToolActivity,
+    Used,
 )
 from ..domain import lineage, structured
 from ..domain.approvals import Approval
@@ -60,6 +61,7 @@ from ..domain.models import (
     Started,
     Status,
     Turn,
+    Usage,
 )
 from ..domain.stop_sequences import StopCutter
 from ..errors import (
@@ -157,6 +159,7 @@ class Attempt:
     partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
+    used: Used | None = None  # as far as it is known, and counted nowhere yet
     model: str | None = None  # as the backend was asked for it
     answered_by: str | None = None  # as the backend names the one that answered
     asked: bool = False
@@ -314,6 +317,9 @@ class Executor:
                         raise
                     except Exception:  # how the turn ended is for its client; a file that stays is used by nobody
                         log.exception("not_discarded", turn_id=live.turn.id)
+                    finally:
+                        if owned and attempt.used is not None:  # else who has the agent counts it
+                            await uninterrupted(self._own(self._count(attempt, attempt.used)))
             if failed is None:
                 continue
             # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
@@ -347,6 +353,16 @@ class Executor:
             by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
             log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
             number, tries, remedies, fault = number + 1, 1, frozenset(), None
+
+    async def _count(self, attempt: Attempt, used: Used) -> None:
+        """What an attempt used that is not kept: it is on the bill all the same."""
+        budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
+        if not budgets or used.usage == Usage():
+            return
+        try:
+            await self.store.spend(budgets, used.usage, used.cost_usd, attempt.live.now())
+        except StoreUnavailable as exc:
+            log.warning("spending_not_noted", turn_id=attempt.live.turn.id, error=exc.message)
 
     def _waits(self, attempt: Attempt, error: ProxyError) -> LimitWait | None:
         """How long the turn may wait for the end of the limit that it met.
@@ -589,8 +605,12 @@ class Executor:
                     attempt.live.goes_on()
                 match event:
                     case Completed() | Called() | Refused():
+                        cost = None if isinstance(event, Refused) else event.cost_usd
+                        attempt.used = Used(event.usage, cost)
                         attempt.live.at("result")
                         return event
+                    case Used():
+                        attempt.used = event
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
                         for told in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
@@ -760,6 +780,7 @@ class Executor:
             budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
         refused = await self._stored(commit)
+        attempt.used = None
         attempt.start()
         for event in said(added if attempt.format is None else refused.output, live.next_block):
             live.publish(event)

@@ -509,6 +509,9 @@ class Agents(Protocol):
     async def spent(self, account: str | None = None) -> list[Spent]:
         """What this account spent in the running periods and in earlier ones; None: the accounts of all keys."""
 
+    async def spend(self, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
+        """Count for these budgets what a turn used that is not committed."""
+
     async def chain(self, agent_key: int) -> Chain | None: ...
 
 

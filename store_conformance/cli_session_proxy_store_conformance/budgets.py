@@ -88,6 +88,33 @@ async def turns_under_way_are_reckoned_with_what_the_dearest_one_cost(factory: S
         await _accepted(two, "a3", "t3", A_DOLLAR)  # 0.5 is spent, 0.9 may be
 
 
+async def while_nobody_knows_what_a_turn_costs_they_run_one_after_the_other(factory: StoreFactory) -> None:
+    async with opened(factory) as one, opened(factory) as two:
+        for n in range(6):
+            await an_agent(one, f"a{n}")
+        asked = [_accepted(store, f"a{n}", f"t{n}", A_DOLLAR) for n, store in enumerate((one, two) * 3)]
+        told = await asyncio.gather(*asked, return_exceptions=True)
+        (first,) = (each for each in told if isinstance(each, Turn))
+        refused = [each for each in told if isinstance(each, BudgetExceeded)]
+        assert [(each.account, each.retry_after) for each in refused] == [(None, 2.0)] * 5
+        await _answered(one, first, A_DOLLAR, 0.3)
+        month = NOON + 86_400.0 * 31  # known still, however long nothing was spent
+        for n in range(4):
+            await _accepted(two, f"a{n}", f"u{n}", A_DOLLAR, month)
+        assert isinstance(await raised(_accepted(one, "a4", "u4", A_DOLLAR, month)), BudgetExceeded)
+
+
+async def what_a_turn_used_that_failed_counts(factory: StoreFactory) -> None:
+    async with opened(factory) as store:
+        await an_agent(store)
+        await _accepted(store, "a", "t1", A_DOLLAR)
+        await store.spend(A_DOLLAR, Usage(5, 7, 11, 13), None, NOON)
+        await store.spend(A_DOLLAR, Usage(), 1.0, NOON)
+        (row,) = await _spent(store)
+        assert (row.requests, row.tokens, row.usd, row.most_tokens, row.most_usd) == (1, 36, 1.0, 36, 1.0)
+        assert isinstance(await raised(_accepted(store, "a", "t2", A_DOLLAR)), BudgetExceeded)
+
+
 async def the_turn_that_goes_over_a_limit_of_cost_is_the_last(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         await an_agent(store)
@@ -144,4 +171,4 @@ async def a_clock_that_jumps_resets_no_budget(factory: StoreFactory) -> None:
             await _accepted(store, "a", f"later{n}", THREE_REQUESTS, NOON + 60.0)
         assert isinstance(await raised(_accepted(store, "a", "back", THREE_REQUESTS)), BudgetExceeded)
         await _accepted(store, "a", "far", THREE_REQUESTS, NOON + 3600.0)
-        assert [row.requests for row in await _spent(store)] == [1]  # of minutes long ago nothing is kept
+        assert [row.requests for row in await _spent(store)] == [3, 1]  # of earlier minutes the last one in use is kept

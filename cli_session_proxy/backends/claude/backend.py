@@ -254,8 +254,11 @@ class _ClaudeExecution:
                                 partial(process.permit, event),
                             )  # fmt: skip
                         case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.PermissionWithdrawn():
+                            if isinstance(event, BlockStart):  # the provider has read the prompt
+                                yield base.Used(process.used)
                             yield event
                         case events.AssistantMessage():
+                            yield base.Used(process.used)
                             yield base.AnswerBlocks(event.blocks, event.model if is_model(event.model) else None)
                         case events.SessionFrame():
                             self._answered = event.session_id
@@ -290,8 +293,12 @@ class _ClaudeExecution:
                             yield base.Refused(event.category, event.explanation, event.usage)
                             return
                         case events.Result():
-                            if event.cost_total_usd is not None:
-                                self._total = event.cost_total_usd
+                            # This turn's share of a running total, which starts anew where the CLI did not restore it.
+                            cost = event.cost_total_usd
+                            if cost is not None:
+                                self._total = cost
+                                cost -= self._ready.spent if cost >= self._ready.spent else 0.0
+                            yield base.Used(event.usage, cost)
                             if event.is_error and not self._interrupted:
                                 failed = failures.error_for(
                                     event, retries=retries, model=job.model, cli=process.launch.capability.name
@@ -316,10 +323,6 @@ class _ClaudeExecution:
                                 self._answered = event.session_id
                                 if self._ready.shared is None:
                                     self.session_id = event.session_id
-                            cost = event.cost_total_usd
-                            # This turn's share of a running total, which starts anew where the CLI did not restore it.
-                            if cost is not None and cost >= self._ready.spent:
-                                cost -= self._ready.spent
                             if self._truncated is not None:
                                 yield base.Completed("max_tokens", self._truncated.usage, cost)
                             else:

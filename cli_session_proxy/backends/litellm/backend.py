@@ -40,6 +40,7 @@ from ..base import (
     Lost,
     Refused,
     Retried,
+    Used,
 )
 from . import failures, messages, stream
 from .library import Clients, litellm
@@ -342,6 +343,7 @@ class ModelExecution:
         calls = [] if stop == "max_tokens" else answer.calls()
         if answer.finish is None and not answer.blocks and not calls:
             raise UpstreamError(f"{self._target.name}: the provider's answer is empty: send it again")
+        yield Used(used, cost)
         await self._examine(calls)
         for event in stream.shown(calls, len(answer.blocks)):
             yield event

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, bindparam, delete, func, select
+from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
 
 from ...domain import budgets
 from ...domain.budgets import KEYS, Budget, Scope, Spent
@@ -60,9 +60,10 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
         for row in rows:
             running = budgets.period(row.per, now)
             if row.begins == running.begins and row.requests <= 1:  # its first turn: nobody asks for what is older
-                conn.execute(
-                    delete(spent).where(spent.c.per == row.per, spent.c.begins < budgets.before(running).begins)
-                )
+                since = budgets.last_used([one for one in rows if one.per == row.per], running)
+                own = and_(spent.c.account == row.account, spent.c.begins < since)
+                left = spent.c.begins < budgets.before(budgets.period("month", now)).begins  # of who comes no more
+                conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, left)))
 
 
 def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
@@ -71,7 +72,7 @@ def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
 
 
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
-    """A turn of these accounts is about to be committed."""
+    """A turn of these accounts is about to be committed, or has failed."""
     tokens, usd = usage.prompt_tokens + usage.output_tokens, max(0.0, cost_usd or 0.0)
     _add(conn, of, now, {"requests": 0, "tokens": tokens, "usd": usd, "most_tokens": tokens, "most_usd": usd})
 

@@ -126,6 +126,7 @@ class SqlStore(Store):
     one_shots = _read(reading.one_shots)
     forgotten = _read(reading.forgotten_since)
     spent = _read(spending.of_accounts)
+    spend = _write(spending.turn)
     chain = _read(reading.chain)
 
     turn = _read(reading.turn)

@@ -21,7 +21,7 @@ from pathlib import Path
 from .... import logs, redact
 from ....domain.approvals import Verdict
 from ....domain.client_tools import Offers, ToolPolicy, refused
-from ....domain.models import JSON, Block
+from ....domain.models import JSON, Block, Usage
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ...base import Called, PermissionWithdrawn
@@ -273,6 +273,11 @@ class ClaudeProcess:
                 self._stopping = None
             if not complete:
                 self._spoiled, self.busy = True, False
+
+    @property
+    def used(self) -> Usage:
+        """By the turn that runs, until now."""
+        return Usage() if self._reader is None else self._reader.used
 
     async def stopped(self) -> bool:
         """End the turn that its consumer left half-way, and hear the rest of it: whether the process can be used again.
