@@ -20,7 +20,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
@@ -165,6 +165,12 @@ def endings(messages: Sequence[Message], start: str | None = None) -> list[Histo
 def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block]) -> str:
     """The hash of a turn: its parent's path, its input, its answer."""
     return endings([*new, Message("assistant", tuple(output))], parent)[-1].hash
+
+
+def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn:
+    """The turn with this answer, at its place on the path behind `before`."""
+    above, depth = (before.path_hash, before.depth) if before else (None, 0)
+    return replace(turn, output=output, path_hash=path_hash(above, turn.input, output), depth=depth + 1)
 
 
 # --- the decision -----------------------------------------------------------------------------------------

@@ -193,6 +193,18 @@ class Attempt:
         self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
         return tuple(self.live.attempts)
 
+    def answered(self, output: tuple[Block, ...]) -> Turn:
+        """The turn with this answer, who gave it and when."""
+        return replace(
+            lineage.answered(self.live.turn, self.parent, output),
+            tools=tuple(self.tools),
+            timings=self.live.timings,
+            finished_at=self.live.now(),
+            backend=None if self.exchange is None else self.exchange.backend,
+            answered_by=self.answered_by or self.model,
+            fallback=self.fallback,
+        )
+
 
 class Executor:
     """Runs turns, one an agent at a time. One per engine."""
@@ -675,37 +687,29 @@ class Executor:
         status: Status = "requires_action" if called else "completed"
         stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
-        before = attempt.parent
         live.at("committed")
         commit = Commit(
             lease=attempt.lease,
-            turn_id=turn.id,
-            status=status,
-            output=output,
-            stop_reason=stop_reason,
-            stop_sequence=sequence,
-            usage=end.usage,
-            cost_usd=end.cost_usd,
-            tools=tuple(attempt.tools),
-            timings=live.timings,
-            attempts=attempt.ended(status, session_id=exchange.session_id),
+            turn=replace(
+                attempt.answered(output),
+                status=status,
+                stop_reason=stop_reason,
+                stop_sequence=sequence,
+                usage=end.usage,
+                cost_usd=end.cost_usd,
+                attempts=attempt.ended(status, session_id=exchange.session_id),
+                delivery=live.left_as if live.abandoned else "pending",
+                evidence=replace(
+                    attempt.evidence,
+                    retries=tuple(attempt.retries) or attempt.evidence.retries,
+                    notes=(*attempt.evidence.notes, *kept.notes),
+                    records=kept.source,
+                    cache_miss=end.cache_miss if isinstance(end, Completed) else None,
+                ),
+            ),
             records=kept.records,
             session=kept.session,
             links=(*exchange.links, *kept.links),
-            path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, output),
-            depth=(before.depth if before else 0) + 1,
-            delivery=live.left_as if live.abandoned else "pending",
-            finished_at=live.now(),
-            backend=exchange.backend,
-            answered_by=attempt.answered_by or attempt.model,
-            fallback=attempt.fallback,
-            evidence=replace(
-                attempt.evidence,
-                retries=tuple(attempt.retries) or attempt.evidence.retries,
-                notes=(*attempt.evidence.notes, *kept.notes),
-                records=kept.source,
-                cache_miss=end.cache_miss if isinstance(end, Completed) else None,
-            ),
             move_head=attempt.agent.moves_head_to(turn),
             budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
@@ -744,9 +748,9 @@ class Executor:
 
         What the exchange knows of it is discarded by the caller.
         """
-        live, turn, before = attempt.live, attempt.live.turn, attempt.parent
+        live, turn = attempt.live, attempt.live.turn
         output = [block for block in attempt.output if block.get("type") != "tool_use"]
-        behind = await self._refused_before(turn, before)
+        behind = await self._refused_before(turn, attempt.parent)
         refusal = Refusal(end.category, end.explanation, behind)
         added: list[Block] = []
         if not any(str(block.get("text", "")).strip() for block in output):
@@ -754,28 +758,22 @@ class Executor:
             added.append({"type": "text", "text": refusal.words})
         commit = Commit(
             lease=attempt.lease,
-            turn_id=turn.id,
-            status="refused",
-            output=(*output, *added),
-            stop_reason="refusal",
-            usage=end.usage,
-            cost_usd=None,
-            tools=tuple(attempt.tools),
-            timings=live.timings,
-            attempts=attempt.ended("refused"),
+            turn=replace(
+                attempt.answered((*output, *added)),
+                status="refused",
+                stop_reason="refusal",
+                stop_sequence=None,
+                usage=end.usage,
+                cost_usd=None,
+                delivery="pending",
+                attempts=attempt.ended("refused"),
+                evidence=replace(
+                    attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
+                ),
+            ),
             records=(),
             session=None,
             links=(),
-            path_hash=lineage.path_hash(before.path_hash if before else None, turn.input, (*output, *added)),
-            depth=(before.depth if before else 0) + 1,
-            delivery="pending",
-            finished_at=live.now(),
-            evidence=replace(
-                attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
-            ),
-            backend=None if attempt.exchange is None else attempt.exchange.backend,
-            answered_by=attempt.answered_by or attempt.model,
-            fallback=attempt.fallback,
             move_head=False,
             budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )

@@ -20,18 +20,16 @@ from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 from ..domain.budgets import Budget, Spent
-from ..domain.evidence import NOTHING, Evidence
+from ..domain.evidence import Evidence
 from ..domain.models import (
     JSON,
     Agent,
-    Block,
     CancelledBy,
     Chain,
     ChainSummary,
     Continuity,
     Conversation,
     Delivery,
-    Fallback,
     Item,
     LimitWait,
     Link,
@@ -248,36 +246,27 @@ class TurnStart:
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """Everything that a finished turn changes, committed at once: answer, records, session, links, head.
+    """Everything that a finished turn changes, committed at once: the turn itself, records, session, links, head.
 
-    A turn that is `completed` or `requires_action` becomes the head (`move_head`). One that is `refused` has an answer,
-    and is on no path: no session and no records are kept of it, and the head stays.
+    Of `turn` the store takes what its end decides (`ENDED`). One that is `completed` or `requires_action` becomes the
+    head (`move_head`). One that is `refused` has an answer and is on no path: it has no session and no records, and the
+    head stays.
     """
 
     lease: Lease
-    turn_id: str
-    status: Status
-    output: tuple[Block, ...]
-    stop_reason: str | None
-    usage: Usage
-    cost_usd: float | None
-    tools: tuple[JSON, ...]
-    timings: JSON
-    attempts: tuple[JSON, ...]
+    turn: Turn
     records: tuple[Record, ...]
     session: Session | None
     links: tuple[Link, ...]
-    path_hash: str | None
-    depth: int
-    delivery: Delivery
-    finished_at: float
-    evidence: Evidence = NOTHING
-    stop_sequence: str | None = None
-    backend: str | None = None
-    answered_by: str | None = None
-    fallback: Fallback | None = None
     move_head: bool = True
     budgets: tuple[Budget, ...] = ()  # whose spending it counts as
+
+
+# The fields of a turn that its end decides; `session_id` follows from `Commit.session`.
+ENDED = (
+    "status", "output", "stop_reason", "stop_sequence", "usage", "cost_usd", "tools", "timings", "attempts",
+    "path_hash", "depth", "delivery", "finished_at", "evidence", "backend", "answered_by", "fallback",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
-from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.evidence import NOTHING, Evidence
 from cli_session_proxy.domain.models import Agent, Block, FileMark, Message, Record, Session, Turn, Usage
 from cli_session_proxy.stores.base import (
     Commit,
@@ -100,15 +101,19 @@ def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
 
 
 def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:
-    values: dict[str, Any] = {
-        "lease": more.get("lease") or a_lease(agent.key), "turn_id": turn.id, "status": "completed",
-        "output": ({"type": "text", "text": f"answer {turn.id}"},),
-        "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
-        "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "records": (Record(f'{{"r": "{turn.id}"}}'),),
-        "session": a_session(agent, session, turn.id), "links": (), "path_hash": f"hash-{turn.id}", "depth": 1,
-        "delivery": "pending", "finished_at": 13.0,
+    """`more`: fields of the commit, or of the turn as it ended."""
+    beside: dict[str, Any] = {
+        "lease": more.get("lease") or a_lease(agent.key), "records": (Record(f'{{"r": "{turn.id}"}}'),),
+        "session": a_session(agent, session, turn.id), "links": (),
     }  # fmt: skip
-    return Commit(**{**values, **more})
+    beside |= {name: more.pop(name) for name in Commit.__slots__ if name in more}
+    values: dict[str, Any] = {
+        "status": "completed", "output": ({"type": "text", "text": f"answer {turn.id}"},),
+        "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
+        "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "path_hash": f"hash-{turn.id}", "depth": 1,
+        "delivery": "pending", "finished_at": 13.0, "evidence": NOTHING,
+    }  # fmt: skip
+    return Commit(turn=replace(turn, **{**values, **more}), **beside)
 
 
 async def complete(store: Store, agent: Agent, id: str, parent: str | None = None, **more: Any) -> Turn:

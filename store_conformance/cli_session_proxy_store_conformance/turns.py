@@ -91,13 +91,13 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
         )
         committed = await store.commit(done)
         assert committed == await store.turn("t1")
-        assert committed.output == done.output
-        assert committed.tools == done.tools
+        assert committed.output == done.turn.output
+        assert committed.tools == done.turn.tools
         assert committed.input == asked
         assert (committed.placed, committed.options, committed.evidence) == (PLACED, OPTIONS, EVIDENCE)
         assert (committed.stop_sequence, committed.backend, committed.answered_by) == (AWKWARD, "b", "m")
         assert committed.fallback == FALLBACK
-        assert (committed.usage, committed.cost_usd) == (done.usage, 0.25)
+        assert (committed.usage, committed.cost_usd) == (done.turn.usage, 0.25)
         assert (committed.path_hash, committed.depth, committed.finished_at) == ("hash-t1", 1, 13.0)
 
 

@@ -171,12 +171,14 @@ async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_wr
             monkeypatch.setattr(store, "commit", commit)
             await submitted.wait()
             if returns:
-                done = replace(done, delivery="undelivered")  # as it was when the commit was made
+                done = replace(
+                    done, turn=replace(done.turn, delivery="undelivered")
+                )  # as it was when the commit was made
             else:
                 first.leave()
 
                 async def noted() -> bool:
-                    turn = await store.turn(done.turn_id)
+                    turn = await store.turn(done.turn.id)
                     return turn is not None and turn.delivery == "undelivered"
 
                 await until(noted)
@@ -246,7 +248,7 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
 
         async def committed(done: Commit) -> Turn:
             # As it was when the commit was made: its client has come back since.
-            return await commit(replace(done, delivery="undelivered"))
+            return await commit(replace(done, turn=replace(done.turn, delivery="undelivered")))
 
         async def fails(*_: object) -> None:
             monkeypatch.undo()

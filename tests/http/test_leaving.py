@@ -118,7 +118,7 @@ def before_its_answer_is_written_over_that_note(client: Client, store: Store, pa
         client.leave()
 
         async def noted() -> bool:
-            turn = await store.turn(done.turn_id)
+            turn = await store.turn(done.turn.id)
             return turn is not None and turn.delivery == "undelivered"
 
         await until(noted)

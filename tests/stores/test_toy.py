@@ -15,6 +15,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import (
+    ENDED,
     Accepted,
     AgentState,
     Commit,
@@ -90,12 +91,13 @@ class DictStore:
 
     async def commit(self, commit: Commit) -> Turn:
         self._check(commit.lease)
-        turn = self.kept[commit.turn_id]
+        ended: dict[str, Any] = {name: getattr(commit.turn, name) for name in ENDED}
+        turn = replace(self.kept[commit.turn.id], **ended)
         if commit.session is None:
-            return self._keep(replace(turn, **_shared(commit)))
+            return self._keep(turn)
         self.sessions[commit.session.id] = commit.session
         self.agents[turn.agent_key] = replace(self.agents[turn.agent_key], head=turn.id)
-        return self._keep(replace(turn, session_id=commit.session.id, **_shared(commit)))
+        return self._keep(replace(turn, session_id=commit.session.id))
 
     async def fail(
         self,
@@ -175,7 +177,7 @@ class DictStore:
         return turn
 
 
-def _shared(told: TurnStart | Commit) -> dict[str, Any]:
+def _shared(told: TurnStart) -> dict[str, Any]:
     """What a step says about the fields of a turn."""
     return {name: getattr(told, name) for name in told.__slots__ if name in Turn.__slots__}
 

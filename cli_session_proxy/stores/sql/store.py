@@ -399,5 +399,5 @@ def _is_small(turn: Turn) -> bool:
 def _is_small_commit(commit: Commit) -> bool:
     """As above; all that was said and done stands in its records, if it has any."""
     size = sum(len(record.line) for record in commit.records)
-    size += sum(len(block.get("text", "")) for block in commit.output)
+    size += sum(len(block.get("text", "")) for block in commit.turn.output)
     return size < SMALL and len(commit.records) <= FEW

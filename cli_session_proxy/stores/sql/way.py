@@ -31,6 +31,7 @@ from ...domain.evidence import Evidence
 from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
+    ENDED,
     Accepted,
     AgentState,
     Commit,
@@ -51,6 +52,7 @@ from .tables import agents, frames, idempotency_keys, leases, links, records, se
 _LINE = itemgetter("line")
 # All of a turn but its `id` and `seq`, which stand first: to copy it so takes half as long as `replace`.
 _behind_seq = attrgetter(*Turn.__slots__[2:])
+_end_of = attrgetter(*ENDED)
 
 # Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
 # those of its agent, then those of the session that ends at it.
@@ -331,32 +333,27 @@ def _say(conn: Connection, turn_id: str, said: TurnWords) -> None:
 
 def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     """`limit`: raises `TooLarge` where more of the turn is stored so far (bytes)."""
-    refused, session = done.status == "refused", done.session
-    if done.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
-        raise ValueError(f"commit of {done.turn_id} as {done.status}")
+    ended, session = done.turn, done.session
+    refused = ended.status == "refused"
+    if ended.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
+        raise ValueError(f"commit of {ended.id} as {ended.status}")
     if done.budgets:
-        spending.turn(conn, done.budgets, done.usage, done.cost_usd, done.finished_at)
+        spending.turn(conn, done.budgets, ended.usage, ended.cost_usd, ended.finished_at or 0.0)
     known = None
     if session is not None:
         this = {"session_id": session.id, "of_agent": session.agent_key}
         known = UPDATE_SESSION.run(conn, this | rows.session_values(session))
     holder = LEASE.run(conn, {"of_agent": done.lease.agent_key})
-    whole = WHOLE.run(conn, {"turn_id": done.turn_id})
+    whole = WHOLE.run(conn, {"turn_id": ended.id})
     held, stored = LEASE.first(holder), WHOLE.first(whole)
     check(done.lease, held)
-    row = allowed(done.turn_id, UNFINISHED, stored)
+    row = allowed(ended.id, UNFINISHED, stored)
     if session is not None and session.agent_key != row.agent_key:
-        raise ValueError(f"commit of {done.turn_id} with a session of agent {session.agent_key}")
+        raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
     if limit is not None and (row.bytes > limit or row.images is not None):
         raise TooLarge
-    (turn,) = rows.loaded_turns(
-        conn, [row], status=done.status, output=tuple(done.output), stop_reason=done.stop_reason, usage=done.usage,
-        cost_usd=done.cost_usd, tools=tuple(done.tools), timings=done.timings, attempts=tuple(done.attempts),
-        session_id=row.session_id if session is None else session.id, path_hash=done.path_hash,
-        depth=done.depth, delivery=done.delivery,
-        finished_at=done.finished_at, evidence=done.evidence, stop_sequence=done.stop_sequence, backend=done.backend,
-        answered_by=done.answered_by, fallback=done.fallback,
-    )  # fmt: skip
+    session_id = row.session_id if session is None else session.id
+    (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_of(ended), strict=True)))
     cutter = MediaCutter()
     values = rows.answer_values(cutter, turn, row)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
@@ -373,7 +370,7 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     if done.links:
         save_links(conn, turn.agent_key, done.links)
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
-    more = grown(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": done.finished_at}
+    more = grown(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
     if done.move_head:
         _NEW_HEAD.run(conn, more | {"head": turn.id})
     else:
