@@ -15,6 +15,9 @@ from .capability import BLOCKS, Capability, newer
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
+# Of one turn: a million tokens come in less than 100 MB. What a shell behind a boundary does in its CLI's place has no
+# other end before `turn_timeout`, and all that is heard is kept until then.
+MOST_OF_A_TURN = 4 * MAX_LINE
 
 
 # --- what it is told
@@ -148,6 +151,7 @@ class Output(asyncio.Protocol):
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
         self.listening = False  # somebody comes for it with `next`; else it is dropped
+        self._said = 0  # bytes of the present turn
         self._more = asyncio.Event()  # for the listener: a frame, or the end
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
@@ -191,6 +195,10 @@ class Output(asyncio.Protocol):
         return coming
 
     # --- the listener
+
+    def listen(self) -> None:
+        """A turn begins."""
+        self.listening, self._said = True, 0
 
     async def next(self) -> JSON | End | None:
         """The next frame; None: a line that was no frame. `End` at its end, and when nobody is to listen any more."""
@@ -249,7 +257,10 @@ class Output(asyncio.Protocol):
             self.spoke = True
             self.started.set()
         if self.failure is None:  # else it is drained only
+            self._said += len(data) if self.listening else 0
             try:
+                if self._said > MOST_OF_A_TURN:
+                    raise UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn")
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
             except UnreadableOutput as exc:
                 self._unreadable(exc)

@@ -203,7 +203,6 @@ class ClaudeProcess:
                 raise await self._unfit("the process cannot take a turn")
             lines = frames.user_frame(frame_uuid, content, self.launch.capability)
             reader = self._reader = TurnReader(frame_uuid if self.launch.capability.tags else None, judge)
-            self._output.listening = True
         else:
             if not self.waiting or self._reader is None:
                 raise await self._unfit("the process waits for no results")
@@ -211,6 +210,7 @@ class ClaudeProcess:
             lines = b"".join(frames.line(frame) for frame in brought if frame is not None)
             reader = self._reader
             reader.go_on(judge)
+        self._output.listen()
         self.busy = True
         self._write(lines)
         complete = False

@@ -144,6 +144,28 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
     await output.close()
 
 
+async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that is heard is kept until the turn ends. Each turn counts by itself, and what nobody hears does not."""
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 10 * len(line(0)))
+    heard = Heard()
+    output = heard.begin()
+    for _ in range(3):
+        output.listen()
+        output.data_received(b"".join(line(0) for _ in range(10)))
+        output.leave()
+        output.data_received(b"".join(line(0) for _ in range(100)))
+    output.listen()
+    assert heard.broken == 0
+    for number in range(10):
+        output.data_received(line(number))
+    output.data_received(line(0))
+    assert heard.broken == 1
+    assert "in one turn" in str(output.failure)
+    output.connection_lost(None)
+    assert await rest(output) == list(range(10))
+    await output.close()
+
+
 @pytest.mark.parametrize("end", ["leave", "close", "connection_lost"])
 async def test_a_listener_that_waits_learns_that_nothing_comes_any_more(end: str) -> None:
     output = Heard().begin()
