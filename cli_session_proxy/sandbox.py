@@ -196,15 +196,27 @@ def remove_any(path: Path) -> None:
             return
         try:
             shutil.rmtree(path)
-        except PermissionError:
-            closed = [str(path)]
-            while closed:
-                os.chmod(folder := closed.pop(), 0o700)
-                with os.scandir(folder) as entries:
-                    closed += [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
-            shutil.rmtree(path)
-        except RecursionError as exc:
-            raise SandboxError(f"cannot remove {path}: folders are nested too deep there; remove it yourself") from exc
+        except (PermissionError, RecursionError):
+            _flatten(path)
+
+
+def _flatten(top: Path) -> None:
+    """Remove folders that are closed, or nested deeper than Python and the system go: each is moved up to `top`."""
+    os.chmod(top, 0o700)
+    while folders := list(os.scandir(top)):
+        for folder in folders:
+            if not folder.is_dir(follow_symlinks=False):
+                os.unlink(folder.path)
+                continue
+            os.chmod(folder.path, 0o700)
+            for inner in list(os.scandir(folder.path)):
+                if inner.is_dir(follow_symlinks=False):
+                    os.chmod(inner.path, 0o700)
+                    os.rename(inner.path, top / secrets.token_hex(16))
+                else:
+                    os.unlink(inner.path)
+            os.rmdir(folder.path)
+    os.rmdir(top)
 
 
 def make_private(path: Path) -> None:

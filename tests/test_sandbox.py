@@ -230,6 +230,22 @@ def test_a_folder_that_its_agent_has_closed_is_removed(tmp_path: Path, monkeypat
     assert stat.S_IMODE(outside.stat().st_mode) == 0o500
 
 
+def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path) -> None:
+    """An agent could keep its words there from `delete` and from retention."""
+    boxes = sandboxes(tmp_path / "var")
+    sandbox = boxes.prepare("a")
+    (sandbox / "beside").mkdir()
+    at = os.open(sandbox, os.O_RDONLY)
+    for _ in range(3000):
+        os.mkdir("deep", dir_fd=at)
+        os.close(os.open("file", os.O_CREAT, dir_fd=at))
+        above, at = at, os.open("deep", os.O_RDONLY, dir_fd=at)
+        os.close(above)
+    os.close(at)
+    boxes.remove("a")
+    assert not sandbox.exists()
+
+
 def test_links_are_made_once_and_again_in_silence(tmp_path: Path) -> None:
     target = tmp_path / "CLAUDE.md"
     target.write_text("be kind")
