@@ -235,5 +235,5 @@ def did_you_mean(given: str, known: Iterable[str]) -> str:
 
 
 def printable(text: str) -> str:
-    """One line in which nothing steers the terminal."""
+    """The text in one line, without control characters."""
     return "".join(char if char.isprintable() else "\N{REPLACEMENT CHARACTER}" for char in text)

@@ -33,7 +33,7 @@ def to_drive(fd: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Somebody has it locked."""
+    """Whether somebody holds the lock."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
@@ -73,7 +73,7 @@ class FileLock:
         return True
 
     def release(self) -> None:
-        """Take the file away while it is still ours. Idempotent."""
+        """Remove the file, then unlock it. Idempotent."""
         if self._fd is None:
             return
         self._path.unlink(missing_ok=True)

@@ -206,7 +206,7 @@ def _drop_secrets(_logger: Any, _method: str, event: MutableMapping[str, Any]) -
 
 
 def _visible(text: str) -> str:
-    """Nothing in it steers a terminal, turns the direction of a line, or ends one for some readers only."""
+    """Escape control characters, bidirectional marks and line separators."""
     if text.isprintable():
         return text
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\u{ord(char):04x}" for char in text)

@@ -68,7 +68,7 @@ def check_system() -> None:
 
 
 def absolute(path: str) -> str:
-    """A PATH without its relative folders: they would lie in whatever directory a program is started in."""
+    """The PATH without relative folders, which would depend on the directory a program starts in."""
     return os.pathsep.join(filter(os.path.isabs, path.split(os.pathsep)))
 
 

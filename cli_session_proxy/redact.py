@@ -96,7 +96,7 @@ _known: set[str] = set()
 
 
 def know(secrets: Iterable[str]) -> None:
-    """These are hidden from now on, in all that this program shows, whatever they look like."""
+    """Hide these values from now on in everything that this program shows."""
     _known.update(secret for secret in secrets if len(secret) >= _SHORTEST_KEY)
 
 

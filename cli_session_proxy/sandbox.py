@@ -300,7 +300,7 @@ def _link(sandbox: Path, name: str, target: Path) -> None:
 
 
 def _repoint(folder: int, name: str, wanted: str) -> None:
-    """Replace a link atomically: it is never missing."""
+    """Replace a link atomically."""
     fresh = f".{name}.{secrets.token_hex(8)}"
     os.symlink(wanted, fresh, dir_fd=folder)
     try:

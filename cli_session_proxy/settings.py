@@ -488,7 +488,7 @@ class Settings(BaseSettings):
     @field_validator("store", mode="after")
     @classmethod
     def _is_postgresql(cls, value: SecretStr | None) -> SecretStr | None:
-        """Its words are never repeated: there may be a password among them."""
+        """The value is never quoted: it may contain a password."""
         url = "" if value is None else value.get_secret_value()
         if value is None or url.startswith(("postgresql://", "postgres://")):
             return value
@@ -638,7 +638,7 @@ class Settings(BaseSettings):
         return key
 
     def cluster_secret(self) -> str | None:
-        """By what the proxies of several hosts know each other; None: there is no cluster. Raises `ConfigError`."""
+        """The key by which the proxies of several hosts know each other; None: no cluster. Raises `ConfigError`."""
         if self.cluster_key is not None:
             secret = self.cluster_key.get_secret_value()
         elif self.cluster_key_file is None:

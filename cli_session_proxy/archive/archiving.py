@@ -71,7 +71,7 @@ class Archiver:
         self._key = key
 
     async def archive(self, agent: Agent, before: float = ANY_AGE) -> Outcome:
-        """Of an agent that was last active before then. Raises `StoreUnavailable` where the place does not work."""
+        """Archive an agent that was last active before then. Raises `StoreUnavailable` where the place fails."""
         try:
             return await self._archived(agent, before)
         except (NotFound, StoreUnavailable):
@@ -137,13 +137,13 @@ class Archiver:
 
 
 async def idle_agents(store: Store, before: float) -> list[Agent]:
-    """Agents that were last active before then, but for one-shots, which are forgotten by themselves."""
+    """Agents that were last active before then. One-shots are left out: retention deletes those."""
     shots = {agent.key for agent in await store.expired_agents(Expiry(one_shots=before, once=before))}
     return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in shots]
 
 
 async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey, note: Note | None = None) -> None:
-    """Once an hour, put away what was not active for so many days; of the proxies of one host one does it."""
+    """Once an hour, archive agents that were idle for so many days. One proxy of each host does it."""
     archiver = Archiver(engine, place, key, note)
     while True:
         with survived("not_archived"):

@@ -27,7 +27,7 @@ class Place(Protocol):
     """Objects by name. `str` says where it is."""
 
     def put(self, name: str, source: IO[bytes]) -> None:
-        """Keep what the file holds from its beginning: whole or not at all, and for good once this returns."""
+        """Store the whole file, atomically; durable when this returns."""
 
     def fetch(self, name: str, into: IO[bytes]) -> bool:
         """Write the object into the file. False where there is none."""
@@ -46,7 +46,7 @@ def place_at(where: str) -> Place:
 
 
 class Directory:
-    """Files of one folder (0600). The folder has to be there: a disk that is not mounted is no place to put things."""
+    """Files in one folder (0600). The folder must exist: otherwise an unmounted disk would be written around."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -138,7 +138,7 @@ class Bucket:
         return True
 
     def _unavailable(self, what: str, exc: Exception) -> StoreUnavailable:
-        """By codes alone: what a server says may hold anything."""
+        """Only error codes are quoted: a server's text may contain anything, secrets too."""
         return StoreUnavailable(f"{self} {what} ({_code(exc)}): see the AWS_ variables, the bucket and its rights")
 
 

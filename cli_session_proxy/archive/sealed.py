@@ -56,7 +56,7 @@ class ArchiveKey:
 
     @contextmanager
     def sealing(self, into: IO[bytes]) -> Iterator[IO[bytes]]:
-        """What is written to it goes into the file, encrypted. Raises `StoreUnavailable` where that is not taken."""
+        """A writer that encrypts into the file. Raises `StoreUnavailable` where the file cannot be written."""
         reader, writer = os.pipe()
 
         def seal() -> None:
@@ -75,7 +75,7 @@ class ArchiveKey:
 
     @contextmanager
     def opened(self, sealed: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-        """What the file holds, decrypted. Raises `InvalidRequest` where it cannot be, or was changed or cut."""
+        """The decrypted content. Raises `InvalidRequest` where the key does not fit, or the file was changed or cut."""
         reader, writer = os.pipe()
         left = threading.Event()  # nobody reads any more
         with ThreadPoolExecutor(1) as beside:

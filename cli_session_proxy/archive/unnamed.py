@@ -10,7 +10,7 @@ from typing import IO, Literal
 
 
 class Unnamed:
-    """One such file in a folder that holds conversations anyway. `name`: what it is called in messages."""
+    """A temporary file without a name, in a folder that holds conversations anyway. `name`: for error messages."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `__exit__`

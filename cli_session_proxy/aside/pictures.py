@@ -26,7 +26,7 @@ _STEPS = ((85, 1.0), (60, 1.0), (60, 0.5), (40, 0.25))
 
 
 class UnreadableImage(ValueError):
-    """It is no image that the model could read. The text says why."""
+    """The model could not read this image. The message says why."""
 
 
 @dataclass(frozen=True, slots=True)

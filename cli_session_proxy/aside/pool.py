@@ -1,11 +1,11 @@
 """Work that must not hold the event loop.
 
 - `thread`: Python code over a request of middling size. It shares the interpreter with the event loop, which gets its
-  turn every few milliseconds; one long call into C (`json.loads` of a large body) would hold both.
-- `reading`, `checking`, `showing`: helper processes, for what is large and for what may never end. One that takes more
-  processor time or memory than it may is killed, and the next call gets another.
+  turn every few milliseconds; one long call into C (`json.loads` of a large body) would block both.
+- `reading`, `checking`, `showing`: helper processes, for large work and work that may never end. One that exceeds its
+  processor time or memory is killed; the next call gets a new one.
 
-Nothing is started before it is needed, no more waits than is said here, and `close` leaves no process behind.
+Threads and processes start at their first use, queues are bounded, and `close` leaves no process behind.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ T = TypeVar("T")
 
 # Threads compete with the event loop for the interpreter: each more makes it wait 5 ms longer for its turn.
 THREADS = 2
-# Calls that wait for a thread or a helper, each with its body in memory. Beyond it a request is told to come again.
+# Calls that may wait for a thread or a helper, each with its body in memory. One more gets 503 with Retry-After.
 WAITING = 64
-# The same for answers to be checked and turns to be shown. The turns and dumps that run are fewer: what has begun is
-# not refused for the others.
+# The same for work of turns and dumps that already run (checking an answer, showing a turn). More than can run at once:
+# none of them is refused.
 BEGUN_WAITING = 10_000
-# Helper processes to read and to check: one that takes its whole time leaves the other to everybody else.
+# Helper processes each for reading and checking: while one call uses up its time, the other serves everybody else.
 PROCESSES = 2
 # Seconds of processor time. A body, or a turn, of 64 MiB takes about 2; JSON of a megabyte is checked in 0.05.
 READING_SECONDS = 10.0
@@ -41,11 +41,11 @@ CHECKING_SECONDS = 1.0
 # Bytes of address space: an image of 48 MiB stands in memory about six times while its body is read.
 READING_MEMORY = 2 * 1024**3
 CHECKING_MEMORY = 1024**3
-# How much longer than its processor time a call may take on a loaded machine.
+# Wall-clock time of a call on a loaded machine, as a multiple of its processor time.
 PATIENCE = 20.0
 # Seconds after its last call that a helper is kept for the next one.
 IDLE = 60.0
-# A call of more bytes than this leaves a large process behind, which is ended instead.
+# A call of more bytes than this makes the process large: it is ended instead of kept.
 LARGE = 8 * 1024**2
 # Bytes of an answer that are unpacked on the event loop, in about a millisecond.
 SMALL = 32 * 1024
@@ -53,7 +53,7 @@ RETRY_AFTER = 1.0
 
 
 class OutOfBoundsError(Exception):
-    """The call took more than it may. The text says of what: "it takes more than …"."""
+    """The call exceeded its time or memory. The message says which: "it takes more than …"."""
 
 
 class Helpers:
@@ -105,7 +105,7 @@ class Helpers:
                 self._quiet.set()
 
     def expect(self) -> None:
-        """A call will come: its process starts now."""
+        """Start a process now for a call that will come."""
         starting = self._ahead is not None and not self._ahead.done()
         if not (self.processes or starting or self._closed):
             self._ahead = self._tasks.own(self._start_ahead())
@@ -172,7 +172,7 @@ class Helpers:
             raise ClaudeUnavailable(f"no helper process can be started ({exc.strerror})", retry_after=5.0) from exc
 
     def _unclaimed(self, started: asyncio.Task[Helper]) -> None:
-        """Its caller has left while it was started: it is there for the next one."""
+        """Its caller was cancelled while it started: keep it for the next call."""
         if not started.cancelled() and started.exception() is None:
             self._keep(started.result())
 

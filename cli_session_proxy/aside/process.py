@@ -43,7 +43,7 @@ class Helper:
         return Helper(child)
 
     async def call(self, given: bytes, seconds: float) -> bytes:
-        """The answer to one call, which may take so many seconds of processor time. Raises `Ended`."""
+        """The answer to one call. `seconds` bounds its processor time. Raises `Ended`."""
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None

@@ -144,7 +144,7 @@ class PermissionAsked:
 
 @dataclass(frozen=True, slots=True)
 class PermissionWithdrawn:
-    """The word is not needed any more: the backend has dropped the call."""
+    """The approval is no longer needed: the backend dropped the call."""
 
     id: str
 
@@ -172,7 +172,7 @@ class PlanTold:
 
 @dataclass(frozen=True, slots=True)
 class Activity:
-    """A sign of life."""
+    """The backend is working; nothing else to report."""
 
     kind: str
 

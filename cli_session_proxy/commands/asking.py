@@ -44,7 +44,7 @@ async def alive(served: Served) -> bool:
 
 
 def key_of(settings: Settings, owner: str) -> dict[str, str]:
-    """What a running server asks of this owner."""
+    """The key that a running server requires of this owner."""
     keys = Keys(settings)
     secret = keys.secret_of(owner)
     if settings.trusted_header is not None and secret is None:

@@ -72,7 +72,7 @@ _TELLING = ("command", "file_path", "notebook_path", "path", "url", "query", "pa
 
 
 def in_a_line(arguments: dict[str, Any]) -> str:
-    """What a tool is to do, cut to `LONGEST_ASKED` characters."""
+    """A tool's call in one line of at most `LONGEST_ASKED` characters."""
     told = next((arguments[name] for name in _TELLING if isinstance(arguments.get(name), str)), None)
     line = " ".join((json.dumps(arguments, ensure_ascii=False) if told is None else str(told)).split())
     return line if len(line) <= LONGEST_ASKED else f"{line[: LONGEST_ASKED - 2]} …"

@@ -29,7 +29,7 @@ _KEPT = 56
 
 
 class CallIds:
-    """The ids that are taken. `in` it is each id that cannot stand beside them."""
+    """The ids of calls that are taken. `in`: whether an id is taken, or would be confused with one that is."""
 
     def __init__(self, path: Iterable[Turn] = ()) -> None:
         """The path's turns: their calls, and those of the CLI's own tools."""

@@ -79,7 +79,7 @@ def repair(old: JSON) -> Repair:
 
 
 def detail(of: LinkReason, old: JSON) -> JSON:
-    """The evidence of a link. What it says under a name that 0.1 did not use is nobody's code."""
+    """The evidence of a link. A `code` or `note` in it is dropped: 0.1 wrote neither."""
     new = {name: value for name, value in old.items() if name not in ("code", "note")}
     if "settled" in new:
         new["settled"] = True

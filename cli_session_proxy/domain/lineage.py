@@ -48,11 +48,11 @@ class TextJoin:
         self._joining = False
 
     def next_text(self) -> None:
-        """What follows belongs to another text."""
+        """Begin the next text."""
         self._joining = self._said
 
     def feed(self, piece: str) -> str:
-        """What can be said now."""
+        """The part of the answer that can be sent now."""
         lead = ""
         if self._joining:
             piece = piece.lstrip()
@@ -68,7 +68,7 @@ class TextJoin:
         return out
 
     def end(self) -> str:
-        """What was held back."""
+        """The rest that was held back."""
         held, self._held = self._held, ""
         return held
 

@@ -203,7 +203,7 @@ class TurnRequest:
 
     @property
     def goes_on(self) -> bool:
-        """It says what came before it."""
+        """It names or contains what it continues."""
         return self.continues is not None or any(message.role == "assistant" for message in self.messages)
 
 
@@ -231,7 +231,7 @@ class Usage(Recorded):
         return Usage(*map(operator.add, _COUNTS(self), _COUNTS(other)))
 
     def minus(self, other: Usage) -> Usage:
-        """None below 0."""
+        """Each count is 0 at least."""
         return Usage(*(max(0, mine - theirs) for mine, theirs in zip(_COUNTS(self), _COUNTS(other), strict=True)))
 
 
@@ -255,7 +255,8 @@ class Agent:
     created_at: float
 
     def moves_head_to(self, turn: Turn) -> bool:
-        """Once it is answered. A side call leaves the head alone, where clients say what they go on from."""
+        """Whether the turn becomes the head once it is answered. A side call does not in an unnamed agent, whose
+        clients send the history that they continue."""
         return not turn.placed.side or self.named or self.head is None
 
 

@@ -36,7 +36,7 @@ class _Line(Generic[T]):
     waiting: dict[str, list[T]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, turn: T) -> Sequence[T]:
-        """The turns whose place has come with this one."""
+        """This turn and those that waited for it, or none while its parent is missing."""
         if turn.parent_id is not None and turn.parent_id not in self.known:
             self.waiting[turn.parent_id].append(turn)
             return ()
@@ -50,7 +50,7 @@ class _Line(Generic[T]):
         return ready
 
     def rest(self) -> list[T]:
-        """Those whose parent never came, which no sound chain has."""
+        """Turns whose parent never came. A sound chain has none."""
         return sorted((turn for held in self.waiting.values() for turn in held), key=lambda turn: turn.seq)
 
 

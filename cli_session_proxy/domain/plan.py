@@ -47,7 +47,7 @@ class Plan(Recorded):
 
     @staticmethod
     def read(told: Mapping[str, Any], at: float) -> Plan | None:
-        """From the `rate_limit_info` of a frame; None where it is nothing that we know."""
+        """From the `rate_limit_info` of a frame; None for an unknown form."""
         status, limits = _status(told.get("status")), _name(told.get("rateLimitType"))
         if status is None:
             return None
@@ -63,7 +63,7 @@ class Plan(Recorded):
         return Plan(status, at, tuple(found.values()), limits, reset)
 
     def current(self, now: float) -> Plan:
-        """Without what is over: a window that was reset since is empty, and nobody knows more of it."""
+        """Without windows that were reset since: their use is unknown until the provider tells."""
         over = self.resets_at is not None and self.resets_at <= now
         windows = tuple(one for one in self.windows if one.resets_at is None or one.resets_at > now)
         return Plan("allowed", self.at, windows) if over else replace(self, windows=windows)

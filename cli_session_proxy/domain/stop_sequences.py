@@ -77,7 +77,7 @@ class StopCutter:
         return self._say(index, ready)
 
     def _say(self, index: int, text: str) -> list[TurnEvent]:
-        """As much of it as there is room for; the end of the block where there was more."""
+        """Emit as much as the token limit leaves room for; end the block where there is more."""
         ends: list[TurnEvent] = []
         if self._left is not None:
             whole = text.encode("utf-8", "surrogatepass")

@@ -93,7 +93,7 @@ def _metaschema() -> Validator:
 
 
 def instruction(format: JSON, fault: str | None = None) -> Block:
-    """The block that asks for it; with `fault`, after an answer that was refused for it."""
+    """The block of the prompt that asks for the format; with `fault`, again after an invalid answer."""
     schema = format["schema"]
     what = "one JSON object" if schema is None else "one JSON value that validates against this JSON Schema"
     text = f"Answer this message with {what}, and nothing else: no words around it, no code fence."

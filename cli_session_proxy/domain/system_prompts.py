@@ -25,7 +25,7 @@ _VALUE = "#"
 
 
 def is_same_but_for_values(one: str, other: str) -> bool:
-    """Do they differ only in dates, times, numbers or ids? Any changed word makes it another prompt."""
+    """Whether they differ only in dates, times, numbers or ids. A changed word makes another prompt."""
     return _masked(one) == _masked(other)
 
 

@@ -12,7 +12,7 @@ _zone: tzinfo | None = None
 
 
 def show_in(zone: Zone) -> None:
-    """For the whole process: there is one terminal, and one person before it."""
+    """Set the time zone for the whole process, which has one terminal and one reader."""
     global _zone  # noqa: PLW0603
     _zone = UTC if zone == "utc" else None
 

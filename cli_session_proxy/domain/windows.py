@@ -54,7 +54,7 @@ class TurnSize:
 
 
 def left_out(window: Window | None, path: Sequence[TurnSize]) -> int:
-    """How many of the path's first turns are left out. The last of `path` is the new turn, which is always shown.
+    """How many turns at the start of the path are left out. The last of `path` is the new turn, which is always shown.
 
     A request never begins with the results of calls that it does not show. Where all that fits into the window is one
     long chain of calls, that chain is shown from its start.

@@ -44,14 +44,14 @@ class Question:
 
 
 class Approvals:
-    """What waits in this proxy. One per engine."""
+    """Tool calls that wait for approval in this proxy. One per engine."""
 
     def __init__(self) -> None:
         self._open: dict[str, Question] = {}
         self._ended: OrderedDict[str, int] = OrderedDict()  # id -> its agent
 
     def of(self, owner: str) -> list[Question]:
-        """In the order in which they were asked."""
+        """In the order of asking."""
         return [one for one in self._open.values() if one.agent.owner == owner]
 
     async def answer(self, agent_key: int, approval_id: str, verdict: Verdict) -> Approval | None:
@@ -159,7 +159,7 @@ class Asking:
         task.add_done_callback(self._tasks.discard)
 
     def withdraw(self, backend_id: str) -> None:
-        """The CLI does not need the word any more."""
+        """The CLI no longer needs the approval."""
         question = self._by_backend.pop(backend_id, None)
         if question is not None and not question.verdict.done():
             question.verdict.set_result(Verdict("withdrawn"))
@@ -218,7 +218,7 @@ class Asking:
             await self._note(approval)
 
     def _tell(self, question: Question) -> None:
-        """For who watches: what the turn does now."""
+        """Show watchers what the turn does now."""
         ended = question.ended
         if self._live.asking:
             self._live.does("approval", {"name": next(iter(self._live.asking.values())).approval.tool})

@@ -42,7 +42,7 @@ class Budgets:
         return tuple(budget for budget in found if budget.limits)
 
     def admit(self, owner: str, agent_id: str | None, now: float) -> None:
-        """Before anything is kept of a request. Raises `BudgetExceeded` where it is known to be over a limit."""
+        """Checked before a request is stored. Raises `BudgetExceeded` where a limit is known to be reached."""
         if not self._until:
             return
         for budget in self.of(owner, agent_id):

@@ -148,7 +148,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
 
 
 def history(path: Sequence[Turn]) -> tuple[Message, ...]:
-    """The conversation as a client would send it. Thoughts stay with the chain that they were sealed for."""
+    """The conversation as a client would send it, without thinking: it is sealed for its own chain."""
     said: list[Message] = []
     for turn in path:
         answer = tuple(block for block in turn.output if block.get("type") not in THINKING)

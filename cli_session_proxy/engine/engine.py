@@ -258,7 +258,7 @@ class Engine:
 
     @property
     def instance_id(self) -> str:
-        """By which the store knows this proxy."""
+        """This proxy's id in the store."""
         return self._instances.id
 
     async def is_address(self, address: str) -> bool:
@@ -281,7 +281,7 @@ class Engine:
         return self._lanes.total - self._running - self.put_off()
 
     def put_off(self) -> int:
-        """Turns that are sent when a limit of the provider's is over."""
+        """Turns that wait for the end of a provider's limit."""
         return sum(live.wait is not None for live in self._live.values())
 
     def running(self) -> int:
@@ -300,7 +300,7 @@ class Engine:
         return self.backend.program()
 
     def _fenced(self, agent_key: int) -> None:
-        """Another proxy was granted this agent's lease: what runs here is not heard any more."""
+        """Another proxy was granted this agent's lease: cancel what runs here."""
         for live in list(self._live.values()):
             if live.turn.agent_key == agent_key and (live.lease is not None or live.wait is not None):
                 live.cancel("takeover")
@@ -448,7 +448,7 @@ class Engine:
             live.cancel(by)
 
     async def _until_over(self, live: LiveTurn, wait: LimitWait) -> None:
-        """Until the limit is over, by the clock that all proxies share. A machine may sleep meanwhile."""
+        """Sleep until the limit is over, by the clock that all proxies share: a machine may be suspended meanwhile."""
         live.does("limit", {"until": wait.until})
         while True:
             left = wait.until - self._instances.now()
@@ -574,7 +574,7 @@ class Engine:
             self._forget(live)
 
     async def _take_over(self, live: LiveTurn) -> None:
-        """The answer is there. Where no client of the other proxy waits for it, it is ours to deliver."""
+        """The turn is answered. Deliver it here where no client of the other proxy waits for it."""
         if live.turn.delivery not in ("undelivered", "uncertain"):
             return
         if not await self.store.claim(live.turn.id, self._instances.id):
@@ -703,12 +703,12 @@ class Engine:
             self._forget(live)
 
     def _forget(self, live: LiveTurn) -> None:
-        """It is over here, where it was not taken over by another one."""
+        """Drop the live turn, unless another one took its place."""
         if self._live.get(live.turn.id) is live:
             del self._live[live.turn.id]
 
     async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
-        """A cancellation that comes now finds the turn over: its clients hear the error all the same."""
+        """End the turn with an error. Shielded: a cancellation must not keep the error from its clients."""
         if live.done:  # it is stored, and its clients were given the answer: what failed behind that is not the turn
             log.exception("failed_behind_its_answer", turn_id=live.turn.id, error=error.message)
             return

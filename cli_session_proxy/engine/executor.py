@@ -102,7 +102,7 @@ T = TypeVar("T")
 
 
 class Observer(Protocol):
-    """Is told what the engine did, for numbers and live views. It must not fail, and not wait."""
+    """Receives what the engine did, for metrics and live views. Must not fail or block."""
 
     def adopted(self, turn: Turn, link: Link) -> None:
         """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
@@ -111,7 +111,7 @@ class Observer(Protocol):
         """A turn was committed, with these links, or it failed or was cancelled; it was stored `at` (UTC)."""
 
     def spawned(self, seconds: float) -> None:
-        """A process said its first word so long after its start."""
+        """A process gave its first output this long after its start."""
 
 
 class Say(Protocol):
@@ -367,7 +367,7 @@ class Executor:
             number, tries, remedies, fault = number + 1, 1, frozenset(), None
 
     async def _count(self, attempt: Attempt, used: Used) -> None:
-        """What an attempt used that is not kept: it is on the bill all the same."""
+        """Count what a failed attempt used: the provider bills it all the same."""
         budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
         if not budgets or used.usage == Usage():
             return
@@ -546,18 +546,18 @@ class Executor:
         turn, parent = attempt.live.turn, standing.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
-            # A delta without a system prompt keeps its parent's; stored with the turn, so that the next one finds it.
+            # A delta without a system prompt keeps its parent's. It is stored with this turn for the next one.
             attempt.kept_system = parent.system
         brought = BroughtResults(rest=tuple(block for message in turn.input for block in message.content))
         tools = turn.options.tools
         if any(block.get("type") == "tool_result" for block in brought.rest):
             brought = answers(parent.output if parent else (), turn.input)
             if not tools and parent and turn.placed.delta:
-                tools = parent.options.tools  # those whose calls are answered hold on
+                tools = parent.options.tools  # the answered calls use these
         offers = Offers.of(tools) if tools else Offers()
         wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
         prompt: tuple[Block, ...] = ()
-        if brought.rest or not brought.results or attempt.fault is not None:  # to results alone nothing is added
+        if brought.rest or not brought.results or attempt.fault is not None:  # results alone go out as they are
             prompt = brought.rest
             if attempt.format is not None:
                 prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))
@@ -595,7 +595,7 @@ class Executor:
     # --- 4: the prompt goes out, the answer comes back
 
     async def _heard(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
-        """Pass the events on. A silent backend is abandoned after `idle_timeout`; a running tool is not silent."""
+        """Pass the events on. Give up after `idle_timeout` without one, unless a tool runs."""
         clock_of = awake_clock(asyncio.get_running_loop())
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
@@ -892,7 +892,7 @@ class Ends:
         self._tasks.serve(self._keep_trying())
 
     async def store_all(self) -> None:
-        """Also those that could not be stored before. Raises `StoreUnavailable`."""
+        """Store every end, also those that failed to be stored before. Raises `StoreUnavailable`."""
         async with self._one_at_a_time:
             for end in list(self.waiting.values()):
                 await self._store_one(end)
@@ -945,7 +945,7 @@ class Checks:
         self._helpers = helpers
 
     def expect(self) -> None:
-        """Something will have to be checked: the process for it starts while the model thinks."""
+        """Start the process that checks, while the model thinks."""
         self._helpers.expect()
 
     async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:

@@ -65,7 +65,7 @@ def wait_for(error: ProxyError, before: LimitWait | None, now: float, longest: f
 
 
 def begun(asked: str, model: str, error: ProxyError, now: float) -> Fallback:
-    """`model` answers from here on. `error` is why the one that was asked for did not."""
+    """A fallback that begins: `model` answers instead, because of `error`."""
     wait = PAUSE if error.retry_after is None else min(error.retry_after, LONGEST)
     return Fallback(asked, model, error.code, now + wait)
 

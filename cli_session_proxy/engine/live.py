@@ -216,14 +216,14 @@ class LiveTurn:
             self.waits(turn.limit_wait, here=False)
 
     def goes_out(self) -> None:
-        """It has begun: it waits for no limit any more."""
+        """The turn begins: it no longer waits for a limit."""
         if self._waits:
             self._waits = False
             self._told.clear()
 
     @property
     def wait(self) -> LimitWait | None:
-        """For which limit it waits just now."""
+        """The limit that it waits for, if any."""
         return self.waited if self._waits else None
 
     def finish(self, turn: Turn) -> None:
@@ -257,7 +257,7 @@ class LiveTurn:
 
     @property
     def spoke(self) -> bool:
-        """Something of the answer was passed on: the turn cannot be run again unnoticed."""
+        """Clients were given a part of the answer: running it again would be visible."""
         return any(isinstance(event, BlockStart) for event in self._events)
 
     def complete(self, output: Sequence[Block]) -> bool:
@@ -296,7 +296,7 @@ class LiveTurn:
 
     @property
     def next_block(self) -> int:
-        """The number of a block behind all that were passed on."""
+        """The number after the last block that was published."""
         return 1 + max((event.index for event in self._events if isinstance(event, BlockStart)), default=-1)
 
     @property
@@ -332,16 +332,16 @@ class LiveTurn:
         self.does(_AFTER[step])
 
     def does(self, what: Doing, detail: JSON | None = None) -> None:
-        """For who watches: what the turn does from now on, with the data of that."""
+        """Record what the turn does from now on, for watchers."""
         self._doing = (what, time.time(), detail or {})
 
     def goes_on(self) -> None:
-        """The backend said something: no tool runs any more, and the provider answers."""
+        """The backend sent something: the provider answers, and no tool runs."""
         if self._doing[0] in ("tool", "retry"):
             self.does("answering" if self.spoke else "thinking")
 
     def progress(self) -> Progress:
-        """Looks only: who watches is no client."""
+        """A snapshot for watchers, who do not count as clients."""
         self._tail.follow(self._events)
         what, since, detail = self._doing
         skipped = self._tail.length - len(self._tail.text)
@@ -510,7 +510,7 @@ def cancelled(by: CancelledBy) -> ProxyError:
 
 
 def put_off(wait: LimitWait, left: float) -> RateLimited:
-    """What a client is told that cannot wait as long."""
+    """The error for a client that cannot wait that long."""
     at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return RateLimited(
         f"{wait.why} (this request is kept, and goes out at {at}: send the same again then for its answer)",
@@ -565,13 +565,13 @@ def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
 
 
 def leave(accepting: asyncio.Task[Answer]) -> None:
-    """Its caller has gone away meanwhile."""
+    """The caller was cancelled meanwhile."""
     if not accepting.cancelled() and accepting.exception() is None:
         accepting.result().leave()
 
 
 async def kept(answer: Answer) -> None:
-    """Wait for the answer in place of a client."""
+    """Wait for the answer on behalf of a client that left."""
     try:
         await answer.turn()
         answer.acknowledge()
@@ -626,7 +626,7 @@ class Deliveries:
         return live
 
     def here(self, live: LiveTurn) -> bool:
-        """This proxy runs the turn, or will."""
+        """Whether this proxy runs the turn, now or later."""
         return live.turn.id not in self._elsewhere
 
     async def came_here(self, live: LiveTurn) -> None:

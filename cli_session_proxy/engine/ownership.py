@@ -57,7 +57,7 @@ ALONE = 0.5
 
 
 def steady_clock() -> Callable[[], float]:
-    """A clock that nobody sets, and that goes on while the machine sleeps: Linux's, macOS's."""
+    """A monotonic clock that also counts time asleep (Linux and macOS name it differently)."""
     name = "CLOCK_MONOTONIC_RAW" if sys.platform == "darwin" else "CLOCK_BOOTTIME"
     clock: int | None = getattr(time, name, None)
     return time.monotonic if clock is None else partial(time.clock_gettime, clock)
@@ -133,7 +133,7 @@ class Instances:
         return is_held(self._file(instance))
 
     def has_ended(self, instance: str) -> bool:
-        """It is proven: where proxies may be elsewhere, one of which nothing is known here may live."""
+        """Whether this proxy has certainly ended. One on another host may live, though nothing is known of it here."""
         known_here = self._elsewhere is None or instance == self.id or self._file(instance).exists()
         return known_here and not self.alive(instance)
 
@@ -144,14 +144,14 @@ class Instances:
         return not await self._elsewhere.responds(instance or "")
 
     async def any_waits(self, followers: Sequence[str]) -> bool:
-        """One of these proxies, whose clients wait for an answer, is there still."""
+        """Whether one of these proxies, whose clients wait for an answer, is alive."""
         for proxy in followers:
             if not await self.is_gone(proxy):
                 return True
         return False
 
     def forget(self, instance: str) -> None:
-        """Forget a proxy: nothing of it is left to settle."""
+        """Forget a proxy whose turns are all settled."""
         shutil.rmtree(self._folder(instance), ignore_errors=True)
         self._file(instance).unlink(missing_ok=True)
 
@@ -356,7 +356,7 @@ class Ownership:
             yield await self._acquired(agent, asks=False)
 
     def holds(self, lease: Lease) -> bool:
-        """As far as this proxy knows."""
+        """Whether this proxy holds the lease, as far as it knows."""
         held = self._held.get(lease.agent_key)
         return held is not None and held.lease == lease
 

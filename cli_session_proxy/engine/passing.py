@@ -91,7 +91,7 @@ class Passing:
         return None if there is None or there.address == self._here.address else there.address
 
     def keeps_files(self, profile: str | None) -> bool:
-        """Its tools leave files on the host that runs them, which no other host sees."""
+        """Whether its tools leave files on this host, which other hosts do not see."""
         return self._settings.sandboxes == "own" and bool(self._settings.profile_for(profile).tools)
 
     def is_here(self, home: Home) -> bool:
@@ -103,6 +103,6 @@ class Passing:
         return None if home is None or self.is_here(home) else home
 
     async def note(self, agent: Agent, session_id: str | None, lease: Lease) -> None:
-        """The agent has just been used here."""
+        """Note that the agent was used here just now."""
         if self._here.address is not None:
             await self._registry.note(agent, self._here, session_id, lease.epoch)

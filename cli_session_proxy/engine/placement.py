@@ -335,7 +335,7 @@ def _check_once(request: TurnRequest) -> None:
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
-    """It is hashed on the event loop, in a few milliseconds."""
+    """Short enough to be hashed on the event loop, in a few milliseconds."""
     if len(messages) > SHORT:
         return False
     texts = (block.get("text", "") for message in messages for block in message.content)
@@ -391,7 +391,7 @@ class _Piece(NamedTuple):
     call: JSON
 
     def apart(self, merged: Sequence[Message]) -> tuple[Message, ...]:
-        """The messages of an input that are one in the exchange."""
+        """Split the merged input into its original messages."""
         blocks = itertools.chain.from_iterable(message.content for message in merged)
         return tuple(Message("user", tuple(itertools.islice(blocks, size))) for size in self.sizes)
 

@@ -30,7 +30,7 @@ class PlanWatch:
         self._kept: Plan | None = None
 
     async def load(self) -> None:
-        """What was told before this start."""
+        """Load what the provider reported before this start."""
         self._plan = self._kept = await stored(self._store)
 
     def told(self, detail: JSON) -> None:
@@ -43,7 +43,7 @@ class PlanWatch:
             self._own(self._keep(plan))
 
     def now(self) -> Plan | None:
-        """As far as it still holds; None where nothing was told, as of a CLI that pays by use."""
+        """The plan's windows that still hold; None where none were reported, as when a CLI is billed by use."""
         return None if self._plan is None else self._plan.current(time.time())
 
     async def _keep(self, plan: Plan) -> None:

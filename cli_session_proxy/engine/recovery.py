@@ -47,7 +47,7 @@ FOLLOW_WAITING = 1.0  # of one that waits for a limit
 
 
 class Recovery:
-    """Settles what other proxies left that have ended, or do not respond any more."""
+    """Settles turns and processes of proxies that ended or stopped responding."""
 
     def __init__(
         self,

@@ -59,7 +59,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
 
 
 def _kept(path: list[str], to: str) -> int:
-    """How many turns of the path stay on it."""
+    """How many turns of the path remain."""
     if to in path:
         return path.index(to) + 1
     if not _BACK.fullmatch(to):

@@ -39,7 +39,7 @@ class Follower:
         self._links: int | None = None
 
     async def start(self) -> None:
-        """Take what is there as known."""
+        """Start after what exists now."""
         if self._after is not None:
             return
         chain = await self._store.chain(self._agent.key)
@@ -88,7 +88,7 @@ class Follower:
             yield Happened(turn or last, tuple(own))
 
     async def gone(self) -> bool:
-        """The agent was deleted: nothing can happen any more."""
+        """Whether the agent was deleted."""
         return await self._store.agent_by_key(self._agent.key) is None
 
     async def follow(self, beat: float = POLL) -> AsyncIterator[list[Happened]]:

@@ -52,7 +52,7 @@ class KeptRecords(Protocol):
     """What the backend knows of records and keeps outside the store. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
-        """Whether there is a session of this id on this machine, anybody's."""
+        """Whether a session of this id exists on this machine, whoever owns it."""
 
     def is_sound(self, record: Record) -> bool:
         """Whether it is a record that the backend could have kept itself."""
@@ -176,7 +176,7 @@ def _header(path: Source, raw: bytes) -> JSON:
 
 
 async def _taken(store: Store, kept: KeptRecords, checked: Checked) -> bool:
-    """Do these turns or sessions live here already (a copy on the same machine)? Nobody's files may be touched."""
+    """Whether this chain's turns or sessions exist here already: then importing would overwrite their files."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
     for session_id in checked.sessions:
@@ -198,7 +198,7 @@ class _Reading:
     progress: Progress
 
     def turn_id(self, old: str | None) -> str | None:
-        """The same turn gets the same new id wherever it is named."""
+        """The turn's id here: the same new one wherever it is named."""
         return old if old is None or self.salt is None else f"turn_{self._fresh(old).hex}"
 
     def session_id(self, old: str | None) -> str | None:

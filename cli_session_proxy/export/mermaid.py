@@ -35,7 +35,7 @@ _STYLES = (
 
 @dataclass(slots=True)
 class _Box:
-    """Consecutive turns with nothing between them that a reader wants to see."""
+    """Consecutive turns without a repair or branch between them, drawn as one box."""
 
     number: int
     nodes: list[Node]

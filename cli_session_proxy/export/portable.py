@@ -67,7 +67,7 @@ class MovedChain:
 
 
 async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> MovedChain:
-    """Write the chain as it is now, for this user only (0600). Nothing stays when it fails. Raises `InvalidRequest`."""
+    """Write the chain as it is now, for this user only (0600). A failure leaves no file. Raises `InvalidRequest`."""
     try:
         file = await aiofiles.open(path, "xb", opener=partial(os.open, mode=0o600))
     except FileExistsError:
@@ -91,11 +91,11 @@ async def export(settings: Settings, store: Store, agent: Agent, path: Path, pro
 async def write(
     settings: Settings, store: Store, agent: Agent, to: Out | None, progress: Progress, *, whole_at: float | None = None
 ) -> JSON:
-    """Give the lines to `to` (None: only the sum is wanted), in blocks; what the last one tells of those before it.
-    Raises `NotFound`.
+    """Write the lines to `to` in blocks and return the content of the last one: counts and a checksum. With `to` None
+    nothing is written. Raises `NotFound`.
 
-    `whole_at`: when the export is said to be made. Nothing is left out of it then, and a turn that is not finished is
-    `SessionBusy`: the same chain gives the same bytes for the same time.
+    With `whole_at`, which becomes the time of the export, an unfinished turn raises `SessionBusy` instead of being left
+    out: the same chain and time give the same bytes.
     """
     out = _Writer(to)
     async for line in _lines_of(settings, store, agent, out, progress, whole_at):
@@ -109,7 +109,7 @@ async def _lines_of(
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}")
-    # Links and head are read first: what is finished later is not part of this export.
+    # Links and head are read first: a turn that finishes later is not part of this export.
     now = time.time() if whole_at is None else whole_at
     yield {
         "schema": SCHEMA,

@@ -63,7 +63,7 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class _Shape(BaseModel):
-    """More fields than these may be there: they are only shown as they are, or not read."""
+    """Further fields are allowed: they are shown as they are, or ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 

@@ -78,7 +78,7 @@ class FixAttempt:
 
     @property
     def name(self) -> str:
-        """As people call it: "attempt 2 (sonnet, failed)"."""
+        """For people: "attempt 2 (sonnet, failed)"."""
         known = [self.trailers.get("Model"), "failed" if self.failed else self.trailers.get("Outcome")]
         said = ", ".join(one for one in known if one)
         return f"attempt {'?' if self.number is None else self.number}" + (f" ({said})" if said else "")
@@ -90,7 +90,7 @@ def line_of(text: str, longest: int = VALUE) -> str:
 
 
 def clean(text: str) -> str:
-    """Without what steers a terminal, passes for a line's end or is no character."""
+    """Without control characters, line separators and unpaired surrogates."""
     return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

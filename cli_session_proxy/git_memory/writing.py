@@ -39,7 +39,7 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
 
 
 async def _committed(git: Repository, text: str) -> str:
-    """By plumbing, which runs no hook, no filter and no signer."""
+    """By plumbing commands, which run no hook, filter or signer."""
     if await git.run("rev-parse", "--is-bare-repository") == "true":
         raise InvalidRequest("the repository is bare, so nothing can be staged in it: use note", param="note")
     try:
@@ -74,7 +74,7 @@ async def _noted(git: Repository, text: str, revision: str) -> str:
 
 
 async def _identity(git: Repository) -> dict[str, str]:
-    """What has to be said where git knows nobody here."""
+    """The author to name where git has no identity configured."""
     try:
         await git.run("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
     except Failed:

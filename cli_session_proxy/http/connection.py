@@ -111,7 +111,7 @@ class Unread:
         oldest.abort()
 
     def drop_stranger(self) -> bool:
-        """Whether there was one to make room for somebody else."""
+        """End one stranger's connection to make room; False where there is none."""
         strangers = self._stalled[True]
         if strangers:
             self._abort(stranger=True, size=next(iter(strangers)).get_write_buffer_size())
@@ -258,7 +258,7 @@ class Connection(HttpToolsProtocol):
             self._await_head()  # a request has begun, or what is left of one that was answered early still comes
 
     def _answers_taken(self) -> None:
-        """There may be room for more requests again."""
+        """Resume reading: there may be room for more requests."""
         self.flow.held = False
         self._read_on()
         self.flow.resume_reading()

@@ -464,14 +464,14 @@ class RequestHold:
                 del counts[owner]
 
     def stream(self) -> None:
-        """It is an event stream."""
+        """Count this request as an event stream."""
         if self.bounds.streams[self.owner] >= self.bounds.event_streams:
             raise QueueFull(f"{self.bounds.event_streams} event streams are open already: close one", retry_after=5.0)
         self.bounds.streams[self.owner] += 1
         self.streams += 1
 
     def body(self, size: int) -> None:
-        """So many bytes more of its body have arrived."""
+        """Count these further bytes of its body."""
         if self.bounds.bytes[self.owner] + size > self.bounds.bodies:
             raise QueueFull(
                 f"open requests hold {self.bounds.bodies} bytes of bodies already: send this again in a moment",
@@ -481,6 +481,6 @@ class RequestHold:
         self.bytes += size
 
     def read_again(self) -> None:
-        """Its body comes once more."""
+        """Stop counting the body: it will be read again."""
         self.bounds.bytes[self.owner] -= self.bytes
         self.bytes = 0

@@ -36,7 +36,7 @@ class Incoming:
         await self.send(message)
 
     async def left(self) -> None:
-        """Returns when the client has disconnected."""
+        """Wait until the client disconnects."""
         while (await self.receive())["type"] != "http.disconnect":
             pass
 

@@ -70,7 +70,7 @@ class Keys:
         redact.know([*given.values(), *([made] if made else [])])
 
     def __bool__(self) -> bool:
-        """Whether a request has to say who asks."""
+        """Whether requests need a key."""
         return bool(self._owners) or self._gateway is not None
 
     @property
@@ -110,7 +110,7 @@ class Keys:
         raise Unauthorized(f"{what}: send it as Authorization: Bearer, x-api-key or x-goog-api-key")
 
     def _owner(self, secret: str) -> str | None:
-        """Every key is compared, in constant time: how long it takes tells nothing."""
+        """Compares with every key in constant time, so that timing reveals nothing."""
         found = None
         mine = _digest(secret)
         for digest, owner in self._owners.items():

@@ -45,7 +45,7 @@ class Windows(Protocol):
 
 
 class Going(Protocol):
-    """What is going on in an engine at this moment."""
+    """The gauges of an engine."""
 
     def queued(self) -> int: ...
 
@@ -146,7 +146,7 @@ class Metrics:
                 self._repairs.labels(link.reason, found if found in FOUND else "other").inc()
 
     def spawned(self, seconds: float) -> None:
-        """A CLI said its first word so long after its start."""
+        """A CLI gave its first output this long after its start."""
         self._spawn.observe(seconds)
 
     def passed_on(self, result: str) -> None:
@@ -154,7 +154,7 @@ class Metrics:
         self._passed_on.labels(result).inc()
 
     def loop_held(self, seconds: float) -> None:
-        """The event loop was held up so long (see `watchdog`)."""
+        """The event loop was blocked for this long (see `watchdog`)."""
         self._held.observe(seconds)
 
     def text(self) -> bytes:
@@ -188,7 +188,7 @@ def _codes(error: type[ProxyError]) -> frozenset[str]:
 
 
 class _Now(Collector):
-    """What is read at the moment of asking."""
+    """Gauges, read when they are scraped."""
 
     def __init__(self, going: Going) -> None:
         self._going = going

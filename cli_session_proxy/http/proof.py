@@ -64,7 +64,7 @@ class Signer:
         self._order: deque[tuple[float, str]] = deque()
 
     def _sign(self, *fields: str) -> str:
-        """Each field with its length: no two lists of fields are signed alike."""
+        """Each field goes in with its length, so that different lists of fields never sign alike."""
         text = "".join(f"{len(field)}:{field}" for field in fields)
         return hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 

@@ -95,7 +95,7 @@ class Hop:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def client_has_left(self) -> bool:
-        """Before it had all of the answer."""
+        """The client left before it had the whole answer."""
         return not self.arrived and self.asked.has_left()
 
 
@@ -268,7 +268,7 @@ class Relay:
                 hop.heard = clock()
 
     async def _is_there(self, there: Elsewhere) -> bool:
-        """It can take a turn, and says so in a bounded time."""
+        """Whether the peer says in time that it can take a turn."""
         clock = asyncio.get_running_loop().time
         address = there.address
         if clock() - self._heard.get(address, -HEARD) < HEARD:
@@ -297,7 +297,7 @@ class Relay:
         return self._proved(address, request, told) is not None and told.status_code == 200
 
     def _proved(self, address: str, request: httpx.Request, response: httpx.Response) -> Peer | None:
-        """What the peer has proved with this answer; None where it proved nothing."""
+        """The peer's proven identity in this answer; None without one."""
         marks = {name: request.headers[name] for name in (HOP_MARK, TARGET)}
         refused = REFUSED in response.headers
         peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)

@@ -304,7 +304,7 @@ class Routes:
             await asyncio.sleep(POLL)
 
     async def approve(self, request: Request) -> JSON:
-        """A person's word on a tool that waits for it: the first one holds."""
+        """Allow or deny a tool call that waits for approval. The first decision counts."""
         body = parse_body(await read_body(request, APPROVE_LIMIT))
         named = required(body, "approval", str, "the id of what waits")
         decision, word = body.get("decision"), body.get("word")
@@ -320,7 +320,7 @@ class Routes:
         return about | {"approval": ended.id, "tool": ended.tool, "outcome": ended.outcome}
 
     async def commit(self, request: Request) -> JSON:
-        """Write the attempt into the repository that the profile of its turns names. No request names one."""
+        """Write the agent's attempt into the repository of its profile. A request cannot choose another one."""
         wanted = CommitOrder.read(parse_body(await read_body(request, COMMIT_LIMIT)))
         return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), wanted)).as_json()
 
@@ -333,13 +333,13 @@ class Routes:
 
 
 def _note(request: Request, **detail: object) -> None:
-    """What became of it, for the audit: ids of ours and nothing that was said."""
+    """Add to the request's line of the audit: our ids and outcomes, never content."""
     if (audit := request.scope["state"].get("audit")) is not None:
         audit.detail.update(detail)
 
 
 def _models_of(request: Request) -> Models:
-    """In the words of the client that asks: one path has several meanings."""
+    """The list of models in the client's own protocol: several wires share the path."""
     models: Models | None = request.scope["state"]["wire"].models
     assert models is not None, "a wire that claims a list of models has one"
     return models
@@ -354,7 +354,7 @@ def _unknown(agent_id: str) -> NotFound:
 
 
 async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
-    """In pieces of some size: 20,000 small ones took longer to send than to make."""
+    """Join small texts: sending 20,000 of them took longer than making them."""
     pieces: list[str] = []
     size = 0
     async for text in texts:

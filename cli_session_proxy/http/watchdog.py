@@ -66,7 +66,7 @@ class Watchdog:
         self._thread.start()
 
     def stop(self) -> None:
-        """For a process that goes on. `serve` lets it run to the end."""
+        """Stop watching, for a process that goes on. `serve` never calls it."""
         self._stopped.set()
         self._thread.join()
         faulthandler.cancel_dump_traceback_later()

@@ -144,7 +144,7 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
 
 
 def _body(saying: Saying) -> JSON:
-    """The request as a body of Responses. Its results have no mark of an error: their text says so."""
+    """The request as a body of Responses, which cannot mark a result as an error: its text says so."""
     said: list[JSON] = [] if saying.system is None else [{"role": "system", "content": saying.system}]
     if isinstance(saying.said, str):
         said.append({"role": "user", "content": saying.said})

@@ -36,7 +36,7 @@ class KeptBinaries:
         self._folder = folder
 
     def keep(self, program: Path, sha256: str) -> Path | None:
-        """Where it is kept from now on; None where it cannot be. Older ones go."""
+        """Keep a copy and remove the older ones. Its path; None where it cannot be kept."""
         place = self._folder / sha256 / NAME
         try:
             if not place.exists():
@@ -101,7 +101,7 @@ class KeptBinaries:
             return {}
 
     def _note(self, known: dict[str, str]) -> None:
-        """A cache: of two that write at once one is the last."""
+        """A cache: of two concurrent writers the last one wins."""
         newest = dict(list(known.items())[-20:])
         fresh = self._folder / f".{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):

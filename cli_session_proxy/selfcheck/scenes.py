@@ -410,7 +410,7 @@ async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> Non
 
 
 async def _resumed(stage: Stage, talk: SceneTalk) -> None:
-    """It answers `initialize` once it has read its session: what happens to the file after that changes nothing."""
+    """A resumed CLI answers `initialize` once it has read its session: later changes of the file have no effect."""
     launch = stage.launch(stage.hopeful, session_id=talk.session_id, resume=True)
     rewound = any(text.endswith(INSTEAD) for _, text in talk.said)
     file = stage.transcript_of(launch)

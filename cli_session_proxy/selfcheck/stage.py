@@ -77,7 +77,7 @@ class StageTurn:
         return "".join(str(block.get(kind, "")) for block in self.blocks if block.get("type") == kind)
 
     def streamed(self, kind: str = "text") -> str:
-        """The same as it came in pieces."""
+        """The text as it was streamed."""
         deltas = [event.delta for event in self.events if isinstance(event, BlockDelta)]
         return "".join(str(delta.get(kind, "")) for delta in deltas if delta.get("type") == f"{kind}_delta")
 
@@ -109,7 +109,7 @@ class Stage:
         self.projects = transcript.Projects(self.settings, Sandboxes(self.settings), self.config_dir)
 
     def without_tag(self) -> None:
-        """From now on any result ends a turn."""
+        """Accept a result without a tag as the end of a turn, from now on."""
         missing = Observation.of("tag", "failed")
         self.cli = replace(self.cli, observed={"tag": missing})
         self.hopeful = replace(self.hopeful, observed={**self.hopeful.observed, "tag": missing})
@@ -196,7 +196,7 @@ class Stage:
         may_fail: bool = False,
         verdict: Verdict | None = None,
     ) -> StageTurn:
-        """One prompt, or the results that it waits for, and what follows. Raises `Differs` where that is an error.
+        """Send a prompt, or the results of called tools, and collect the events. Raises `Differs` where the turn fails.
 
         `verdict` answers whether a tool may run.
         """
@@ -220,11 +220,11 @@ class Stage:
     # --- its files
 
     def transcript_of(self, launch: Launch) -> Path:
-        """Where the proxy looks for a session's file: in the folder where it saw one of this directory."""
+        """Where the proxy expects the transcript of a session in this working directory."""
         return self.projects.path(launch.cwd, launch.session_id)
 
     def written(self) -> list[str]:
-        """Every file in the directory that may be a session's, for a message."""
+        """Every file below the CLI's directory, for an error message."""
         below = (path for path in self.config_dir.rglob("*") if path.is_file())
         return sorted(str(path.relative_to(self.config_dir)) for path in below)
 
@@ -233,11 +233,11 @@ def _judged(exc: Differs | ProcessDied | ProxyError) -> tuple[Outcome, str]:
     if isinstance(exc, Differs):
         return "failed", str(exc)
     if isinstance(exc, ProcessDied):
-        killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # else we did, because of what it printed
+        killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # else we killed it
         said = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
         return ("not tried", f"something killed it ({said})") if killed else ("failed", said)
-    short = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
-    return ("not tried" if short else "failed"), exc.message
+    lacked_resources = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
+    return ("not tried" if lacked_resources else "failed"), exc.message
 
 
 def _at_work(group: int) -> bool:

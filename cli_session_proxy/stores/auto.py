@@ -43,12 +43,12 @@ def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
 
 
 def is_new(settings: Settings) -> bool:
-    """Nothing was ever kept there, so that looking must not make it."""
+    """Whether no store exists there yet. A command that only reads must not create one."""
     return settings.store is None and not (settings.var / FILE).exists()
 
 
 def place_of(settings: Settings) -> str:
-    """How messages call it. It holds no password."""
+    """The store's name for messages, without a password."""
     return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
 
 

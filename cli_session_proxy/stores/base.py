@@ -51,7 +51,7 @@ ASKED_POLL = 0.05
 
 class TellStep(Protocol):
     def __call__(self, step: str, done: int, total: int) -> None:
-        """Of this step of a migration so much is done, of so much. On a thread of the store's."""
+        """Progress of a step of a migration: `done` of `total`. Called on a thread of the store."""
 
 
 # Entered while a store is opened; what it gives hears of the migration, where there is one.
@@ -93,7 +93,7 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class PeerRequests:
-    """What other proxies want of one: the agents whose leases it is to hand over, and the turns that it is to end."""
+    """What other proxies ask of this one: leases to hand over (by agent), and turns to end."""
 
     leases: tuple[int, ...] = ()
     cancels: tuple[tuple[str, CancelledBy], ...] = ()
@@ -271,7 +271,7 @@ ENDED = (
 
 @dataclass(frozen=True, slots=True)
 class RequestMatch:
-    """What is known of a request when it comes in: the latest turn like it, and its agent."""
+    """What the store knows of a request on arrival: the latest equal turn, and the agent."""
 
     latest: Turn | None
     agent: Agent | None

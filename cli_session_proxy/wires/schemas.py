@@ -1,6 +1,6 @@
-"""What the schemas of the wires' bodies and errors in `/openapi.json` are made of. Shapes of JSON only.
+"""Parts of the JSON Schemas in `/openapi.json`: bodies and errors of the wires.
 
-A body's schema names the fields that are read. Others are taken too and have no effect.
+A body's schema names the fields that are read. Other fields are accepted and ignored.
 """
 
 from __future__ import annotations
@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from ..domain.models import JSON
 
 TEXT: JSON = {"type": "string"}
-# Of an address's query.
+# In a query string.
 COUNT: JSON = {"type": "integer", "minimum": 1}
 YES_OR_NO: JSON = {"enum": ["true", "false"]}
 SWITCH: JSON = {"enum": ["1", "0"]}
-# Every optional field may be null, as clients send what was left out.
+# Every optional field may be null: some clients send null for what was not set.
 TEXT_OR_NULL: JSON = {"type": ["string", "null"]}
 FLAG: JSON = {"type": ["boolean", "null"]}
 NUMBER: JSON = {"type": ["number", "null"]}
@@ -31,7 +31,7 @@ def body(required: Mapping[str, JSON], **optional: JSON) -> JSON:
 
 
 def message(part: str, *roles: str) -> JSON:
-    """`part` is the type of a part that is text; the others are the vendor's."""
+    """`part`: the `type` of a text part. Of parts of other types only the `type` is described."""
     text = body({"type": {"const": part}, "text": {"type": "string"}})
     parts = {"type": "array", "items": {"anyOf": [text, {"type": "object", "required": ["type"]}]}}
     return body({"role": {"enum": list(roles)}, "content": {"anyOf": [{"type": "string"}, parts]}})
@@ -54,6 +54,6 @@ FORMAT: JSON = {"type": ["object", "null"], "properties": {"type": {"enum": ["te
 
 
 def error_schema(inner: JSON, **outer: JSON) -> JSON:
-    """`{"error": {…}}`, with what a wire says beside it."""
+    """`{"error": {…}}`. `outer`: the wire's fields beside `error`."""
     error: JSON = {"type": "object", "properties": inner, "required": list(inner)}
     return body({"error": error, **outer})

@@ -77,7 +77,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
 
 
 def newest(agent: Agent, turn: Turn, title: str) -> JSON:
-    """An agent's last words, for its row."""
+    """The newest turn of an agent, for its row in the list."""
     return {
         "agent_id": agent.agent_id,
         "title": title,

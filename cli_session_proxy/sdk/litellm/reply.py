@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who answered. On a stream, what is not known yet is None."""
+    """Who answered. On a stream, None stands for what is not known yet."""
 
     agent_id: str | None = None
     turn_id: str | None = None

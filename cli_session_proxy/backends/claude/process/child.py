@@ -327,7 +327,7 @@ class Child:
         return after.user + after.system - before.user - before.system > seconds * AT_WORK
 
     async def end(self, *, gently: bool, grace: float) -> None:
-        """KILL, and wait. Where `gently`: end of input, wait, TERM, wait, before that. Each wait is bounded by `grace`.
+        """KILL, and wait. With `gently`, before that: end of input, wait, TERM, wait. Each wait is bounded by `grace`.
 
         Gently is only for a CLI between two turns: in a turn the end of its input makes it ask the model again.
         """
@@ -456,7 +456,7 @@ def write_prompt(launch: Launch) -> Path:
 
 
 def _remove_prompt(file: Path | None) -> None:
-    """The directory is the agent's own: something else may be there by now, and stays."""
+    """Remove only our own file: the agent writes this directory and may have put another one there."""
     try:
         if file is not None:
             file.unlink(missing_ok=True)

@@ -338,7 +338,7 @@ class _Boundary:
                     raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
 
     def _shown(self) -> None:
-        """What is read there: the CLI, targets of links, files that the CLI's environment names."""
+        """Mount read-only: the CLI, targets of links, files that the CLI's environment names."""
         env, place, profile = self._env, self._place, self._profile
         shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
         shown += [*_software(self._program, env), *(Path(env[name]) for name in NAMED_FILES if env.get(name))]
@@ -413,7 +413,7 @@ class _Boundary:
 
 
 def _in_system(path: Path) -> bool:
-    """It lies in a folder of software, wherever links lead."""
+    """Whether it lies in a system folder for software, links resolved."""
     real = Path(os.path.realpath(path))
     return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
 

@@ -208,7 +208,7 @@ _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
 
 
 def remedies(error: ProxyError) -> tuple[Remedy, ...]:
-    """What may let the turn be answered after all, the least loss first."""
+    """Ways to retry the refused request, the one that loses least first."""
     if isinstance(error, ContextTooLong | RequestTooLarge):
         return ("images", "documents", "summary")
     if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
@@ -217,7 +217,7 @@ def remedies(error: ProxyError) -> tuple[Remedy, ...]:
 
 
 def no_words(result: Result, cli: Capability) -> ProxyError:
-    """The error of a turn that the CLI calls a success, and of whose answer nothing was heard."""
+    """The error of a turn that the CLI reports as a success, but without an answer."""
     return UpstreamError(
         f"Claude CLI {cli.version} at {cli.path} ended the turn as a success with {result.usage.output_tokens} output "
         "tokens, and gave no words of an answer: nothing was kept. Send it again; if that does not help, this version "

@@ -93,7 +93,7 @@ def is_renewal(before: bytes, after: bytes) -> bool:
 
 
 def _kind(token: Any) -> str:
-    """What a token begins with: its kind and version."""
+    """A token's prefix: its kind and version."""
     return token.rpartition("-")[0][:12] if isinstance(token, str) and token.isascii() and token.isprintable() else ""
 
 
@@ -124,7 +124,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def write_private(path: Path, text: bytes) -> None:
-    """At once, with mode 0600. What an agent put in its place is replaced."""
+    """Write atomically, with mode 0600. Replaces whatever an agent put there."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".login-")
     try:
         with open(handle, "wb") as file:

@@ -62,7 +62,7 @@ class Memory:
         return self.budget is not None and self.of(pids) > self.budget
 
     def room(self, pids: Collection[int], starting: int) -> bool:
-        """Is there room for one more beside these and those being started? For the first there always is."""
+        """Whether one more process fits beside these and those that start. The first one always does."""
         if self.budget is None or not (pids or starting):
             return True
         return self.of(pids) + (starting + 1) * self._expected <= self.budget

@@ -119,7 +119,7 @@ def expected(name: Name, version: Version) -> bool:
 
 
 def mismatches(observed: Observed, version: Version) -> list[Observation]:
-    """Observations that differ from what the version lets expect, for better or worse."""
+    """Observations that differ from what is expected of the version, for better or worse."""
     tried = [one for one in observed.values() if one.outcome != "not tried"]
     return [one for one in tried if (one.outcome == "ok") != expected(one.name, version)]
 

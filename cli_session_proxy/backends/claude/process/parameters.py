@@ -181,7 +181,7 @@ async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, 
 
 
 def _asked(wants: ToolOptions) -> tuple[Name, ...]:
-    """What is not honoured where the process can be told nothing."""
+    """Requested parameters, where this CLI cannot be given any: none of them is honoured."""
     asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
     if wants.choice.mode == "required" and wants.offers:
         asked.append("tool_choice")

@@ -53,7 +53,7 @@ def read(frame: JSON) -> Asks:
 
 
 def answer(asked: Asks, verdict: Verdict) -> JSON:
-    """The frame. What is allowed is exactly what was asked for."""
+    """The frame that answers. An allowed call runs with exactly the input that was shown."""
     told: JSON
     if verdict.allows:
         told = {"behavior": "allow", "updatedInput": asked.input}
@@ -68,5 +68,5 @@ def answer(asked: Asks, verdict: Verdict) -> JSON:
 
 
 def listed(profile: Profile) -> frozenset[str]:
-    """The tools of which no call may run unasked. A rule is the CLI's own to match."""
+    """Tools whose every call needs approval. Rules with a pattern are matched by the CLI itself."""
     return frozenset(tool for tool in profile.approve if "(" not in tool)

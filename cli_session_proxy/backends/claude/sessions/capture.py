@@ -355,7 +355,7 @@ def _added(path: str, ready: LiveSession, said: TurnOutcome, known: Sequence[Ent
 
 
 def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
-    """Did the process go on from these records? False only where its file shows that it had another conversation.
+    """Whether the process continued these records. False only where its file shows another conversation.
 
     A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
     """
@@ -372,7 +372,7 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
 
 
 def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
-    """Does this record hang on one of these, over any others? True where it is not there."""
+    """Whether the turn's frame descends from a known record. True where the frame is not on the path."""
     ours = {entry.uuid for entry in known}
     there = {entry.uuid: entry for entry in path}
     at = there.get(frame_uuid)
@@ -388,7 +388,8 @@ def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) ->
 
 
 def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) -> bool:
-    """Is what is said in the copy before its last prompt said in these records, in this order, or some of it?
+    """Whether all that the copy says before its last prompt is in these records, in this order; unless `wholly`, any of
+    it.
 
     A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words but a
     summary. True where the turn itself is not in the copy.
@@ -468,7 +469,7 @@ def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> li
 
 
 def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
-    """Does it hold all that was said: the results that were brought, and the calls that wait or the answer's end?"""
+    """Whether the path holds the whole exchange: the results sent, then the open calls or the end of the answer."""
     if ready.results and not ready.results.keys() <= _results_of(path):
         return False
     if said.calls:

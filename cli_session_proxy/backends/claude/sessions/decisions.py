@@ -91,7 +91,7 @@ class Decisions:
             self._heads.popitem(last=False)
 
     def _profile_of(self, turn: Turn) -> Profile | None:
-        """None: the settings do not have it any more."""
+        """None: the profile was removed from the settings."""
         try:
             return self._settings.profile_for(turn.profile)
         except ConfigError:
@@ -170,7 +170,7 @@ class Decisions:
         return await paths.shown(self._store, ready.session.tip_turn_id, ready.marks)
 
     async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
-        """What of the path may be left out so that the provider takes the request after all, the least loss first."""
+        """What may be left out of the path so that the provider accepts the request, the least loss first."""
         wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
         if parent is None or not wanted:
             return None

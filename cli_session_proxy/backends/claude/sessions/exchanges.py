@@ -129,7 +129,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
 
 
 def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
-    """Does a client's tool, or a call that is not among these records, have a result that is none of `brought`?
+    """Whether the CLI made up a result: one that is not in `brought`, for a client's tool or for an unknown call.
 
     An interrupted result is no result. A CLI whose proxy dies while calls wait makes up a result for each, asks the
     model to go on, and writes all of it down like any other exchange. So only results that we brought count, to the

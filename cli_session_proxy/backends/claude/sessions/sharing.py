@@ -124,7 +124,7 @@ class Sharing:
         return self._is_stranger(job) or self._settings.share_processes == "always"
 
     def _is_stranger(self, job: Job) -> bool:
-        """By what became of earlier first questions of this kind: hardly anybody goes on from them."""
+        """Whether first questions of this kind are rarely continued, by past experience."""
         kind, now = kind_of(job), self._clock()
         firsts = self._firsts.setdefault(kind, deque(maxlen=FIRSTS))
         self._firsts.move_to_end(kind)
@@ -217,7 +217,7 @@ class Sharing:
         return shared
 
     def _less(self, group: _Group) -> None:
-        """It has one process less."""
+        """Count one process less in the group."""
         group.count -= 1
         group.changed.set()
         if not group.count and self._groups.get(group.kind) is group:
@@ -244,7 +244,7 @@ class Sharing:
             group.changed.set()
 
     async def end(self, use: SharedUse) -> None:
-        """After any doubt: its process is ended, and its transcript removed."""
+        """End a process that may not be clean, and remove its transcript."""
         try:
             await self._pool.discard(use.shared.process.launch.session_id)
             self._left(use.shared.path)  # an answer that was cut is written once its process is dead
@@ -252,7 +252,7 @@ class Sharing:
             self._less(use.shared.group)
 
     async def forget(self, agent_key: int) -> None:
-        """Nothing that this agent was the last to say stays with a process."""
+        """Erase what this agent said last from any shared process."""
         for group in list(self._groups.values()):
             for shared in [one for one in group.idle if one.agent_key == agent_key]:
                 group.idle.remove(shared)
@@ -293,7 +293,7 @@ class Sharing:
                     await asyncio.to_thread(transcript.remove, path)
 
     def close(self) -> None:
-        """The processes are gone: so are their transcripts."""
+        """Remove the transcripts; the processes have ended."""
         for path in list(self._mine):
             self._left(path)
 

@@ -43,7 +43,7 @@ class Tails:
         return tuple(found)
 
     async def behind(self, agent: Agent, verdict: Verdict) -> Behind | None:
-        """What follows the path, in one word; None where the verdict is not that something does."""
+        """A code for what follows the path; None where the verdict is not a tail."""
         if verdict.found != "tail":
             return None
         prompts = [entry for entry in verdict.tail if is_prompt(entry)]
@@ -75,6 +75,6 @@ class Tails:
         return all([await self.is_ours(agent, [prompt]) for prompt in prompts])
 
     async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
-        """Is one of these the frame of a turn of ours?"""
+        """Whether one of these entries is the frame of a turn of ours."""
         uuids = [entry.uuid for entry in entries if entry.uuid and entry.kind == "user"]
         return bool(await self._store.own_frames(agent.key, uuids))

@@ -138,7 +138,7 @@ class Verifier:
         return environment.resume_command(self._settings, self._sandboxes.path(agent.dir), session_id)
 
     async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:
-        """Is the head there, and on a path that can be written again?"""
+        """Faults of the chain itself: a missing head, or a path that cannot be written again."""
         if agent.head is None:
             return
         tip = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")

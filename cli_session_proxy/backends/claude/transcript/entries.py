@@ -245,7 +245,7 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
 
 
 def is_complete(entries: Sequence[Entry]) -> bool:
-    """Do these records end with an answer, and not in the middle of an exchange?"""
+    """Whether these records end with an answer, not in the middle of an exchange."""
     last = ""
     called: set[object] = set()
     answered: set[object] = set()

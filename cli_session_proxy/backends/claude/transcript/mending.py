@@ -65,7 +65,7 @@ def leave_out(what: LeftOut, since: str | None = None, *, refused: bool = False)
 
 
 def was_refused(records: Sequence[Record], what: LeftOut) -> bool:
-    """Had the provider refused a request of this path for blocks of this kind?"""
+    """Whether the provider refused a request of this path because of blocks of this kind."""
     marks = (json.loads(record.line) for record in records if is_mark(record))
     return any(mark.get("what") == what and mark.get("refused") for mark in marks)
 
@@ -240,7 +240,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
 
 
 def _at(records: Sequence[Record], uuid: str | None) -> int:
-    """Where this record stands; 0 where it does not."""
+    """The index of this record; 0 where it is missing."""
     return next((at for at, record in enumerate(records) if uuid is not None and record.uuid == uuid), 0)
 
 
