@@ -13,6 +13,7 @@ import httpx
 import openai
 import pytest
 
+from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.settings import Profile, Settings
 from turnfault.provider.script import Fail, HeldReply, ToolUse
 from turnfault.provider.upstream import Upstream
@@ -20,6 +21,7 @@ from turnfault.provider.upstream import Upstream
 from .clis import old_cli_in_full
 from .conftest import MakeSettings
 from .matrix import rest_in_full
+from .selfcheck.tampered import tampered
 from .serving import serving
 from .talking import heard, running
 from .until import until
@@ -169,6 +171,23 @@ async def test_no_login_is_told_apart_and_says_what_to_do(claude_2: Path, make_s
     assert refused.value.code == "claude_not_logged_in"
     assert "run `cli-session-proxy login`" in refused.value.message
     assert "/login" not in refused.value.message
+
+
+async def test_a_cli_that_uses_no_login_is_named_and_nobody_is_told_to_log_in(
+    claude_2: Path, make_settings: MakeSettings, tmp_path: Path
+) -> None:
+    claude = tampered(claude_2, tmp_path / "bin", "bare")
+    settings = make_settings(claude_bin=claude)
+    env = {name: value for name, value in settings.claude_env.items() if name != "ANTHROPIC_API_KEY"}
+    cli = await capability.probe(claude, env)
+    capability.failed(cli, "login", "Not logged in")
+    settings = settings.model_copy(update={"claude_env": env | {"CLAUDE_CODE_OAUTH_TOKEN": "sk-ant-oat01-fake"}})
+    async with door(settings) as client:
+        with pytest.raises(openai.AuthenticationError) as refused:
+            await say(client, "hello")
+    assert refused.value.code == "claude_not_logged_in"
+    assert f"{cli.name} cannot use a subscription's login: its check failed at `login`" in refused.value.message
+    assert "run `cli-session-proxy login`" not in refused.value.message
 
 
 async def test_a_model_that_nobody_knows_is_told_with_the_one_that_is_probably_meant(

@@ -88,6 +88,18 @@ async def test_4_an_old_cli(settings: Settings, claude_1: Path) -> None:
     assert "offer the client's own tools" in one.says
 
 
+async def test_4_a_cli_that_is_too_old_to_be_used(settings: Settings, tmp_path: Path) -> None:
+    claude = tmp_path / "claude"  # 1.0.30 has no --session-id
+    claude.write_text(
+        "#!/bin/sh\ncase $1 in --version) echo '1.0.30 (Claude Code)';; *) echo '  -p, --print  x';; esac\n"
+    )
+    claude.chmod(0o755)
+    one = await fault(changed(settings, claude_bin=claude), "claude")
+    assert one.says.startswith(f"Claude CLI 1.0.30 at {claude} is too old, as it has no option --session-id")
+    assert "version 1.0.60 and newer can" in one.says
+    assert "npm install -g @anthropic-ai/claude-code" in one.mend
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_4_a_script_that_starts_a_new_cli_is_no_old_one(
     kind: str, settings: Settings, claude_2: Path, tmp_path: Path

@@ -1,5 +1,4 @@
-"""One agent's life on the newest CLI and on two that people may still have (1.0.120's minute: `make full`); `make
-versions` has many more."""
+"""One agent's life on the newest CLI and on two that people may still have; `make versions` has many more."""
 
 from __future__ import annotations
 
@@ -8,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from ..conftest import ROOT, required
-from ..matrix import rest_in_full
 from .__main__ import lived
 
 OLD = ROOT / ".tools" / "claude-2.1.71" / "node_modules" / ".bin" / "claude"
@@ -20,13 +18,21 @@ def claude_2_old() -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("cli", rest_in_full("claude_2", "claude_2_old", "claude_1", quick=2))
+@pytest.mark.parametrize(
+    ("cli", "short"),
+    [
+        ("claude_2", False),
+        ("claude_2_old", False),
+        ("claude_1", True),  # a process for each turn: all 17 take a minute
+        pytest.param("claude_1", False, marks=pytest.mark.full),
+    ],
+)
 async def test_one_agents_life_keeps_every_acknowledged_turn(
-    cli: str, request: pytest.FixtureRequest, tmp_path: Path
+    cli: str, short: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     binary: Path = request.getfixturevalue(cli)
     (folder := tmp_path / "life").mkdir()
-    found = await lived(cli, binary, folder)
+    found = await lived(cli, binary, folder, short=short)
     assert found.faults == []
     assert found.errors == []
     assert found.whole == found.answered

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import sys
 from dataclasses import replace
@@ -201,6 +202,7 @@ def test_nothing_but_the_allowed_reaches_the_cli(tmp_path: Path, monkeypatch: py
     assert (env["ANTHROPIC_API_KEY"], env["LC_TIME"], env["MORE"]) == ("sk-ant-fake", "C", "1")
     assert (env["TMPDIR"], env["CLAUDE_CODE_MAX_RETRIES"]) == (str(tmp_path), "3")
     assert env["CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS"] == "3750"
+    assert (env["CLAUDE_CODE_FORK_SUBAGENT"], env["CLAUDE_CODE_STARTUP_FAILURE_RESULTS"]) == ("0", "1")
 
 
 CLOUDS = {
@@ -258,6 +260,11 @@ def test_only_flags_that_the_cli_knows_are_used() -> None:
     known = {"-p", "--input-format", "--output-format", "--verbose", "--session-id", "--model", "--disallowedTools",
              "--append-system-prompt", "--allowedTools"}  # fmt: skip
     assert {part.split("=")[0] for part in argv if part.startswith("-")} == known
+
+
+def test_no_cli_compacts_or_deletes_between_turns() -> None:
+    given = next(part for part in launch(able("--settings")).argv() if part.startswith("--settings="))
+    assert json.loads(given.partition("=")[2]) == {"cleanupPeriodDays": 36500, "idleCompaction": False}
 
 
 def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
