@@ -142,7 +142,9 @@ class SelfChecks:
             return
         await self._decide(identity, cli, sha256, report.observed)
 
-    async def _decide(self, identity: Identity, cli: Capability, sha256: str, observed: Observed) -> None:
+    async def _decide(
+        self, identity: Identity, cli: Capability, sha256: str, observed: Observed, how: str = "failed its self-check"
+    ) -> None:
         capability.observe(identity, cli.version, observed)
         cli = replace(cli, observed=observed)
         self._tell_mismatches(cli)
@@ -159,7 +161,7 @@ class SelfChecks:
         known = by_subject(await self._store.findings())
         passed = [version for (_, version), seen in known.items() if fit(seen, essential)]
         newest = max(passed, key=capability.numbers, default=None)
-        words = sentence(cli, failed, None if instead == cli else instead, newest)
+        words = sentence(cli, how, failed, None if instead == cli else instead, newest)
         if words not in self._said:
             self._said.add(words)
             log.error("claude_unfit", message=words)
@@ -208,7 +210,8 @@ class SelfChecks:
                 found: dict[str, JSON] = {seen.name: seen.as_json() | {"in_use": True}}
                 await self._store.keep_findings(f"{sha256} {cli.version}", found)
                 if seen.name in ESSENTIAL:  # from the next turn on another one is run, where there is one
-                    await self._decide(identity, cli, sha256, {**cli.observed, seen.name: seen})
+                    now = {**cli.observed, seen.name: seen}
+                    await self._decide(identity, cli, sha256, now, "failed in use")
             self._degraded.pop(0)
 
 
@@ -234,10 +237,12 @@ def findings_of(report: Report) -> dict[str, JSON]:
     return {**observations, RUN: about}
 
 
-def sentence(cli: Capability, failed: Sequence[Observation], instead: Capability | None, passed: str | None) -> str:
+def sentence(
+    cli: Capability, how: str, failed: Sequence[Observation], instead: Capability | None, passed: str | None
+) -> str:
     """What a person reads of a CLI that memory cannot be trusted to."""
     what = "; ".join(f"{one.name}: {one.detail or 'nothing was seen'}" for one in failed)
-    begin = f"Claude CLI {cli.version} at {cli.path} failed its self-check ({what})"
+    begin = f"Claude CLI {cli.version} at {cli.path} {how} ({what})"
     if instead is not None:
         return f"{begin}: turns go on with version {instead.version}, which passed and is kept at {instead.path}"
     harm = "what is said may be lost" if any(one.name in ESSENTIAL for one in failed) else "turns fail with 401"

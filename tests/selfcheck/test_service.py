@@ -207,7 +207,7 @@ async def test_what_memory_stands_on_and_fails_in_use_is_replaced_without_a_rest
         await until(lambda: _runs(settings, "2.1.331"))
         capability.failed(await decided(settings), "place", "nothing of its answers there")
         await until(lambda: _runs(settings, "2.1.330"))
-        assert "place: nothing of its answers there" in said[0]
+        assert "failed in use (place: nothing of its answers there)" in said[0]
 
 
 async def test_a_version_that_fails_is_replaced_by_the_last_that_passed(
