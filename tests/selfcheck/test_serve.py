@@ -12,6 +12,7 @@ from pathlib import Path
 
 import httpx
 
+from cli_session_proxy.backends.claude.process.observed import NAMES
 from cli_session_proxy.commands.doctor import examine
 from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
@@ -43,13 +44,13 @@ async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywh
     async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
         await until(lambda: runs(settings), 120.0)
         for url in (one, two):
-            await until(partial(tells, url, "18 of 18 checks seen to work"))
+            await until(partial(tells, url, f"{len(NAMES)} of {len(NAMES)} checks seen to work"))
         async with httpx.AsyncClient(base_url=one) as http:
             assert 'cli_observation{observation="round_trip"} 1.0' in (await http.get("/metrics")).text
     every = {line.check: line async for line in examine(settings)}
-    assert "18 of 18 seen to work" in every["self-check"].says
+    assert f"{len(NAMES)} of {len(NAMES)} seen to work" in every["self-check"].says
     starts = (tmp_path / "bin" / "starts").read_text().split()
-    assert len(starts) == len(set(starts)) == 7  # of one check, which plays seven scenes
+    assert len(starts) == len(set(starts)) == 8  # of one check, which plays eight scenes
 
 
 async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
