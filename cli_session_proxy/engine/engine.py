@@ -714,6 +714,10 @@ class Engine:
             return
         if live.wait is not None and isinstance(error, LeaseLost | Interrupted):
             # In the store it waits on, and another proxy has it, or will.
+            # Noted before they are told to come again: the same request is this turn, at whichever proxy.
+            with contextlib.suppress(ProxyError, TimeoutError):
+                async with asyncio.timeout(self.settings.lease):
+                    await self.store.set_delivery(live.turn.id, live.left_as)
             why = "this turn waits for a limit, and goes on waiting at another proxy or after a restart"
             live.fail(Interrupted(f"{why}: send the same request again for its answer", retry_after=error.retry_after))
             return

@@ -582,7 +582,8 @@ class Turns(Protocol):
         queued turns that are `behind` it wait as long. `begin`, `fail` and `requeue` end the wait."""
 
     async def take_over(self, lease: Lease, turn_id: str, instance: str) -> Turn | None:
-        """A queued turn that waits for a limit is this proxy's to run; None where it waits for none any more."""
+        """A queued turn that waits for a limit is this proxy's to run, its delivery `uncertain`: its clients were the
+        other's. None where it waits for none any more."""
 
     async def turn(self, turn_id: str) -> Turn | None: ...
 

@@ -240,6 +240,7 @@ async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: St
         assert taken == await store.turn("t1")
         assert taken is not None
         assert (taken.instance, taken.limit_wait, taken.status) == ("there", WAIT, "queued")
+        assert taken.delivery == "uncertain"  # its clients were the other proxy's
         assert await store.take_over(lease, "t2", "there") is None  # it waits for no limit
         await store.begin(a_begin(taken))
         assert await store.take_over(lease, "t1", "here") is None  # it runs

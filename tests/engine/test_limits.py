@@ -19,7 +19,7 @@ from cli_session_proxy.engine import fallbacks
 from cli_session_proxy.engine.engine import Answer, Engine
 from cli_session_proxy.engine.lanes import Lanes, Slots
 from cli_session_proxy.engine.ownership import Instances
-from cli_session_proxy.errors import Interrupted, RateLimited, TurnCancelled, UpstreamError
+from cli_session_proxy.errors import Interrupted, LeaseLost, RateLimited, TurnCancelled, UpstreamError
 from cli_session_proxy.settings import ModelSettings, Profile, Settings
 
 from ..serving import serving
@@ -330,6 +330,39 @@ async def test_a_host_that_is_lost_leaves_its_waiting_turns_to_the_next_one_and_
         kept = await two.engine.store.turn(first.turn_id)
         assert kept is not None
         assert (kept.status, kept.instance) == ("completed", two.engine.instance_id)
+
+
+async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
+    postgres_url: str, tmp_path: Path, clock: Clock
+) -> None:
+    async with pair(postgres_url, tmp_path) as (one, two):
+        one.model.faults = [limit()]
+        first = await put_off(one.engine, "one")
+        one.reaches.clear()
+        second = await two.engine.submit(request("two"))
+        await until(lambda: two.engine.put_off() == 1)
+        one.reaches.set()
+        with pytest.raises(Exception, match=r"another proxy|taken"):
+            await first.turn()
+        two.reaches.clear()  # now that one is cut off, while it waits for both
+        again = await one.engine.submit(request("one"))  # at once, before it is known that its client has left
+        assert again.turn_id == first.turn_id
+        first.leave()
+        await until(lambda: one.engine.put_off() == 1)
+        clock.ahead = HOUR + 60
+        assert text(await again.turn()) == "You said: one (1)"
+        again.acknowledge()
+        two.reaches.set()
+        with pytest.raises(LeaseLost):  # it had not begun
+            await second.turn()
+        second.leave()
+        assert text(await ask(two.engine, "two")) == "You said: two (2)"
+        assert [words(path)[-1] for path in (*one.backend.seen, *two.backend.seen)] == ["one", "one", "two"]
+        kept = [turn for turn in await turns(one.engine) if turn.status == "completed"]
+        assert [(text(turn), turn.delivery) for turn in kept] == [
+            ("You said: one (1)", "delivered"),
+            ("You said: two (2)", "delivered"),
+        ]
 
 
 async def test_a_host_that_is_stopped_leaves_its_waiting_turns_to_the_others(

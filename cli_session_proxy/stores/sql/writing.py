@@ -258,9 +258,11 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
     row = WHOLE.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
-    (turn,) = rows.loaded_turns(conn, [row], instance=instance)
+    # Its clients were that proxy's. What they send again is this turn.
+    now = {"instance": instance, "delivery": "uncertain"}
+    (turn,) = rows.loaded_turns(conn, [row], **now)
     leases.forget_cancel(conn, turn_id)  # its former proxy was asked
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, "instance": instance})
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **now})
     return turn
 
 
