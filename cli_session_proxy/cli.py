@@ -189,7 +189,7 @@ def serve(settings: Settings) -> None:
     from .http.watchdog import Watchdog
 
     if settings.backend == CLAUDE:
-        from .commands.login import missing_of, refuse_others, report
+        from .commands.login import login_of, refuse_others, report
 
         asyncio.run(refuse_others(settings))
     watchdog = Watchdog()
@@ -199,18 +199,23 @@ def serve(settings: Settings) -> None:
         return
     from .selfcheck.service import beside
 
-    uvloop.run(run(settings, _say_at_once, watchdog, migrating, report, beside, partial(missing_of, settings)))
+    uvloop.run(run(settings, _say_at_once, watchdog, migrating, report, beside, partial(login_of, settings)))
 
 
 @_command("status", "status --json", options=STORE_AND_CLI)
 def status(settings: Settings, owner: Owner = "local", as_json: AsJson = False) -> None:
     """Tell whether it works, and what it costs. Exit 1 when it does not work."""
     from .commands import status as commands
+    from .commands.fitting import fitted
     from .export.status import lines
 
     seen, served = asyncio.run(commands.look(settings, owner))
     place = None if served is None else str(served)
-    _say(json.dumps({**seen.as_json(), "server": place}, indent=1) if as_json else "\n".join(lines(seen, place)))
+    _say(
+        json.dumps({**seen.as_json(), "server": place}, indent=1)
+        if as_json
+        else "\n".join(fitted(line, 12) for line in lines(seen, place))
+    )
     if seen.problem is not None:
         raise typer.Exit(1)
 
@@ -671,7 +676,10 @@ def _say(line: str) -> None:
 
 def _say_at_once(line: str) -> None:
     """Write past Python's buffers: a write that blocks on a full pipe must not hold their lock at exit."""
-    data = f"{line}\n".encode("utf-8", "replace")
+    from .commands.fitting import fitted
+
+    whole = line if line.startswith("try: ") else fitted(line, 2)  # a command is to be copied
+    data = f"{whole}\n".encode("utf-8", "replace")
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]
 

@@ -15,6 +15,7 @@ import logging
 import os
 import re
 import sys
+from datetime import datetime
 from logging.handlers import RotatingFileHandler
 from typing import TYPE_CHECKING, Any
 
@@ -22,10 +23,11 @@ import structlog
 from structlog.contextvars import bind_contextvars, bound_contextvars, clear_contextvars, merge_contextvars
 
 from . import redact
+from .domain import times
 from .sandbox import make_private
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, MutableMapping
+    from collections.abc import Collection, Iterable, MutableMapping
     from pathlib import Path
 
     from .settings import Settings
@@ -115,8 +117,10 @@ def file_of(settings: Settings) -> Path:
     return settings.var / "logs" / "proxy.log"
 
 
-def configure(settings: Settings) -> None:
-    """Send this program's logs to the file and warnings to stderr. Called again, it replaces what it set before.
+def configure(settings: Settings, told: Collection[str] = ()) -> None:
+    """Send this program's logs to the file and warnings to stderr, but for those events that are `told` there in words.
+
+    Called again, it replaces what it set before.
 
     Raises `SandboxError` or OSError where the folder cannot be written.
     """
@@ -126,7 +130,8 @@ def configure(settings: Settings) -> None:
     to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
-    to_stderr.setFormatter(_formatter(_console(colors=sys.stderr.isatty())))
+    to_stderr.addFilter(lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") in told))
+    to_stderr.setFormatter(_formatter(_in_zone, _console(colors=sys.stderr.isatty())))
 
     shut_down()
     logger = logging.getLogger(NAME)
@@ -188,15 +193,20 @@ def _shared() -> list[Any]:
     ]
 
 
-def _formatter(renderer: Any) -> structlog.stdlib.ProcessorFormatter:
-    """Both ours and plain `logging` records, exceptions as text, secrets out, then the renderer."""
+def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+    """The time as a person is told it everywhere else."""
+    return {**event, "timestamp": times.written(datetime.fromisoformat(event["timestamp"]).timestamp())}
+
+
+def _formatter(*renderers: Any) -> structlog.stdlib.ProcessorFormatter:
+    """Both ours and plain `logging` records, exceptions as text, secrets out, then these."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_shared(),
         processors=[
             structlog.stdlib.ProcessorFormatter.remove_processors_meta,
             structlog.processors.format_exc_info,
             _drop_secrets,
-            renderer,
+            *renderers,
         ],
     )
 

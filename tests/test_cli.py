@@ -345,7 +345,7 @@ def test_chains_fit_a_terminal_and_tell_the_totals(tmp_path: Path, capsys: pytes
     fill(tmp_path, *(f"agent-{n}-{'x' * 100}" for n in range(3)))
     done("chains", "--limit", "2", "--var", tmp_path)
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith("2 of 3 agents, 3 turns, 0 repairs, $0.0")
+    assert said[-1].startswith("2 of 3 agents, 3 turns, $0.00, ")
     assert len(said) == 4
     assert "owner" not in said[0]
     width = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}

@@ -432,6 +432,17 @@ class Program(NamedTuple):
     observed: tuple[Observed, ...]
 
 
+# How the program pays: with a person's subscription, by use (a key, a cloud), not at all yet; or it cannot tell.
+LoginKind = Literal["subscription", "by use", "none", "unknown"]
+
+
+class Login(NamedTuple):
+    """`advice`: what must be done before the program can answer; None where nothing must."""
+
+    kind: LoginKind
+    advice: str | None
+
+
 class ProcessHooks(NamedTuple):
     """What is told of the backend's processes. None of these may fail.
 

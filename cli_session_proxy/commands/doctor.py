@@ -29,6 +29,7 @@ from ..backends.claude.process.observed import ESSENTIAL, EXPECTED, SAYS
 from ..domain import times
 from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
+from ..export import explain
 from ..http.binding import answers, is_served
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..machine import command_to
@@ -87,9 +88,10 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
             if check_cli:
                 for one in await _checked(cli, settings):
                     yield one
-            says, _, fix = (await logged_in.missing(settings, cli.path, env) or "").partition(": ")
+            login = await logged_in.look(settings, cli.path, env)
+            says, _, fix = (login.advice or "").partition(": ")
             if not says:
-                yield Checkup("login", "ok", "the CLI is logged in, or a key is set")
+                yield Checkup("login", "ok", explain.login(login.kind) or "logged in")
             else:
                 yield Checkup("login", "error" if says == "no Claude login" else "warning", says, fix)
     yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
@@ -160,7 +162,7 @@ def _abilities(cli: Capability) -> Checkup:
     }
     missing = [what for what, can in there.items() if not can]
     if not missing:
-        return Checkup("capabilities", "ok", "everything that the proxy makes use of")
+        return Checkup("capabilities", "ok", "all that the proxy uses")
     able = ".".join(map(str, max(EXPECTED.values())))
     says = f"Claude CLI {cli.version} works, but cannot {', '.join(missing)}; version {able} and newer can"
     return Checkup("capabilities", "warning", says, capability.UPGRADE)
@@ -276,7 +278,7 @@ def _place(settings: Settings) -> Checkup:
         if (why := places.unsafe(path)) is not None:
             mend = "choose another with --var" if what == "var" else "install it elsewhere"
             return Checkup("place", "warning", f"{what} ({path}) lies {why}", mend)
-    return Checkup("place", "ok", "no folder that is known to be synced, and no network")
+    return Checkup("place", "ok", "not in a synced folder, not on a network disk")
 
 
 def _disk(var: Path) -> Checkup:
@@ -288,7 +290,7 @@ def _disk(var: Path) -> Checkup:
         if level == "ok"
         else f"free space there (df -h {place}; cli-session-proxy chains shows sizes), or move --var"
     )
-    return Checkup("disk", level, f"{free // MB} MB free at {place}", mend)
+    return Checkup("disk", level, f"{free // MB:,} MB free at {place}", mend)
 
 
 def _memory(settings: Settings) -> Checkup:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import TaskProgressColumn
 from rich.text import Text
 
@@ -19,6 +20,7 @@ from ..export import found as found_words
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar
+from .fitting import fitted
 from .listing import ChainFilter, moment_of
 from .stored import opened
 
@@ -80,19 +82,21 @@ async def _indexed(store: Store) -> Indexed:
 
 def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
     """Of a hit: where it is, the words around what was looked for, else the question, and each repair."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False)
+    console.soft_wrap = not console.is_terminal
     for hit in found.hits:
-        line = Text(printable(found_words.place(hit)), style="bold")
-        about = [hit.status or "", hit.continuity or "", times.written(hit.at, "minutes")]
-        line.append("  " + "  ".join(part for part in about if part), style="not bold dim")
+        place = printable(found_words.place(hit))
+        status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
+        line = Text(fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4), style="dim")
+        line.stylize("bold not dim", 0, len(place))
         console.print(line)
-        words = Text("  ")
+        words = Text()
         for n, text in enumerate(hit.snippet):
             words.append(printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "")
         of_turn = told.get(hit.turn_id or "", Told("", ()))
         if not hit.snippet:
             words.append(printable(of_turn.asked))
-        for part in (words, *(Text(f"  {printable(says)}", style="dim") for says in of_turn.repairs)):
+        for part in (words, *(Text(printable(says), style="dim") for says in of_turn.repairs)):
             if part.plain.strip():
-                console.print(part)
+                console.print(Padding(part, (0, 0, 0, 2)) if console.is_terminal else Text("  ").append(part))
     console.print(Text(found_words.summed_up(wanted, found), style="dim"))

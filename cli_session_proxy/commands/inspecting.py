@@ -20,6 +20,7 @@ from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
+from .fitting import fitted
 from .stored import opened
 
 # Newest turns of an agent in which repairs and failures are looked for.
@@ -116,9 +117,9 @@ async def _told(store: Store, turn: Turn | None) -> JSON | None:
     asked = [block for message in said["input"] for block in message["content"]]
     return {
         "id": turn.id, "number": (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).newest,
-        "status": turn.status, "continuity": turn.continuity, "model": turn.model, "cost_usd": turn.cost_usd,
-        "at": turn.created_at, "asked": shown.line(asked, WORDS), "answered": shown.line(said["output"], WORDS),
-        "error": said["error"],
+        "status": turn.status, "continuity": turn.continuity, "model": turn.answered_by or turn.model,
+        "cost_usd": turn.cost_usd, "at": turn.created_at, "asked": shown.line(asked, WORDS),
+        "answered": shown.line(said["output"], WORDS), "error": said["error"],
     }  # fmt: skip
 
 
@@ -138,20 +139,25 @@ def print_shown(told: JSON) -> None:
     console.print(Text(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ", style="dim"), end="")
     console.print(Text(printable(told["agent_id"]), style="bold"))
     for name, value in _lines(told):
-        console.print(Text(f"{name:10}", style="dim").append(printable(value), style="default not dim"))
+        whole = f"{name:10}{printable(value)}"
+        line = Text(whole if name == "by hand" else fitted(whole, 10))  # a command is one line: it is to be copied
+        line.stylize("dim", 0, 10)
+        console.print(line)
 
 
 def _lines(told: JSON) -> Iterator[tuple[str, str]]:
     if told["kind"] == "agent":
-        counts = [count(told[many], many.removesuffix("s")) for many in ("turns", "sessions", "repairs")]
+        counts = [count(told[many], many.removesuffix("s")) for many in ("turns", "sessions", "repairs") if told[many]]
         yield "chain", ", ".join([*counts, f"${told['cost_usd']:.4f}"])
     place = {"agent": "head", "session": "tip", "turn": "turn"}[told["kind"]]
     if (turn := told[place]) is not None:
         yield place, _line(turn)
+        if turn["status"] != "completed":
+            yield "status", turn["status"].replace("_", " ")
         yield "asked", turn["asked"] or "(no text)"
         yield "answered", turn["answered"] or "(no text)"
         if turn["error"]:
-            yield "error", f"{turn['error'].get('code')}: {turn['error'].get('message')}"
+            yield "error", _why(turn)
     yield from (("told", says) for says in told.get("says", ()))
     if told.get("saw"):
         yield "model saw", told["saw"]
@@ -163,7 +169,9 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
                 f"{times.written(one['at'], 'minutes')}  {one['turn_id']}  {one['says']}",
             )
     for one in told.get("last_failures", ()):
-        yield one["status"], f"{_line(one)}  {(one['error'] or {}).get('code', '')}"
+        yield one["status"], _line(one)
+        yield "", one["asked"] or "(no text)"
+        yield "", one["answered"] or _why(one)
     yield "session", told["session_id"] or "none"
     if told.get("transcript"):
         yield "file", told["transcript"]
@@ -173,5 +181,9 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
 
 
 def _line(turn: JSON) -> str:
-    about = [turn["status"], turn["continuity"] or "", turn["model"], times.written(turn["at"], "minutes")]
-    return f"#{turn['number']} {turn['id']}  " + "  ".join(part for part in about if part)
+    return f"#{turn['number']} {turn['id']}  {turn['model']}  {times.written(turn['at'], 'minutes')}"
+
+
+def _why(turn: JSON) -> str:
+    error = turn["error"] or {}
+    return str(error.get("message") or explain.failed(error.get("code")))

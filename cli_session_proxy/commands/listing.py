@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
 import click
@@ -14,32 +15,40 @@ from rich.text import Text
 
 from ..domain import times
 from ..domain.budgets import amount
-from ..domain.models import JSON, ChainSummary, Status
+from ..domain.models import JSON, Agent, ChainSummary, Status
 from ..domain.searching import moment
 from ..engine.budgets import Budgets
 from ..errors import ConfigError, did_you_mean, printable
+from ..export import shown
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..export.sums import DAYS, TURNS, summed
 from ..export.words import count
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
+from ..stores.base import Store
 from .stored import opened
 
 By = Literal["day", "model", "key"]
 
 # Columns of a table that goes into a file or a pipe: nothing is cut there.
 WIDE = 1000
+# Agents without a name whose first question is shown, and its characters; and those of an id that tell it from others.
+TITLED = 100
+WORDS = 60
+OF_ID = 9
 # Seconds until `--watch` looks again.
 AGAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """`one_shots`: how many of the last day have no row, and what they cost."""
+    """`one_shots`: how many of the last day have no row, and what they cost. `titles`: the first questions of agents
+    that nobody named, by their ids."""
 
     rows: list[JSON]
     one_shots: int = 0
     cost_usd: float = 0.0
+    titles: Mapping[str, str] = field(default_factory=dict)
 
 
 async def chains(settings: Settings, wanted: ChainFilter) -> Listed:
@@ -49,10 +58,19 @@ async def chains(settings: Settings, wanted: ChainFilter) -> Listed:
             return Listed([])
         now = time.time()
         folded = None if wanted.one_shots else now - ONE_SHOT_SHOWN
-        rows = [summary_json(row) async for row in store.summaries(folded=folded) if wanted.holds(row)]
+        found = [row async for row in store.summaries(folded=folded) if wanted.holds(row)]
+        unnamed = [row.agent for row in found if not row.agent.named][:TITLED]
+        titles = {agent.agent_id: await _first_question(store, agent) for agent in unnamed}
+        rows = [summary_json(row) for row in found]
         if folded is None:
-            return Listed(rows)
-        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded))
+            return Listed(rows, titles=titles)
+        return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded), titles)
+
+
+async def _first_question(store: Store, agent: Agent) -> str:
+    turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
+    asked = [block for turn in turns for message in shown.said(turn)["input"] for block in message["content"]]
+    return shown.line(asked, WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,19 +137,23 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
         # Where there is not enough room it is the names that are cut.
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
     for row in rows[:limit]:
-        state = f"{row['state'] or '-'}".replace("_", " ")
+        name = row["agent_id"]
+        if console.is_terminal and listed.titles.get(name):  # `show` takes a part of an id, too
+            name = f"{name[:OF_ID]} {listed.titles[name]}"
+        state = STATES.get(row["state"], row["state"] or "")
         cells = [
-            row["agent_id"], *(row[name] or "-" for name in beside), state, row["turns"], row["repairs"],
-            f"${row['cost_usd']:.4f}", _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
+            name, *(row[column] or "" for column in beside), state, row["turns"], row["repairs"] or "",
+            money(row["cost_usd"]), _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
             else times.written(row["last_at"], 'minutes'),
         ]  # fmt: skip
         # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
         table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
     console.print(table)
-    shown = f"{limit} of " if limit < len(rows) else ""
+    part = f"{limit} of " if limit < len(rows) else ""
     turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))
-    total = f"{shown}{count(len(rows), 'agent')}, {count(turns, 'turn')}, {count(repairs, 'repair')}"
-    console.print(Text(f"{total}, ${cost:.4f}, {_size(size)}", style="dim"))
+    total = [f"{part}{count(len(rows), 'agent')}", count(turns, "turn")]
+    total += [count(repairs, "repair")] if repairs else []
+    console.print(Text(", ".join([*total, money(cost) or "$0.00", _size(size)]), style="dim"))
     if listed.one_shots:
         console.print(Text(folded, style="dim"))
 
@@ -173,6 +195,15 @@ def print_spent(rows: list[JSON], by: By) -> None:
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(f"${sum(row['cost_usd'] for row in rows):.2f} in the last {DAYS} days", style="dim"))
+
+
+# A turn's status in the words of the page; nothing where all is well.
+STATES = {"completed": "", "requires_action": "waits"}
+
+
+def money(dollars: float) -> str:
+    """Blank for nothing."""
+    return f"${dollars:.{4 if dollars < 0.1 else 2}f}" if dollars else ""
 
 
 def _size(number: float) -> str:

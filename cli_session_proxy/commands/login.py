@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
+from ..backends.base import Login
 from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.failures import likely_model
 from ..errors import ClaudeUnavailable, ConfigError
@@ -45,20 +46,19 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
         model = settings.default_model
         if not any(known in model for known in MODELS) and (meant := likely_model(model)):
             yield f"default_model is {model!r}{meant}"
-        advice = await logged_in.missing(settings, claude.path, env)
-        if advice is not None:
+        if (advice := (await logged_in.look(settings, claude.path, env)).advice) is not None:
             yield advice
 
 
-async def missing_of(settings: Settings) -> str | None:
-    """What must be done before the CLI of these settings can answer; None where nothing is. About 0.6 s of a core."""
+async def login_of(settings: Settings) -> Login:
+    """How the CLI of these settings is logged in. At most 0.6 s of a core."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
         try:
             claude = await capability.probe(capability.find(settings), env)
         except ClaudeUnavailable as exc:
-            return exc.message
-        return await logged_in.missing(settings, claude.path, env)
+            return Login("unknown", exc.message)
+        return await logged_in.look(settings, claude.path, env)
 
 
 async def refuse_others(settings: Settings) -> None:
@@ -122,7 +122,7 @@ async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
             say(f"the CLI's login ended with exit code {code}: run this again, or see `doctor`")
             return False
         served = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
-        advice = await logged_in.missing(settings, claude, served)
+        advice = (await logged_in.look(settings, claude, served)).advice
         say(advice or "logged in: `serve` needs nothing more")
         return advice is None or words[0] != "auth"
 

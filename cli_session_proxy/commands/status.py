@@ -11,14 +11,14 @@ from ..backends.claude.process import capability
 from ..domain import times
 from ..engine.plan import stored
 from ..errors import ClaudeUnavailable, UpstreamError
-from ..export import status
+from ..export import explain, status
 from ..export.status import WEEK, ProxyStatus
 from ..export.sums import TURNS
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from .asking import ANSWER_TIMEOUT, alive, client_of, key_of
-from .login import missing_of
+from .login import login_of
 from .stored import opened
 
 STOPPED = "no server runs on {var}: start it with `cli-session-proxy serve`"
@@ -43,8 +43,11 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
         plan = None if store is None else await stored(store)
     today, week = status.costs(facts, now, forgotten)
     known = None
-    problem = await missing_of(settings) or STOPPED.format(var=settings.var)
+    login = await login_of(settings)
+    problem = login.advice or STOPPED.format(var=settings.var)
     with contextlib.suppress(ClaudeUnavailable):  # which `problem` says
         known = capability.known(capability.find(settings))
     cli = None if known is None else f"Claude CLI {known[0].version}"
-    return ProxyStatus(problem, cli, 0, 0, today, week, None, plan and plan.current(now)), None
+    return ProxyStatus(
+        problem, cli, 0, 0, today, week, None, plan and plan.current(now), login=explain.login(login.kind)
+    ), None

@@ -33,6 +33,7 @@ from ..stores.auto import place_of
 from ..stores.base import Store
 from .bars import bar
 from .doctor import Checkup, examine
+from .fitting import fitted
 from .stored import made, opened
 
 Say = Callable[[str], None]
@@ -79,11 +80,11 @@ def print_verified(found: list[Verified]) -> Iterator[str]:
         busy = f", {len(one.busy)} being written" if one.busy else ""
         busy += f", {len(one.unwritten)} written at the next turn" if one.unwritten else ""
         read = f"{count(one.sessions, 'session')}, {count(one.records, 'record')} read"
-        yield f"{printable(one.agent_id)}: {state} ({read}{busy})"
+        yield fitted(f"{printable(one.agent_id)}: {state} ({read}{busy})", 2)
         for difference in (*one.differences, *one.notes):
             where = "head" if difference.at_head else f"turn {difference.tip}"
             name = difference.session_id or "no session"
-            yield f"  {difference.kind:10} session {name}, {where}: {printable(difference.text)}"
+            yield fitted(f"  {difference.kind:10} session {name}, {where}: {printable(difference.text)}", 13)
 
 
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
@@ -144,9 +145,9 @@ async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool
     async for one in examine(settings, check_cli=check_cli):
         found.append(one)
         if not as_json:
-            say(f"{one.level:8}{one.check:20}{printable(one.says)}")
+            say(fitted(f"{one.level:8}{one.check:20}{printable(one.says)}", 28))
             if one.mend:
-                say(f"{'':28}fix: {printable(one.mend)}")
+                say(fitted(f"{'':28}fix: {printable(one.mend)}", 33))
     if as_json:
         say(json.dumps([asdict(one) for one in found], indent=1))
     return all(one.level != "error" for one in found)

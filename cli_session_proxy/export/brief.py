@@ -3,21 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Literal, NamedTuple
 
 from ..domain.evidence import OUTPUT_REFUSED
 from ..domain.models import JSON, REPAIR_REASONS, Link, Turn
-from .words import count
-
-# The one word for it, on the page as in a dump: what was mended, where a conversation parts, what was asked again, who
-# answered instead, what the model would not do, turns from outside, and what is good to know.
-Kind = Literal["repair", "branch", "retry", "fallback", "refusal", "adopted", "note"]
-
-
-class Brief(NamedTuple):
-    kind: Kind
-    says: str
-
+from .words import Brief, count
 
 _FOUND: Mapping[str, str] = {
     "missing": "was missing",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
-from ..backends.base import Program
+from ..backends.base import LoginKind, Program
 from ..domain import times
 from ..domain.approvals import Approval, Outcome
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
@@ -28,13 +28,13 @@ from ..domain.models import (
 )
 from ..domain.notes import Code
 from ..engine.live import Doing
-from .words import count
+from .words import Brief, Kind, count
 
 NO_SESSION = "none"
 
-# Why an agent needs a look: nothing works any more, the last turn did not, some of a day did not, its client owes
-# results, its turn takes long.
-Attention = Literal["stuck", "failed", "failures", "results", "long"]
+# Why an agent needs a look: nothing works any more, the last turn did not, the model refuses again and again, some
+# turns of a day failed, its client owes results, its turn takes long.
+Attention = Literal["stuck", "failed", "refused", "failures", "results", "long"]
 
 # Links that a reader looks for: repairs, and turns that somebody else had in the session.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
@@ -201,20 +201,24 @@ def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> s
     return said
 
 
-def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[str]:
+def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[Brief]:
     """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
-    said: list[str] = []
+    said: list[Brief] = []
     if evidence is NOTHING and not before_the_last:  # nearly all turns of a long chain
         return said
+
+    def tell(kind: Kind, sentence: str) -> None:
+        said.append(Brief(kind, sentence))
+
     if evidence.left_off:
-        said.append(
-            f"The answer of {evidence.left_off} never reached its client: the conversation goes on from before it."
-        )
+        gone = evidence.left_off
+        tell("note", f"The answer of {gone} never reached its client: the conversation goes on from before it.")
     if evidence.sandbox:
-        said.append(f"The agent's sandbox directory was not there (nothing at {evidence.sandbox}): it was made, empty.")
+        where = f"(nothing at {evidence.sandbox})"
+        tell("repair", f"The agent's sandbox directory was not there {where}: it was made, empty.")
     if evidence.files_at is not None:
-        said.append(_NOTES["files_elsewhere"][1].format(evidence.files_at))
+        tell("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
         # Told by its link, which is stored with the attempt that succeeded, or with the attempt that failed after it.
         told = any(link.reason in REPAIR_REASONS for link in links) or any(
@@ -223,52 +227,54 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
             if "repaired" in attempt
         )
         if not told:
-            said.append(_repaired(evidence.repaired.as_json()))
+            tell("repair", _repaired(evidence.repaired.as_json()))
     if evidence.recalled is not None:
         commits = evidence.recalled.commits
-        said.append(
+        tell(
+            "note",
             f"The model was told of {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from "
-            f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}."
+            f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}.",
         )
     if evidence.exit_code is not None:
-        said.append(
+        tell(
+            "repair",
             f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
-            "resumed the session, whose transcript was verified first."
+            "resumed the session, whose transcript was verified first.",
         )
     if evidence.reloaded:
-        said.append(_reloaded(evidence.reloaded))
+        tell("repair", _reloaded(evidence.reloaded))
     if evidence.unmet:
         names = ", ".join(evidence.unmet)
-        said.append(f"The model, or this CLI, does not take what the request asked for: {names}.")
-    if before_the_last:
-        said += _attempts(before_the_last)
+        tell("note", f"The model, or this CLI, does not take what the request asked for: {names}.")
+    said += _attempts(before_the_last)
     if evidence.retries:
         last = evidence.retries[-1]
         named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
         what = " ".join(named) or "no whole answer"
         times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
-        said.append(f"The provider failed{times} ({what}): it was asked again.")
+        tell("retry", f"The provider failed{times} ({what}): it was asked again.")
     if evidence.cuts:
-        said.append(_cuts(evidence.cuts))
+        tell("retry", _cuts(evidence.cuts))
     if evidence.refusal is not None:
-        said.append(f"{evidence.refusal.words} This turn is left out; the next starts from the one before it.")
-    said += _approvals(evidence.approvals)
+        words = evidence.refusal.words
+        tell("refusal", f"{words} This turn is left out; the next starts from the one before it.")
+    for sentence in _approvals(evidence.approvals):
+        tell("note", sentence)
     if evidence.settled:
-        said.append("The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
+        tell("repair", "The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.cache_miss is not None:
         about = "" if evidence.cache_miss.tokens is None else f", about {count(evidence.cache_miss.tokens, 'token')}"
         reason = evidence.cache_miss.reason.replace("_", " ")
-        said.append(f"The provider did not read all of its prompt cache ({reason}{about}).")
+        tell("note", f"The provider did not read all of its prompt cache ({reason}{about}).")
     if evidence.compacted:
-        said.append("The CLI compacted the conversation: the model knows a summary of what came before.")
-    if evidence.notes:
-        for note in evidence.notes:  # of a newer version's export, too
-            if note.code == "outside_window":  # as it was asked for: see `beside`
-                continue
-            noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
-            said.append(sentence.format(count(note.count, noun)))
+        tell("note", "The CLI compacted the conversation: the model knows a summary of what came before.")
+    for note in evidence.notes:  # of a newer version's export, too
+        if note.code == "outside_window":  # as it was asked for: see `beside`
+            continue
+        noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
+        tell("note", sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
-        said.append(_NOT_READ[evidence.records])
+        tell("repair", _NOT_READ[evidence.records])
     return said
 
 
@@ -351,24 +357,61 @@ def program(known: Program) -> str:
         return f"{begin}{failed if lost else ' is being checked'}: turns go on with {known.runs}"
     if not known.observed:
         return f"{begin}, not checked yet"
-    seen = f"{good} of {len(known.observed)} checks seen to work"
+    seen = f"{good} of {len(known.observed)} checks passed"
     return f"{begin}{failed}; {seen}" if lost else f"{begin}, {seen}"
+
+
+def login(kind: LoginKind) -> str | None:
+    """How the program is logged in, in a few words; None where it is not known."""
+    return {
+        "subscription": "logged in with a subscription",
+        "by use": "logged in, paid by use",
+        "none": "not logged in",
+    }.get(kind)
 
 
 def attention(code: Attention, detail: JSON) -> str:
     """Why somebody should look at an agent, in a few words."""
     match code:
         case "stuck":
-            return f"its last {detail['turns']} turns failed ({detail['why']})"
+            return f"its last {detail['turns']} turns failed: {failed(detail['why'])}"
         case "failed":
-            return (
-                f"its last turn failed ({detail['why']})" if detail["why"] != "refused" else "its last turn was refused"
-            )
+            return f"its last turn failed: {failed(detail['why'])}"
+        case "refused":
+            return f"the model refused its last {detail['turns']} turns: rewind it, or ask for something else"
         case "failures":
-            return f"{count(detail['turns'], 'turn')} failed within a day, later ones did not ({detail['why']})"
+            return f"{count(detail['turns'], 'turn')} failed within a day, later ones did not: {failed(detail['why'])}"
         case "results":
             return "waits for its client to send the results of tools"
     return "its turn takes unusually long"
+
+
+def failed(code: str | None) -> str:
+    """Why a turn failed, in a few words."""
+    return _FAILED.get(code or "", (code or "no reason is known").replace("_", " "))
+
+
+# By the code of its error (`errors`).
+_FAILED: Mapping[str, str] = {
+    "invalid_request": "the request was refused",
+    "context_too_long": "the conversation is too long for the model",
+    "claude_not_logged_in": "the CLI is not logged in",
+    "session_busy": "somebody else was writing its session",
+    "request_too_large": "the request was too large",
+    "queue_full": "too many turns were waiting",
+    "rate_limited": "the provider's limit was reached",
+    "budget_exceeded": "the budget was used up",
+    "turn_cancelled": "it was cancelled",
+    "upstream_error": "the provider or the CLI failed",
+    "claude_unavailable": "the CLI could not be run",
+    "store_unavailable": "the store could not be written",
+    "interrupted": "the proxy stopped during it",
+    "lease_lost": "another proxy took the agent over",
+    "turn_timeout": "no answer came in time",
+    "overloaded": "the provider was overloaded",
+    "sandbox_error": "the agent's folder could not be made",
+    "config_error": "a setting is wrong",
+}
 
 
 def doing(what: Doing, detail: JSON) -> str:
@@ -417,22 +460,20 @@ def _asked_again(retry: JSON) -> str:
     return f"{said} ({why})" if why else said
 
 
-def _attempts(attempts: Sequence[JSON]) -> Iterator[str]:
+def _attempts(attempts: Sequence[JSON]) -> Iterator[Brief]:
     """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
     for number, attempt in enumerate(attempts, 1):
         if "repaired" in attempt:
-            yield _repaired(attempt["repaired"])
+            yield Brief("repair", _repaired(attempt["repaired"]))
         why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
         if attempt.get("code") == OUTPUT_REFUSED:
             why = f"its answer was not the JSON that was asked for ({why})"
         ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
         if attempt.get("asked") is False:
-            yield f"Attempt {number} {ended}, before the prompt was sent: it was sent as attempt {number + 1}."
-            continue
-        yield (
-            f"Attempt {number} {ended}: the prompt was sent again as attempt {number + 1}, to a session that does not "
-            "know of it."
-        )
+            went_on = f", before the prompt was sent: it was sent as attempt {number + 1}."
+        else:
+            went_on = f": the prompt was sent again as attempt {number + 1}, in a clean session."
+        yield Brief("retry", f"Attempt {number} {ended}{went_on}")
 
 
 def _approvals(asked: Sequence[Approval]) -> Iterator[str]:
@@ -584,29 +625,26 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
 }
 
 
-def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[str]:
+def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
     """What is to be known of a turn that went as turns should: who answered in whose place, and what was not shown."""
     if fallback is not None and fallback.here:
-        why = _UNABLE.get(fallback.why, fallback.why)
         until = times.written(fallback.until)
-        yield (f"{fallback.asked} could not answer ({why}): {fallback.model} did. It is asked again from {until} on.")
+        yield Brief(
+            "fallback",
+            f"{fallback.asked} could not answer ({failed(fallback.why)}): {fallback.model} did. {fallback.asked} is "
+            f"asked again from {until} on.",
+        )
     if evidence.written is not None and evidence.written.code == "other_model":
-        yield "Another model had answered since the session was last used: its turns were written into it."
+        yield Brief(
+            "note", "Another model had answered since the session was last used: its turns were written into it."
+        )
     for note in evidence.notes:
         if note.code == "outside_window":
             noun, sentence = _NOTES[note.code]
-            yield sentence.format(count(note.count, noun))
+            yield Brief("note", sentence.format(count(note.count, noun)))
     if evidence.window_summary is not None:
-        yield f"In their place the model was shown a summary, which it had made itself: {evidence.window_summary}"
-
-
-_UNABLE: Mapping[str, str] = {
-    "rate_limited": "its limit is reached",
-    "claude_not_logged_in": "the CLI is not logged in",
-    "claude_unavailable": "the CLI cannot be run",
-    "overloaded": "it is overloaded",
-    "upstream_error": "it failed",
-}
+        summary = evidence.window_summary
+        yield Brief("note", f"In their place the model was shown a summary, which it had made itself: {summary}")
 
 
 # --- links, by reason

@@ -16,7 +16,7 @@ from html import escape
 from typing import Any
 
 from ..domain import times
-from ..domain.models import ON_PATH, Agent, Link, Turn
+from ..domain.models import ON_PATH, REPAIR_REASONS, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
@@ -24,7 +24,7 @@ from .explain import MARKED_REASONS, cache
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
 from .shown import CallAside, here
-from .words import UNSEEN, UNSURE, WHY, count, visible
+from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
 OPEN = 3
@@ -75,7 +75,7 @@ async def html(
             continue
         links = shape.links.get(turn.id, ())
         told = await tell(shown.measured, turn, links, verbatim=verbatim)
-        lines = [_summary(turn, node, shape, colours, links, mended=bool(told["says"])), *_turn(turn, links, told)]
+        lines = [_summary(turn, node, shape, colours, links, mended=node.mended), *_turn(turn, links, told)]
         yield "\n".join(lines) + "\n"
     yield "</body></html>\n"
 
@@ -121,9 +121,10 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
         jump = (
             "" if node.parent == before else f" <span class='dim'>after {above.number if above else 'nothing'}</span>"
         )
-        marks = [WHY[link.reason] for link in shape.links.get(node.id, ()) if link.reason in MARKED_REASONS]
-        marks += ["repaired"] if node.mended else []
-        mark = f" <span class='mend'>{_text('; '.join(marks))}</span>" if marks else ""
+        marks = [link.reason for link in shape.links.get(node.id, ()) if link.reason in MARKED_REASONS]
+        says = [WHY[reason] for reason in marks] + (["repaired"] if node.mended else [])
+        kind = "mend" if node.mended or any(reason in REPAIR_REASONS for reason in marks) else "dim"
+        mark = f" <span class='{kind}'>{_text('; '.join(says))}</span>" if says else ""
         state = "" if node.status == "completed" else f" <span class='bad'>{_text(node.status)}</span>"
         yield f"<li{lane}><a href='#{_text(node.id)}'>{chip}{node.number}</a>{jump}{state}{mark}"
         yield f" {_text(node.words)}</li>"
@@ -138,7 +139,8 @@ def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
         said = shown.link(link)
         evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
         lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
-    lines += [f"<p class='mend'>{_text(text)}</p>" for text in told["says"]]
+    for kind, text in shown.told(turn, links) if told["says"] else ():
+        lines.append(f"<p class='{'mend' if kind == 'repair' else 'dim'}'>{KINDS[kind]}: {_text(text)}</p>")
     for message in told["input"]:
         lines.append(f"<h4>{_common(message['role'])}</h4>")
         lines += [_block(block) for block in message["content"]]
@@ -170,7 +172,7 @@ def _summary(
     turn: Turn, node: Node, shape: Outline, colours: dict[str, str], links: Sequence[Link], *, mended: bool
 ) -> str:
     """What is seen of a turn that is not open, and where it belongs."""
-    is_mended = mended or (links and any(link.reason in MARKED_REASONS for link in links))
+    is_mended = mended or any(link.reason in REPAIR_REASONS for link in links)
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
     opened = " open" if node.number > len(shape.nodes) - OPEN else ""
     state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"
@@ -186,7 +188,7 @@ def _summary(
 
 
 def _kind(link: Link) -> str:
-    kind = "mend" if link.reason in MARKED_REASONS else "dim"
+    kind = "mend" if link.reason in REPAIR_REASONS else "dim"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"<span class='{kind}'>{_text(link.reason)}</span> <code>{_text(ids)}</code>"
 

@@ -14,8 +14,8 @@ from ..engine.subscription import Happened
 from ..errors import printable
 from . import explain, shown
 from .asked import asked
-from .explain import MARKED_REASONS
 from .schema import TurnDump
+from .words import KINDS, mark_of
 
 # Of a text, what fits on a line of a terminal (characters).
 WIDTH = 200
@@ -71,9 +71,9 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
     turn = happened.turn
     out = [f"{times.written(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
     for link in happened.links:
-        mark = "repair" if link.reason in MARKED_REASONS else "link"
+        mark = mark_of(link.reason)
         out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
-    out += [f"    repair: {text}" for text in told["says"]]
+    out += [f"    {KINDS[one.kind]}: {one.says}" for one in shown.told(turn, happened.links)]
     if turn.status in ("queued", "running"):
         out += [f"    user: {_words(message['content'])}" for message in told["input"]]
     else:

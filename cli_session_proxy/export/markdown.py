@@ -15,10 +15,10 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
-from .explain import MARKED_REASONS, cache, placed
+from .explain import cache, placed
 from .schema import SaidDump
 from .shown import CallAside, here
-from .words import UNSURE, visible
+from .words import KINDS, UNSURE, mark_of, visible
 
 
 async def markdown(
@@ -66,7 +66,8 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
         yield f"> {_common(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
-    yield from (f"> **repaired**: {_plain(text)}\n" for text in told["says"])
+    for kind, text in shown.told(turn, links) if told["says"] else ():
+        yield f"> **{KINDS[kind]}**: {_plain(text)}\n"
     for message in told["input"]:
         yield f"**{_common(message['role'])}**\n"
         yield from _content(message["content"])
@@ -85,7 +86,8 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
 
 
 def _link(link: Link) -> str:
-    mark = "**repaired**" if link.reason in MARKED_REASONS else "link"
+    mark = mark_of(link.reason)
+    mark = mark if mark == "link" else f"**{mark}**"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"> {mark} ({_inline(link.reason)}, {_plain(ids)}): {_plain(shown.link(link)['says'])}"
 

@@ -43,7 +43,9 @@ class Outline:
 
     def add(self, turn: TurnOutline, number: int) -> None:
         words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
-        mended = bool(explain.turn(turn.evidence, turn.attempts, self.links.get(turn.id, ())))
+        mended = any(
+            one.kind == "repair" for one in explain.turn(turn.evidence, turn.attempts, self.links.get(turn.id, ()))
+        )
         self.nodes[turn.id] = Node(
             turn.id, number, turn.parent_id, turn.status, turn.session_id,
             " ".join(words.split())[:FIRST_WORDS], mended,

@@ -12,7 +12,7 @@ from ..domain.evidence import NOTHING, Evidence
 from ..domain.models import Block, Link, Message, Session, Turn
 from . import explain
 from .schema import LinkDump, MeasuredDump, MessageDump, SaidDump, SessionDump, TurnDump, UsageDump
-from .words import shallow
+from .words import Brief, shallow
 
 T = TypeVar("T")
 D_co = TypeVar("D_co", covariant=True)
@@ -26,8 +26,8 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
     `links` are those made at this turn; one of another turn tells nothing of it.
     """
-    told = measured(row, links, verbatim=verbatim)
-    reason = told["reason"]
+    parts = measured(row, links, verbatim=verbatim)
+    reason = parts["reason"]
     shown: TurnDump = {
         "id": row.id,
         "parent_id": row.parent_id,
@@ -35,11 +35,11 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "model": row.model,
         "session_id": row.session_id,
         "continuity": row.continuity,
-        "input": told["input"],
-        "output": told["output"],
-        "usage": told["usage"],
+        "input": parts["input"],
+        "output": parts["output"],
+        "usage": parts["usage"],
         "cost_usd": row.cost_usd,
-        "error": told["error"],
+        "error": parts["error"],
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
@@ -50,15 +50,15 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "stop_reason": row.stop_reason,
         "continuity_reason": {name: reason[name] for name in _CONTINUITY if name in reason},
         "reason": reason,
-        "timings": told["timings"],
-        "tools": told["tools"],
+        "timings": parts["timings"],
+        "tools": parts["tools"],
         "delivery": row.delivery,
         "origin": row.origin,
         "backend": row.backend,
         "answered_by": row.answered_by,
         "fallback": None if row.fallback is None else row.fallback.as_json(),
         "metadata": _redacted(row.options.metadata),
-        "says": told["says"],
+        "says": parts["says"],
     }
     return shown
 
@@ -104,11 +104,16 @@ async def here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
     """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
+    return [one.says for one in told(row, links)]
+
+
+def told(row: Turn, links: Sequence[Link] = ()) -> list[Brief]:
+    """The same, each with its kind."""
     if row.evidence is NOTHING and row.fallback is None and len(row.attempts) < 2:  # nearly all turns of a long chain
         return []
     own = [link for link in links if link.turn_id == row.id]
-    told = Evidence.from_json(_redacted(row.evidence.as_json()))
-    return [*explain.beside(row.evidence, row.fallback), *explain.turn(told, _redacted(row.attempts), own)]
+    evidence = Evidence.from_json(_redacted(row.evidence.as_json()))
+    return [*explain.beside(row.evidence, row.fallback), *explain.turn(evidence, _redacted(row.attempts), own)]
 
 
 def line(content: Sequence[Block], most: int) -> str:

@@ -38,7 +38,7 @@ class Remembered(Recorded):
 class ProxyStatus(Recorded):
     """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
     self-check saw, in words. Costs are in USD, today among the last seven. `plan`: of a subscription.
-    `put_off`: turns that wait for a limit to be over."""
+    `put_off`: turns that wait for a limit to be over. `login`: in words, where it is known."""
 
     problem: str | None
     cli: str | None
@@ -49,6 +49,7 @@ class ProxyStatus(Recorded):
     remembered: Remembered | None
     plan: Plan | None = None
     put_off: int = 0
+    login: str | None = None
 
     def as_json(self) -> JSON:
         return {"working": self.problem is None, **super(ProxyStatus, self).as_json()}
@@ -79,6 +80,8 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
         waiting = f", {status.waiting} waiting" if status.waiting else ""
         waiting += f", {status.put_off} until a limit is over" if status.put_off else ""
         yield f"server      {served}/ui, {count(status.running, 'turn')} running{waiting}"
+    if status.login is not None:
+        yield f"login       {status.login}"
     if status.cli is not None:
         yield f"CLI         {status.cli}"
     week = f"${status.cost_week:.2f} in the last {WEEK} days ({times.name()})"

@@ -4,10 +4,32 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
+
+# The one word for what happened to a turn, on the page, in a dump and in a terminal: something was mended, the
+# conversation parts, something was asked again, another model answered, the model refused, turns came from outside;
+# or a note.
+Kind = Literal["repair", "branch", "retry", "fallback", "refusal", "adopted", "note"]
+
+
+class Brief(NamedTuple):
+    kind: Kind
+    says: str
+
+
+# How a dump for people begins the sentence.
+KINDS: Mapping[Kind, str] = {
+    "repair": "repaired",
+    "branch": "branch",
+    "retry": "retried",
+    "fallback": "fallback",
+    "refusal": "refused",
+    "adopted": "adopted",
+    "note": "note",
+}
 
 # A link in a few words, where the whole sentence (`explain.link`) has no place.
 WHY: Mapping[LinkReason, str] = {
@@ -18,6 +40,12 @@ WHY: Mapping[LinkReason, str] = {
     "moved": "repaired: the transcript was moved back",
     "adopted": "turns made outside the proxy were adopted",
 }
+
+
+def mark_of(reason: LinkReason) -> str:
+    """How a dump begins the line of a link. That of a branch begins as any other: nothing went wrong."""
+    return {"rebuilt": "repaired", "moved": "repaired", "adopted": "adopted"}.get(reason, "link")
+
 
 # Of an answer that may never have been read.
 UNSURE: Mapping[Delivery, str] = {

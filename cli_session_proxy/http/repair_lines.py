@@ -1,4 +1,4 @@
-"""One line for each repair and each adopted turn, for the person at `serve`'s terminal.
+"""One line for each failed, repaired or adopted turn, for the person at `serve`'s terminal.
 
 Told by the engine, said by a task of its own on a thread: a terminal that nobody reads stops neither turns, nor the
 loop, nor the end of the program. Words of a conversation are never in these lines.
@@ -12,14 +12,15 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 
+from .. import redact
 from ..domain import times
 from ..domain.models import Link, Turn
 from ..errors import StoreUnavailable, printable
-from ..export import explain, shown
-from ..export.explain import MARKED_REASONS
+from ..export import brief, explain
+from ..export.words import KINDS, count
 from ..stores.base import Store
 
-# Repairs that wait to be said; while the terminal stands still, older ones are only counted.
+# Lines that wait to be said; while the terminal stands still, older ones are only counted.
 WAITING = 256
 
 Say = Callable[[str], None]
@@ -42,8 +43,7 @@ class RepairLines:
         """Not a repair."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
-        repaired = any(link.reason in MARKED_REASONS for link in links)
-        if not repaired and not explain.turn(turn.evidence, turn.attempts, links):
+        if not any(_sentences(turn, links)):
             return
         if len(self._waiting) == WAITING:
             self._waiting.popleft()
@@ -69,7 +69,9 @@ class RepairLines:
                     for turn_id, what, sentence in _sentences(turn, links)
                 ]
                 if self._left_out:
-                    lines.append(f"{self._left_out} repairs were not told here: see `chains` and `dump`")
+                    lines.append(
+                        f"{count(self._left_out, 'more line')} left out: see `find --repaired`, `find --status failed`"
+                    )
                     self._left_out = 0
                 await _aside(self._say, lines)
 
@@ -93,11 +95,13 @@ async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
 
 
 def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, str]]:
-    """(turn, what it was, sentence): an adoption is one for each turn that came in."""
-    for link in links:
-        says = shown.link(link)["says"]
-        if link.reason == "adopted":
-            yield from ((turn_id, "adopted", says) for turn_id in link.detail["turns"])
-        elif link.reason in MARKED_REASONS:
-            yield turn.id, "repaired", says
-    yield from ((turn.id, "repaired", text) for text in shown.says(turn, links))
+    """(turn, what it was, sentence): an adoption is one for each turn that came in. `show` tells more of each."""
+    if turn.status == "failed" and turn.error is not None:
+        why = redact.text(str(turn.error.get("message") or explain.failed(turn.error.get("code"))))
+        yield turn.id, "failed", why
+    for one in brief.told(turn, links):
+        came_in = [link.detail.get("turns") for link in links if link.reason == "adopted"]
+        if one.kind == "adopted" and came_in and isinstance(came_in[0], list):
+            yield from ((turn_id, KINDS[one.kind], one.says) for turn_id in came_in[0])
+        elif one.kind not in ("branch", "note"):
+            yield turn.id, KINDS[one.kind], one.says

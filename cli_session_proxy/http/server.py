@@ -15,6 +15,7 @@ from starlette.applications import Starlette
 from starlette.middleware.exceptions import ExceptionMiddleware
 
 from .. import logs
+from ..backends.base import Login
 from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
@@ -38,7 +39,7 @@ from .routes import Routes
 from .search import SearchRoute
 from .served import Served, announced, place_of
 from .systemd import Systemd
-from .ui.overview import Missing
+from .ui.overview import AskLogin
 from .ui.routes import Ui
 from .watchdog import Watchdog, on_signals
 
@@ -67,8 +68,9 @@ async def idle(settings: Settings, store: Store, say: Say) -> None:
     """Nothing."""
 
 
-async def nothing_missing() -> None:
-    """Nobody is asked: see `Missing`."""
+async def nobody_asked() -> Login:
+    """Nothing is known of it: see `AskLogin`."""
+    return Login("unknown", None)
 
 
 async def nothing_to_report(_settings: Settings, _keys: Keys) -> AsyncIterator[str]:
@@ -79,7 +81,7 @@ async def nothing_to_report(_settings: Settings, _keys: Keys) -> AsyncIterator[s
 
 
 def create_app(
-    engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES, missing: Missing = nothing_missing
+    engine: Engine, settings: Settings, wires: Sequence[Wire] = WIRES, ask: AskLogin = nobody_asked
 ) -> Starlette:
     """The app on a started engine. The caller starts and stops the engine."""
     app = Starlette()
@@ -90,7 +92,7 @@ def create_app(
     keys = Keys(settings)
     MetricsRoute(engine, keys).add_to(app)
     SearchRoute(engine).add_to(app)
-    Ui(engine, keys, missing).add_to(app)
+    Ui(engine, keys, ask).add_to(app)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
         from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
@@ -118,7 +120,7 @@ async def serve(
     telling: Telling = logged,
     report: Report = nothing_to_report,
     beside: Beside = idle,
-    missing: Missing = nothing_missing,
+    ask: AskLogin = nobody_asked,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
@@ -145,8 +147,8 @@ async def serve(
             engine.observers.append(telemetry)
         try:
             await engine.start()
-            logs.configure(settings)
-            app = create_app(engine, settings, missing=missing)
+            logs.configure(settings, told=("turn_failed",))
+            app = create_app(engine, settings, ask=ask)
             if telemetry is not None:
                 app.state.metrics.registry.register(TelemetryMetrics(partial(getattr, telemetry, "lost")))
             await _run(app, engine, settings, listener, say, report, repairs, watchdog, beside, archive)

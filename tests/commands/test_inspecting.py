@@ -26,7 +26,9 @@ def mended(var: Path) -> None:
         store = store_for(Settings(var=var))
         await store.open()
         rows, links = every_repair()
-        failed = turn(90, status="failed", parent_id=rows[-1].id, error={"code": "upstream_error", "message": "no"})
+        failed = turn(
+            90, status="failed", parent_id=rows[-1].id, error={"code": "upstream_error", "message": "no"}, output=()
+        )
         parts = [*(WholeTurn(row, (Record("{}"),)) for row in rows), WholeTurn(failed, ())]
         new = NewChain("local", "mended", "mended", True, 1.0, time.time(), lambda: rows[-1].id)
         await store.import_chain(new, [*parts, Session(SESSION, 0, rows[-1].id, "/t.jsonl", "2.1.329", 1.0), *links])
@@ -43,7 +45,9 @@ def test_show_tells_an_agent_a_session_and_a_turn(tmp_path: Path, capsys: pytest
     agent = capsys.readouterr().out
     command = f"CLAUDE_CONFIG_DIR={config} /c/claude --resume {SESSION}"
     assert f"by hand   cd {tmp_path}/sandbox/agents/mended && {command}" in agent
-    assert "upstream_error" in agent
+    assert "upstream_error" not in agent, "a sentence, and no code"
+    failed = next(n for n, line in enumerate(agent.splitlines()) if line.startswith("failed    #"))
+    assert agent.splitlines()[failed + 2].split() == ["no"]
     assert "repair    " in agent
     assert "answered  Hello there." in agent
     done("show", SESSION, "--var", tmp_path)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.commands import status as command
-from cli_session_proxy.commands.login import missing_of
+from cli_session_proxy.commands.login import login_of
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow
@@ -129,5 +129,5 @@ async def test_a_missing_login_is_the_problem_before_all(claude_2: Path, tmp_pat
         var=tmp_path / "var", claude_bin=claude_2, claude_config_dir=tmp_path / "config",
         claude_env={"HOME": str(tmp_path / "home")},
     )  # fmt: skip
-    assert "no Claude login" in (await missing_of(settings) or "")
+    assert "no Claude login" in ((await login_of(settings)).advice or "")
     assert "no Claude login" in ((await command.look(settings))[0].problem or "")

@@ -195,7 +195,7 @@ async def remove_and_put_back(talk: Talk) -> None:
 
 def _again(why: str) -> Says:
     sent = "(: the prompt was sent again|, before the prompt was sent: it was sent) as attempt 2"
-    return {4: rf"\*\*repaired\*\*: Attempt 1 failed \({why}\){sent}"}
+    return {4: rf"\*\*retried\*\*: Attempt 1 failed \({why}\){sent}"}
 
 
 def _without_result(code: int) -> tuple[Says, Says]:

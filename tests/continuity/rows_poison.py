@@ -322,7 +322,7 @@ async def refused_login(talk: Talk) -> None:
 
 
 def _notes(number: int, *words: str) -> Says:
-    return {number: "(.|\n)*".join(rf"\*\*repaired\*\*: .*{word}" for word in words)}
+    return {number: "(.|\n)*".join(rf"\*\*(note|retried|repaired)\*\*: .*{word}" for word in words)}
 
 
 POISON = "poison"
@@ -401,5 +401,5 @@ ROWS = (
     # Of the warm process of one host: at another one the turn has a new one, and the login there.
     poison("a login that was renewed under a warm process", renewed_login, on_hosts=False),
     poison("a login that the running process does not take up", refused_login, clis=NEW, quick=NEW, on_hosts=False,
-        settings={"cli_retries": 0}, says={4: r"\*\*repaired\*\*: Attempt 1 failed \(.*401"}),
+        settings={"cli_retries": 0}, says={4: r"\*\*retried\*\*: Attempt 1 failed \(.*401"}),
 )  # fmt: skip

@@ -121,11 +121,11 @@ def _given_up(code: str, words: str) -> tuple[Says, Says]:
 
 def _asked_again(why: str) -> tuple[Says, Says]:
     """CLI 1.0.x does not tell that it asks again."""
-    return {4: rf"\*\*repaired\*\*: The provider failed \({why}\): it was asked again\."}, {}
+    return {4: rf"\*\*retried\*\*: The provider failed \({why}\): it was asked again\."}, {}
 
 
 UPSTREAM = "upstream"
-CUT = r"\*\*repaired\*\*: The provider's stream was cut"
+CUT = r"\*\*retried\*\*: The provider's stream was cut"
 FAST = {"cli_retries": 1}
 ROWS = (
     Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=NEW, settings=FAST,

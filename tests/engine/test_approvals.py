@@ -76,7 +76,7 @@ async def test_nothing_runs_before_a_person_has_allowed_it_and_the_store_has_tha
         answer.acknowledge()
         assert turn.evidence.approvals == (told,)
         said = "Bash (rm -rf /) waited for a person's word: it was allowed once by local."
-        assert said in explain.turn(turn.evidence, turn.attempts)
+        assert said in [one.says for one in explain.turn(turn.evidence, turn.attempts)]
 
 
 async def test_the_first_answer_holds_and_every_other_one_is_told_so(tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ async def test_a_cancelled_turn_asks_nobody_any_more_and_its_request_is_open_for
         turn = await stored(engine, answer.turn_id)
         assert [one.outcome for one in turn.evidence.approvals] == [None]
         said = "Bash (run r1) waited for a person's word: nobody has answered."
-        assert said in explain.turn(turn.evidence, turn.attempts)
+        assert said in [one.says for one in explain.turn(turn.evidence, turn.attempts)]
 
 
 async def test_a_new_attempt_asks_anew_and_says_that_the_one_before_was_allowed_the_same(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
     assert [*told, *data["turns"][number - 1]["says"]] == [case.says]
     markdown = _unescaped(await text_of(store, "markdown")).split("\n## Turn ")[1:]
     assert case.says in markdown[number - 1]
-    assert ("**repaired**" in markdown[number - 1]) == case.is_repair
+    assert (f"> **{case.kind}**" in markdown[number - 1]) == (case.kind != "link")
     assert sum(case.says in part for part in markdown) == sum(case.says in one.says for one in CASES)
     html = (await text_of(store, "html")).split("<details id='")[1:]
     assert _escaped(case.says) in html[number - 1]
@@ -52,7 +52,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
     happened = Happened(rows[number - 1], tuple(link for link in links if link.turn_id == f"turn_{number}"))
     lines = live.lines(happened).splitlines()
     [line] = [line for line in lines if case.says in line]
-    assert line.startswith("    repair" if case.is_repair else "    link")
+    assert line.startswith(f"    {case.kind}")
 
 
 @pytest.mark.parametrize("number", range(1, len(CASES) + 1), ids=[case.name for case in CASES])
@@ -98,7 +98,7 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
     [
         (
             {"backend": "litellm", "fallback": Fallback("sonnet", "gpt", "rate_limited", 1_790_000_800.0)},
-            "sonnet could not answer (its limit is reached): gpt did. It is asked again from "
+            "sonnet could not answer (the provider's limit was reached): gpt did. sonnet is asked again from "
             f"{times.written(1_790_000_800.0)} on.",
         ),
         (

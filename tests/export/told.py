@@ -34,10 +34,11 @@ class Case:
     detail: JSON = field(default_factory=dict)
     source: str | None = SESSION
     fields: dict[str, Any] = field(default_factory=dict)
+    kind: str = "repaired"  # how a dump begins the sentence
 
     @property
     def is_repair(self) -> bool:
-        return self.reason not in ("started", "forked_by_cli", "branched")
+        return self.kind == "repaired"
 
 
 def rebuilt(found: str, note: str, **more: Any) -> dict[str, Any]:
@@ -50,7 +51,7 @@ def attempts(why: str, **more: str) -> tuple[JSON, ...]:
 
 
 CASES = (
-    Case("started", "A new session was started.", "started", source=None),
+    Case("started", "A new session was started.", "started", source=None, kind="link"),
     Case(
         "gone", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",
         **rebuilt("missing", f"no transcript at {PATH}"),
@@ -138,6 +139,7 @@ CASES = (
         "Somebody went on in this session outside the proxy: 2 turns of theirs became part of the conversation.",
         "adopted", {"note": "9 unknown records follow", "turns": ["turn_13", "turn_14"]},
         fields={"origin": "adopted", "continuity": None},
+        kind="adopted",
     ),
     Case(
         "adopted whole",
@@ -148,30 +150,35 @@ CASES = (
          "notes": ["2 lines are not JSON and were left out"]},
         ELSEWHERE,
         {"origin": "adopted", "continuity": None},
+        kind="adopted",
     ),
     Case(
         "another id",
         "CLI 1.0.120 was asked to resume session aaaaaaaa and answered as a new one, 5e551011: the conversation "
         "goes on there.",
         "forked_by_cli", {"asked": OLDER, "answered": SESSION, "cli": "1.0.120"}, OLDER,
+        kind="link",
     ),
     Case(
         "a branch",
         "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines), "
         "and session 5e550000 was left as it is.",
         "branched", {"code": "left_path", "from_turn": "turn_2", "records": 8}, ANOTHER,
+        kind="link",
     ),
     Case(
         "a branch, settled after a crash",
         "This turn continues an earlier one, turn_2: the path to it was written as a new session, 5e551011 (8 lines). "
         "The proxy died in this turn: the next one to start found that out from the transcript.",
         "branched", {"from_turn": "turn_2", "records": 8, "settled": True}, None,
+        kind="link",
     ),
     Case(
         "a process that was killed",
-        "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, to a "
-        "session that does not know of it.",
+        "Attempt 1 failed (it ended with exit code -9 before the result): the prompt was sent again as attempt 2, in a "
+        "clean session.",
         fields={"attempts": attempts("it ended with exit code -9 before the result")},
+        kind="retried",
     ),
     Case(
         "a process that was killed before it was asked",
@@ -179,6 +186,7 @@ CASES = (
         "attempt 2.",
         fields={"attempts": ({"n": 1, "asked": False, "status": "failed",
                               "why": "it ended with exit code -9 before the result"}, {"n": 2, "status": "completed"})},
+        kind="retried",
     ),
     Case(
         "a transcript that was swapped under a CLI that loaded it",
@@ -189,22 +197,25 @@ CASES = (
     ),
     Case(
         "an attempt that was interrupted",
-        "Attempt 1 was cancelled (interrupted): the prompt was sent again as attempt 2, to a session that does not "
-        "know of it.",
+        "Attempt 1 was cancelled (interrupted): the prompt was sent again as attempt 2, in a clean "
+        "session.",
         fields={"attempts": ({"n": 1, "status": "cancelled", "code": "interrupted"}, {"n": 1, "status": "completed"})},
+        kind="retried",
     ),
     Case(
         "an answer that could not be kept",
-        "Attempt 1 was answered, but the answer could not be kept: the prompt was sent again as attempt 2, to a "
-        "session that does not know of it.",
+        "Attempt 1 was answered, but the answer could not be kept: the prompt was sent again as attempt 2, in a "
+        "clean session.",
         fields={"attempts": ({"n": 1, "status": "completed"}, {"status": "failed", "code": "store_unavailable"},
                              {"n": 1, "status": "completed"})},
+        kind="retried",
     ),
     Case(
         "an answer of the wrong shape",
         "Attempt 1 failed (its answer was not the JSON that was asked for ('a' is missing)): the prompt was sent again "
-        "as attempt 2, to a session that does not know of it.",
+        "as attempt 2, in a clean session.",
         fields={"attempts": attempts("'a' is missing", code="output_refused")},
+        kind="retried",
     ),
     Case(
         "a process that ended while idle",
@@ -220,12 +231,14 @@ CASES = (
     Case(
         "a provider that failed", "The provider failed 2 times (529 overloaded): it was asked again.",
         fields={"evidence": Evidence(retries=({"error_status": None}, {"error_status": 529, "error": "overloaded"}))},
+        kind="retried",
     ),
     Case(
         "a stream that was cut before any client had its words",
         "The provider's stream was cut, and the CLI asked for the rest. No client had been given any of its unfinished "
         "words: they were taken back.",
         fields={"evidence": Evidence(cuts=(StreamCut(),))},
+        kind="retried",
     ),
     Case(
         "a stream that was cut twice",
@@ -233,6 +246,7 @@ CASES = (
         "had been given to a client: they are part of the answer, and the model is shown them too. 8 characters of "
         "unfinished thinking had been given to a client: they are part of the answer, and the model is not shown them.",
         fields={"evidence": Evidence(cuts=(StreamCut(thinking=8), StreamCut(text=24)))},
+        kind="retried",
     ),
     Case(
         "a proxy that died",
@@ -243,10 +257,12 @@ CASES = (
         "an answer that never arrived",
         "The answer of turn_4 never reached its client: the conversation goes on from before it.",
         fields={"evidence": Evidence(left_off="turn_4")},
+        kind="note",
     ),
     Case(
         "a compaction", "The CLI compacted the conversation: the model knows a summary of what came before.",
         fields={"evidence": Evidence(compacted={"trigger": "auto"})},
+        kind="note",
     ),
     Case(
         "a transcript lost during the turn",
@@ -261,12 +277,14 @@ CASES = (
     Case(
         "a new system prompt", "The system prompt had changed: the new one stands at the head of the request.",
         fields={"evidence": Evidence(notes=(Note("system_prompt_replaced"),))},
+        kind="note",
     ),
     Case(
         "what it cost",
         "2 thoughts of earlier answers would have been refused, because what stood before had changed: left out of the "
         "request, kept in the chain.",
         fields={"evidence": Evidence(notes=(Note("thinking_left_out", 2),))},
+        kind="note",
     ),
     Case(
         "mended, but then it failed", f"The session's transcript was gone (no transcript at {PATH}): {WRITTEN}.",

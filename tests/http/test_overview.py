@@ -58,16 +58,16 @@ def test_days_models_and_keys_are_summed_up() -> None:
 
 def test_trouble_is_not_hidden_by_the_last_status() -> None:
     assert why(fact(1, status="failed", code="overloaded"), fact(2)) == [
-        (1, "failures", "1 turn failed within a day, later ones did not (overloaded)")
+        (1, "failures", "1 turn failed within a day, later ones did not: the provider was overloaded")
     ]
     assert why(fact(1, status="failed", code="overloaded", ago=2 * DAY), fact(2)) == []
 
 
 def test_an_agent_of_which_every_turn_fails_comes_first() -> None:
     lost = [fact(n, status="failed", code="upstream_error") for n in (2, 3)]
-    assert why(fact(1), *lost, fact(4, agent=2, status="refused")) == [
-        (1, "stuck", "its last 2 turns failed (upstream error)"),
-        (2, "failed", "its last turn was refused"),
+    assert why(fact(1), *lost, fact(4, agent=2, status="failed", code="rate_limited")) == [
+        (1, "stuck", "its last 2 turns failed: the provider or the CLI failed"),
+        (2, "failed", "its last turn failed: the provider's limit was reached"),
     ]
     # what somebody cancelled is no failure, and hides none
     assert why(*lost, fact(5, status="cancelled"))[0][1] == "stuck"
@@ -77,6 +77,14 @@ def test_an_agent_of_which_every_turn_fails_comes_first() -> None:
 def test_what_was_repaired_or_refused_and_went_on_needs_nobody() -> None:
     assert why(*(fact(n, repairs=1) for n in range(1, 9))) == []
     assert why(fact(1, status="refused"), fact(2)) == []
+
+
+def test_one_refusal_needs_nobody_and_the_second_in_a_row_does() -> None:
+    refused = [fact(n, status="refused", code="refused") for n in (3, 4)]
+    assert why(fact(1), refused[0]) == []
+    says = "the model refused its last 2 turns: rewind it, or ask for something else"
+    assert why(fact(1), *refused) == [(1, "refused", says)]
+    assert why(fact(1, status="failed", code="overloaded", ago=2 * DAY), refused[0]) == []
 
 
 def test_a_short_name_is_counted_with_the_one_model_that_it_means() -> None:

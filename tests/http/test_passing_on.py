@@ -687,7 +687,7 @@ async def test_a_turn_away_from_its_files_says_so(
         assert [path[-1] for path in two.asked] == ["two"]
         turn = (await two.turns())[-1]
         assert turn.evidence.files_at == "http://127.0.0.1:1"
-        assert "The agent's files are on http://127.0.0.1:1" in explain.turn(turn.evidence, turn.attempts)[0]
+        assert "The agent's files are on http://127.0.0.1:1" in explain.turn(turn.evidence, turn.attempts)[0].says
         # from now on they are here
         assert "x-continuity-note" not in (await two.chat("three")).headers
 

@@ -19,6 +19,7 @@ import pytest
 from cli_session_proxy import logs
 from cli_session_proxy.commands.login import report
 from cli_session_proxy.domain import times
+from cli_session_proxy.domain.evidence import Evidence, Refusal
 from cli_session_proxy.domain.models import Agent, Link
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.http import repair_lines, server
@@ -36,7 +37,7 @@ from ..until import until
 
 SOON = 60
 GONE = Link("s1", "s1", "turn_2", "rebuilt", {"found": "missing", "note": "no transcript at /x", "records": 9}, 2.0)
-SAID = "The session's transcript was gone (no transcript at /x): it was written again from the chain (9 lines)."
+SAID = "Session file was missing; restored."
 
 
 class Names:
@@ -74,6 +75,20 @@ async def test_a_repair_is_one_line_and_a_sound_turn_none() -> None:
     assert said == [f"{stamp}  repaired  agent a\ufffd[31m\ufffdb, turn_2: {SAID}"]
 
 
+async def test_a_failure_and_a_refusal_are_told_as_what_they_are() -> None:
+    said: list[str] = []
+    error = {"code": "upstream_error", "message": "The provider said: sk-ant-api03-abcdef123456"}
+    refusal = Evidence(refusal=Refusal("cyber", "no"))
+    async with telling(Names(), said) as lines:
+        lines.turn_ended(turn(2, status="cancelled", error={"code": "turn_cancelled", "message": "left"}), ())
+        lines.turn_ended(turn(3, status="failed", error=error), ())
+        lines.turn_ended(turn(4, status="refused", evidence=refusal), ())
+        await until(lambda: len(said) >= 2)
+    failed, refused = (line.partition("  ")[2] for line in said)
+    assert failed == "failed    agent a, turn_3: The provider said: [redacted]"
+    assert refused == "refused   agent a, turn_4: The model refused; the next turn starts from the one before."
+
+
 async def test_each_adopted_turn_is_a_line() -> None:
     said: list[str] = []
     async with telling(Names(), said) as lines:
@@ -81,7 +96,7 @@ async def test_each_adopted_turn_is_a_line() -> None:
         lines.adopted(turn(4), link)
         await until(lambda: len(said) >= 2)
     first, second = (line.partition("  ")[2] for line in said)
-    assert first.startswith("adopted   agent a, turn_3: Somebody went on in this session outside the proxy")
+    assert first == "adopted   agent a, turn_3: Turns made outside the proxy were taken in."
     assert second.startswith("adopted   agent a, turn_4: ")
 
 
@@ -111,7 +126,7 @@ async def test_a_terminal_that_nobody_reads_keeps_the_last_repairs_and_stops_not
     await until(lambda: any(f"turn_{repair_lines.WAITING + 10}:" in line for line in said))
     task.cancel()
     await asyncio.wait([task])
-    assert any("repairs were not told here" in line for line in said)
+    assert any("left out: see `find --repaired`" in line for line in said)
     assert len(said) <= repair_lines.WAITING + 2
 
 
@@ -300,14 +315,11 @@ async def test_serve_prints_where_it_listens_and_a_line_for_each_repair(
             await asyncio.to_thread(path.unlink)
             turn_id = await say(http, "two")
             line = (await lines.readline()).decode()
-            assert (
-                f"  repaired  agent a, {turn_id}: The session's transcript was gone (no transcript at {path}): " in line
-            )
-            assert line.endswith(" lines).\n")
+            assert line.endswith(f"  repaired  agent a, {turn_id}: {SAID}\n")
             await by_hand(settings, path.stem, "three")
             line = (await lines.readline()).decode()
             assert "  adopted   agent a, turn_" in line
-            assert "Somebody went on in this session outside the proxy: 1 turn of theirs" in line
+            assert "Turns made outside the proxy were taken in." in line
             assert "three" not in line
             assert "three" in (await http.get("/v1/chains/a?format=markdown")).text
             told = (await http.get("/metrics")).text

@@ -44,7 +44,7 @@ async def test_two_proxies_on_one_store_check_their_cli_once_and_tell_it_everywh
     async with serve(settings, tmp_path) as (one, _), serve(settings, tmp_path) as (two, _):
         await until(lambda: runs(settings), 120.0)
         for url in (one, two):
-            await until(partial(tells, url, f"{len(NAMES)} of {len(NAMES)} checks seen to work"))
+            await until(partial(tells, url, f"{len(NAMES)} of {len(NAMES)} checks passed"))
         async with httpx.AsyncClient(base_url=one) as http:
             assert 'cli_observation{observation="round_trip"} 1.0' in (await http.get("/metrics")).text
     every = {line.check: line async for line in examine(settings)}

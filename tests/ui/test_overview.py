@@ -94,9 +94,9 @@ async def test_agents_that_need_a_person_are_counted_by_reason_and_lead_to_the_t
             "Need a look: 1 keeps failing, 1 failed within a day"
         )
         await expect(needs).to_have_count(2)  # what was repaired needs nobody
-        await expect(needs.nth(0)).to_contain_text("stuck its last 2 turns failed (overloaded)")
+        await expect(needs.nth(0)).to_contain_text("stuck its last 2 turns failed: the provider was overloaded")
         await expect(needs.nth(1)).to_contain_text(
-            "well again 1 turn failed within a day, later ones did not (overloaded)"
+            "well again 1 turn failed within a day, later ones did not: the provider was overloaded"
         )
         await needs.nth(0).get_by_role("link").click()
         await expect(page.locator("#turn h2")).to_contain_text("Turn 3 failed")
@@ -205,7 +205,7 @@ async def test_the_list_is_ordered_filtered_and_summed_up(world: World) -> None:
         # what failed once stays to be seen, though the last turn went well
         await expect(rows.nth(1)).to_contain_text("well again")
         await expect(rows.nth(1).locator(".state")).to_be_empty()
-        await expect(rows.nth(1).locator(".failed")).to_have_text("1 failed")
+        await expect(rows.nth(1).locator(".lost")).to_have_text("1 failed or refused")
         await page.locator("select[name=only]").select_option("repaired")
         await expect(rows.locator(".name")).to_have_text(["mended"])
         await expect(totals).to_contain_text("1 agent of 6, 2 turns")

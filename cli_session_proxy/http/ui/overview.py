@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
+from ...backends.base import Login
 from ...domain import times
 from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
@@ -38,8 +39,8 @@ TEXT = 300
 NAMED = 50
 
 
-# What must be done before turns can be answered, such as a login; None where nothing is. May start the CLI.
-Missing = Callable[[], Awaitable[str | None]]
+# How the program behind the turns is logged in. May start it.
+AskLogin = Callable[[], Awaitable[Login]]
 
 
 @dataclass(slots=True)
@@ -56,12 +57,12 @@ class _Sums:
 class Overview:
     """One per app."""
 
-    def __init__(self, engine: Engine, missing: Missing) -> None:
+    def __init__(self, engine: Engine, ask: AskLogin) -> None:
         self._engine = engine
-        self._ask = missing
+        self._ask = ask
         self._sums: dict[str | None, _Sums] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._missing: str | None = None  # of the login or the CLI, as of `_asked_at`
+        self._login = Login("unknown", None)  # as of `_asked_at`
         self._asked_at: float | None = None
         self._seen: dict[str, Remembered] = {}  # by turn, of those that were looked at last
 
@@ -116,17 +117,17 @@ class Overview:
         """The costs are of all in `sums`; what is remembered is of this owner's agents."""
         facts = sums.facts
         if self._asked_at is None or now - self._asked_at > LOGIN_KEPT:
-            self._missing, self._asked_at = await self._ask(), now
-        if self._missing is not None and status.answers(facts, self._asked_at):
-            self._missing = None  # somebody has logged in since
+            self._login, self._asked_at = await self._ask(), now
+        if self._login.advice is not None and status.answers(facts, self._asked_at):
+            self._login = Login("unknown", None)  # somebody has logged in since
         program = self._engine.program()
         today, week = status.costs(facts, now, sums.forgotten)
         return ProxyStatus(
-            problem=status.UNREADY.get(await self._engine.state()) or self._missing or status.failing(facts),
+            problem=status.UNREADY.get(await self._engine.state()) or self._login.advice or status.failing(facts),
             cli=None if program is None else explain.program(program),
             running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
             remembered=await self._remembered([one for one in facts if one.owner == owner]),
-            plan=self._engine.plan.now(), put_off=self._engine.put_off(),
+            plan=self._engine.plan.now(), put_off=self._engine.put_off(), login=explain.login(self._login.kind),
         )  # fmt: skip
 
     async def _remembered(self, facts: Sequence[TurnFacts]) -> Remembered | None:
@@ -189,8 +190,8 @@ class Overview:
 def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
     """Agents that need a person, the gravest reason first, then the newest: key, turn, when, why, and that in words.
 
-    The last status hides nothing: what failed within a day is told though later turns went well. What was repaired
-    needs nobody. Pure.
+    The last status hides nothing: what failed within a day is told though later turns went well. A repair needs
+    nobody, nor does a single refusal. Pure.
     """
     by_agent: dict[int, list[TurnFacts]] = defaultdict(list)
     for one in facts:  # newest first
@@ -206,20 +207,19 @@ def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, floa
         lost = [one for one in ended if one.status in ("failed", "refused")]
         in_a_row = next((n for n, one in enumerate(ended) if one.status not in ("failed", "refused")), len(ended))
         today = [one for one in lost if one.status == "failed" and one.created_at > now - DAY]
-        if in_a_row >= STUCK:
-            tell(lost[0], "stuck", turns=in_a_row, why=_why(lost[0]))
-        elif in_a_row:
-            tell(lost[0], "failed", why=_why(lost[0]))
+        failed = [one for one in lost[:in_a_row] if one.status == "failed"]
+        if len(failed) >= STUCK:
+            tell(failed[0], "stuck", turns=len(failed), why=failed[0].code)
+        elif lost and lost[0] in failed:
+            tell(lost[0], "failed", why=lost[0].code)
+        elif in_a_row - len(failed) >= STUCK:
+            tell(lost[0], "refused", turns=in_a_row - len(failed))
         elif today:
-            tell(today[0], "failures", turns=len(today), why=_why(today[0]))
+            tell(today[0], "failures", turns=len(today), why=today[0].code)
         open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - LONG]
         if open_ones:
             tell(open_ones[-1], "long")
         if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - OWED:
             tell(turns[0], "results")
-    order: tuple[Attention, ...] = ("stuck", "failed", "long", "failures", "results")
+    order: tuple[Attention, ...] = ("stuck", "failed", "long", "refused", "failures", "results")
     return sorted(found, key=lambda row: (order.index(row[3]), -row[2]))
-
-
-def _why(one: TurnFacts) -> str:
-    return (one.code or one.status).replace("_", " ")

@@ -22,7 +22,7 @@ from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
 from ..large_turns import Teller
 from . import views
-from .overview import Missing, Overview
+from .overview import AskLogin, Overview
 from .script import joined
 from .titles import title_of
 
@@ -56,11 +56,11 @@ NEWEST_REPAIRS = 200
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine, keys: Keys, missing: Missing) -> None:
+    def __init__(self, engine: Engine, keys: Keys, ask: AskLogin) -> None:
         self._engine = engine
         self._keys = keys
         self._tell = Teller(engine.aside.showing)
-        self._overview = Overview(engine, missing)
+        self._overview = Overview(engine, ask)
         # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
         if times.in_utc():

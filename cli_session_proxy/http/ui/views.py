@@ -67,6 +67,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "finished_at": turn.finished_at,
         "cost_usd": turn.cost_usd,
         "error": turn.error.get("code") if turn.error else None,
+        "why": why(turn),
         "asked": preview(block for message in turn.input for block in message.content),
         "answered": preview(turn.output, is_markdown=True),
         "tools": list(dict.fromkeys(str(tool.get("name")) for tool in turn.tools if "name" in tool)),
@@ -83,9 +84,15 @@ def newest(agent: Agent, turn: Turn, title: str) -> JSON:
         "title": title,
         "turn_id": turn.id,
         "asked": preview(block for message in turn.input for block in message.content),
-        "answered": preview(turn.output, is_markdown=True)
-        or (str(turn.error.get("code")).replace("_", " ") if turn.error else ""),
+        "answered": preview(turn.output, is_markdown=True) or why(turn) or "",
     }
+
+
+def why(turn: Turn) -> str | None:
+    """The first words of its error; None where it has none."""
+    if turn.error is None:
+        return None
+    return preview([{"type": "text", "text": str(turn.error.get("message") or explain.failed(turn.error.get("code")))}])
 
 
 def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:

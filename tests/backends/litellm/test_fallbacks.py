@@ -118,7 +118,7 @@ async def test_the_answers_headers_its_model_the_dump_and_the_metrics_say_who_an
             "gpt-scripted",
             "sonnet",
         )
-        assert dump["says"][0].startswith("sonnet could not answer (its limit is reached): gpt did.")
+        assert dump["says"][0].startswith("sonnet could not answer (the provider's limit was reached): gpt did.")
         (row, *_) = reversed((await client.get(f"{base}/chains/a/turns")).json()["data"])  # what the page shows
         assert row["says"] == dump["says"]
         metrics = (await client.get(base.removesuffix("/v1") + "/metrics")).text

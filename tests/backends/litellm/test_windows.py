@@ -132,7 +132,7 @@ async def test_what_a_window_leaves_out_is_summarised_once_for_each_cut_and_neve
         said = [block["text"] for one in path for message in one.input for block in message.content]
         assert said == [f"q{number}" for number in range(7)]
         assert turn.evidence.window_summary == "they spoke of 0 and 1"
-        assert any("they spoke of 0 and 1" in line for line in explain.beside(turn.evidence, None))
+        assert any("they spoke of 0 and 1" in line.says for line in explain.beside(turn.evidence, None))
     assert provider.refused == []
 
 

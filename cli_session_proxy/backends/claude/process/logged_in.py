@@ -9,20 +9,19 @@ import os
 import signal
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from ....settings import Settings
+from ...base import Login, LoginKind
 from . import environment
 
-# How the CLI pays: with a person's subscription, by use (a key, a cloud), not at all yet; or it cannot tell.
-Kind = Literal["subscription", "by use", "none", "unknown"]
 # Any of these logs the CLI in by itself (its documentation, "Authentication").
 VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
 PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
 # Of these, the ones that are billed by use, and are not a person's subscription.
 BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 # The CLI's own words for its login (`authMethod` of `auth status`, 2.1.330).
-_KINDS: Mapping[str, Kind] = {
+_KINDS: Mapping[str, LoginKind] = {
     "claude.ai": "subscription", "oauth_token": "subscription", "api_key": "by use", "api_key_helper": "by use",
     "third_party": "by use", "none": "none",
 }  # fmt: skip
@@ -46,17 +45,17 @@ UNKNOWN = (
 )
 
 
-async def missing(settings: Settings, claude: Path, env: Mapping[str, str]) -> str | None:
-    """What to do about the login; None where there is one."""
+async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
+    """The CLI is started only where the names in its environment do not tell."""
     if any(env.get(name) for name in VARIABLES) or any(name.startswith(PREFIX) for name in env):
-        return None
+        return Login("by use" if billed_by_use(env) else "subscription", None)
     command = environment.login_command(settings)
     status = await _status(claude, env)
     if status is None:
-        return UNKNOWN.format(command=command)
+        return Login("unknown", UNKNOWN.format(command=command))
     if status.get("loggedIn") is True:
-        return None
-    return CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command)
+        return Login(_KINDS.get(str(status.get("authMethod")), "unknown"), None)
+    return Login("none", CLOSED if environment.keychain_may_be_closed() else MISSING.format(command=command))
 
 
 def billed_by_use(env: Mapping[str, str]) -> bool:
@@ -64,7 +63,7 @@ def billed_by_use(env: Mapping[str, str]) -> bool:
     return any(env.get(name) for name in BY_USE) or any(name.startswith(PREFIX) and env[name] for name in env)
 
 
-async def kind(claude: Path, env: Mapping[str, str]) -> Kind:
+async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
     """As the CLI tells of its login, where no name in its environment does."""
     if billed_by_use(env):
         return "by use"

@@ -340,7 +340,7 @@ export class ChainView {
     row.classList.toggle("folded", folded);
     if (this.fresh.has(place)) row.classList.add("fresh");
     coloured(row, turn.session_id);
-    const failure = turn.error && h("span.failed", null, turn.error.replaceAll("_", " "));
+    const failure = turn.why && h(turn.status === "failed" ? "span.failed" : "span", null, turn.why);
     fill(
       row,
       draw(shape),

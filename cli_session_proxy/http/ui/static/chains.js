@@ -135,11 +135,11 @@ export class Chains {
       h("span.state", { "data-state": row.state }, [state, row.address && row.host].filter(Boolean).join(" · ")),
       h("span.number", null, count(row.turns, "turn")),
       h("span.number.quiet.repaired", null, row.repairs > 0 && count(row.repairs, "repair")),
-      h("span.number.failed", { title: row.failures > 0 && "failed or refused" }, row.failures > 0 && `${row.failures} failed`),
+      h("span.number.lost", null, row.failures > 0 && !(row.failures === 1 && ["failed", "refused"].includes(row.state)) && `${row.failures} failed or refused`),
       h("span.number", null, money(row.cost_usd)),
       h("span.number.quiet", null, bytes(row.bytes)),
       ago(row.last_at),
-      h("span.preview", null, words && h("span", null, words.asked), words && words.answered && h("span.quiet", null, ` → ${words.answered}`)),
+      h("span.preview", null, words && words.asked !== words.title && h("span", null, words.asked), words && words.answered && h("span.quiet", null, ` → ${words.answered}`)),
     );
   }
 

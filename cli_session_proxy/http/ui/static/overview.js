@@ -60,11 +60,12 @@ function works(problem) {
 }
 
 function status({ status: now }) {
-  const { cli, running: turns, waiting, remembered: seen, plan, put_off: off } = now;
+  const { cli, login, running: turns, waiting, remembered: seen, plan, put_off: off } = now;
   const going = [count(turns, "turn"), " running", waiting > 0 && `, ${waiting} waiting`, off > 0 && `, ${off} until a limit is over`];
   const forgotten = seen && seen.sent < seen.turns;
   return [
     works(now.problem),
+    login && h("span", null, login),
     cli && h("span", null, cli),
     h("span", null, ...going),
     h("span", null, `${usd(now.cost_today)} today, ${usd(now.cost_week)} in seven days`),
@@ -79,7 +80,7 @@ const WINDOWS = { five_hour: "five hours", seven_day: "week" };
 const resets = (one) => (one.resets_at === null ? "" : `reset at ${new Date(1000 * one.resets_at).toLocaleString()}`);
 
 const REASONS = {
-  stuck: (n) => `${n} ${n === 1 ? "keeps" : "keep"} failing`, failed: (n) => `${n} failed last`, failures: (n) => `${n} failed within a day`,
+  stuck: (n) => `${n} ${n === 1 ? "keeps" : "keep"} failing`, failed: (n) => `${n} failed last`, refused: (n) => `${n} refused again and again`, failures: (n) => `${n} failed within a day`,
   long: (n) => `${n} ${n === 1 ? "takes" : "take"} long`, results: (n) => `${n} ${n === 1 ? "waits" : "wait"} for results`,
 };
 
