@@ -6,6 +6,7 @@ The same commands without the boundary show that each check can fail.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import pwd
@@ -372,6 +373,25 @@ async def test_a_confined_agent_remembers_warm_resumed_and_rebuilt(shells: Shell
         assert (rebuilt.continuity, text(rebuilt)) == ("rebuilt", "I remember: a is 1; b is 2.")
         assert heard(upstream) == ["remember a = 1", "remember b = 2", "recall", "recall"]
         assert upstream.requests[-1].prefix_kept(before) == 1.0
+
+
+async def test_the_folder_of_a_confined_agents_sessions_is_not_removed_as_an_empty_one(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As other CLIs do, between the moment in which it is bound and its first session."""
+    projects = (shells.settings.claude_config_dir or Path()) / "projects"
+    run = confine._run
+
+    async def run_beside_another_cli(*given: Any) -> tuple[int | None, str, str]:
+        for folder in projects.glob("*-confined"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+        return await run(*given)
+
+    monkeypatch.setattr(confine, "_run", run_beside_another_cli)
+    for continuity in ("started", "resumed"):
+        async with running(shells.settings) as engine:
+            assert (await ask(engine, continuity, agent="confined", profile="confined")).continuity == continuity
 
 
 async def test_what_a_confined_shell_left_running_ends_with_its_cli(shells: Shells) -> None:

@@ -40,6 +40,7 @@ from ....errors import SandboxError
 from ....machine import command_to, interpreter
 from ....sandbox import make_private
 from ....settings import CONFIG_FILE, Profile, Settings
+from ..transcript.files import MEMORY
 from . import confine_program
 from .login import write_private
 
@@ -246,6 +247,9 @@ class _Boundary:
 
     def mounts(self) -> list[_Mount]:
         self._project.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # Every CLI removes empty folders of sessions some seconds after its start (2.1.332); a removed one stays bound.
+        with contextlib.suppress(FileExistsError):
+            (self._project / MEMORY).mkdir(mode=0o700)
         make_private(self._place.private)
         self._system()
         self._own()
