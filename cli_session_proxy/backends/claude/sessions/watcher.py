@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from contextlib import aclosing
+from functools import cache
 from pathlib import Path
 
 from watchfiles import Change, awatch
 
 from .... import logs
+from ....domain.limits import is_session_id
 from ..mounts import file_system
 from ..transcript import SUFFIX, Projects
 from .manager import Sessions
@@ -32,6 +34,8 @@ POLL = 5000
 AGAIN = 60.0
 # Folders that are watched, those of the agents that were active last: each costs 70 µs when another one joins them.
 MOST = 128
+# Sessions that are told of one look. A person writes into one.
+AT_ONCE = 1000
 
 
 class Watcher:
@@ -52,23 +56,24 @@ class Watcher:
                 # Nobody watched until now what was written in folders that have joined them.
                 for folder in folders if before is None else set(folders).difference(before):
                     for path in await asyncio.to_thread(list, folder.glob(f"*{SUFFIX}")) if before is not None else ():
-                        if not self._sessions.captures.is_as_known(path.stem):
+                        if is_session_id(path.stem) and not self._sessions.captures.is_as_known(path.stem):
                             yield path.stem
                 before = folders
                 silent = await asyncio.to_thread(file_system, root) in SILENT
                 # By itself watchfiles polls all of WSL. Its variable stays the user's, for a file system unknown here.
                 polls = None if "WATCHFILES_FORCE_POLLING" in os.environ else silent
                 watching = awatch(
-                    root, *folders, watch_filter=self._concerns, step=STEP, debounce=DEBOUNCE, recursive=False,
+                    root, *folders, watch_filter=None, step=STEP, debounce=DEBOUNCE, recursive=False,
                     force_polling=polls, poll_delay_ms=POLL,
                 )  # fmt: skip
                 async with aclosing(watching):
                     async for changes in watching:
-                        paths = {Path(path) for _, path in changes}
-                        for session_id in sorted({path.stem for path in paths if path.suffix == SUFFIX}):
+                        # Not here: an agent may make a hundred thousand files.
+                        written, is_joined = await asyncio.to_thread(self._read, changes)
+                        for session_id in written[:AT_ONCE]:
                             if not self._sessions.captures.is_as_known(session_id):  # nearly always a turn of ours
                                 yield session_id
-                        if any(path.parent == root for path in paths):  # an agent's first transcript: watched, too
+                        if is_joined:  # an agent's first transcript: watched, too
                             break
                 continue
             except (OSError, RuntimeError) as exc:  # watchfiles raises the latter for what the system refuses
@@ -85,8 +90,15 @@ class Watcher:
                     found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
         return [path for _, path in sorted(found, reverse=True)[:MOST]]
 
-    def _concerns(self, change: Change, path: str) -> bool:
-        file = Path(path)
-        if file.parent == self._projects.root:
-            return change == Change.added and self._projects.is_of_agents(file)
-        return change != Change.deleted and file.suffix == SUFFIX and self._projects.is_of_agents(file.parent)
+    def _read(self, changes: Collection[tuple[Change, str]]) -> tuple[list[str], bool]:
+        """The sessions of our agents that were written to, and whether a folder of another agent is there."""
+        root = str(self._projects.root)
+        written, is_joined = set(), False
+        is_ours = cache(lambda folder: self._projects.is_of_agents(Path(folder)))
+        for change, path in changes:
+            folder, _, name = path.rpartition(os.sep)
+            if folder == root:
+                is_joined = is_joined or (change == Change.added and is_ours(path))
+            elif change != Change.deleted and name.endswith(SUFFIX) and is_ours(folder):
+                written.add(name.removesuffix(SUFFIX))
+        return sorted(filter(is_session_id, written)), is_joined

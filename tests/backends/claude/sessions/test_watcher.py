@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 import sys
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing, suppress
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, cast
 
 import psutil
 import pytest
-from watchfiles import awatch
+from watchfiles import Change, awatch
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions import watcher
@@ -81,6 +82,25 @@ async def test_other_projects_and_other_files_are_not_told(watched: Watched) -> 
     for path in (other / f"{ONE}.jsonl", watched.ours / f"{ONE}.txt"):
         path.write_text("{}\n")
     assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
+
+
+async def test_a_flood_of_files_holds_up_nobody_and_is_told_in_part(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    read, names = Watcher._read, {f"00000000-0000-4000-8000-{number:012}" for number in range(50_000)}
+    flood = {(Change.added, str(watched.ours / f"{name}.jsonl")) for name in names}
+    main = threading.get_ident()
+
+    def flooded(one: Watcher, changes: Any) -> tuple[list[str], bool]:
+        assert threading.get_ident() != main
+        return read(one, {*changes, *flood})
+
+    monkeypatch.setattr(watcher, "AT_ONCE", 3)
+    monkeypatch.setattr(Watcher, "_read", flooded)
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") in names
+    for _ in range(2):
+        assert await anext(watched.changes) in names
 
 
 def watches() -> set[int]:
