@@ -10,7 +10,7 @@ from ..domain.evidence import Recalled
 from ..domain.models import Agent, Block
 from ..sandbox import LOCAL_OWNER
 from ..settings import GitMemory, fix_id_of
-from . import telling
+from . import prompt
 from .reading import Earlier, earlier
 
 
@@ -44,6 +44,6 @@ async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
 
 
 def told(fix_id: str, known: Earlier) -> Block | None:
-    block = telling.block(fix_id, known.attempts, partly=known.partly)
+    block = prompt.block(fix_id, known.attempts, partly=known.partly)
     # Whoever wrote a commit by hand may have left a key in it.
     return None if block is None else {**block, "text": redact.text(block["text"])}

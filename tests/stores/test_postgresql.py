@@ -31,7 +31,7 @@ from cli_session_proxy.stores.auto import place_of, store_for
 from cli_session_proxy.stores.base import Proxy
 from cli_session_proxy.stores.postgresql.pipeline import PipelinedConnection
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
-from cli_session_proxy.stores.sql import way
+from cli_session_proxy.stores.sql import lifecycle
 from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.migrations import MIGRATIONS, Migration, newest
 from cli_session_proxy.stores.sql.tables import COMING, agents, meta
@@ -170,7 +170,7 @@ async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed
                     other.execute(*end)
                     while other.execute(*gone).fetchone() != (0,):
                         pass
-            way.accept(conn, a_turn(agent, "t1"), 1000)
+            lifecycle.accept(conn, a_turn(agent, "t1"), 1000)
 
         await store.database.write(work, quick=quick)
         assert tries == 2

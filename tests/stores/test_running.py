@@ -20,7 +20,7 @@ from cli_session_proxy.stores.base import Commit
 from cli_session_proxy.stores.postgresql.database import WRITERS
 from cli_session_proxy.stores.postgresql.running import Places, aside
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
-from cli_session_proxy.stores.sql import way
+from cli_session_proxy.stores.sql import lifecycle
 from cli_session_proxy.stores.sql.store import FEW, LARGE, SMALL
 from cli_session_proxy.stores.sql.tables import meta
 from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent, opened
@@ -254,13 +254,13 @@ async def test_a_small_commit_is_on_the_loop(
     store: PostgresqlStore, monkeypatch: pytest.MonkeyPatch, asked: int, answered: int, lines: int, where: list[bool]
 ) -> None:
     agent, seen = await an_agent(store), list[bool]()
-    commit = way.commit
+    commit = lifecycle.commit
 
     def committed(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
         seen.append(on_the_loop())
         return commit(conn, done, limit=limit)
 
-    monkeypatch.setattr(way, "commit", committed)
+    monkeypatch.setattr(lifecycle, "commit", committed)
     prompt = Message("user", ({"type": "text", "text": "x" * asked},))
     turn = await store.accept(a_turn(agent, "t1", input=(prompt,)))
     await store.begin(a_begin(turn))

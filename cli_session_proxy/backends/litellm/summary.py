@@ -17,7 +17,7 @@ from ...domain.lineage import answer_text
 from ...domain.models import Turn
 from ...domain.sizes import CHARACTERS_PER_TOKEN
 from ...errors import ProxyError
-from .. import telling
+from .. import summarising
 
 log = logs.get(__name__)
 
@@ -91,18 +91,18 @@ async def _summarised(
     def cut() -> list[tuple[int, str]]:
         texts = []
         for turn in outside[begun:]:
-            asked = [words for one in turn.input for block in one.content if (words := telling.words(block))]
-            calls = [telling.words(block) for block in turn.output if block.get("type") == "tool_use"]
+            asked = [words for one in turn.input for block in one.content if (words := summarising.words(block))]
+            calls = [summarising.words(block) for block in turn.output if block.get("type") == "tool_use"]
             said = (*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls)
             texts.append("\n".join(said))
-        return list(telling.pieces(texts, size))
+        return list(summarising.pieces(texts, size))
 
     pieces = await asyncio.to_thread(cut)
     dropped, pieces = pieces[:-MOST_CALLS], pieces[-MOST_CALLS:]
     silent = pieces[0][0] if dropped and pieces else 0
     text = known.text if known is not None else ""
     for _, piece in pieces:
-        text = (await ask(telling.prompt(ASK, text, piece))).strip()[:LONGEST]
+        text = (await ask(summarising.prompt(ASK, text, piece))).strip()[:LONGEST]
     if not text:
         return None
     return WindowSummary(text, len(outside), silent + begun if silent else known.silent if known is not None else 0)

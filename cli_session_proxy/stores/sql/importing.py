@@ -17,7 +17,7 @@ from ...domain.limits import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn
-from . import conversing, mirroring, reading, way, writing
+from . import conversing, lifecycle, mirroring, reading, writing
 from .database import Database
 from .tables import COMING, agents, items, sessions, turns
 
@@ -118,7 +118,7 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
     if turn.parent_id is not None and not _exists(conn, turn.parent_id):
         later.append((turn.id, turn.parent_id))
         turn = replace(turn, parent_id=None)
-    way.insert(conn, turn, part.records)
+    lifecycle.insert(conn, turn, part.records)
     if turn.frame_uuid is not None:
         writing.note_frame(conn, agent.key, turn.frame_uuid)
 
@@ -146,7 +146,7 @@ def _explain(
     else:
         _sound(part.from_session)
         _sound(part.to_session)
-        way.save_links(conn, agent.key, [part])
+        lifecycle.save_links(conn, agent.key, [part])
 
 
 def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:

@@ -45,6 +45,7 @@ from ...domain.models import (
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
 from .database import Prepared
+from .lifecycle import ENDING, TooLarge
 from .rows import chunks, unfinished
 from .tables import (
     COMING,
@@ -62,7 +63,6 @@ from .tables import (
     sessions,
     turns,
 )
-from .way import ENDING, TooLarge
 
 # What a page of a stream holds in memory: an input may carry images of many MB.
 PAGE = 100

@@ -45,7 +45,7 @@ from ..base import (
     TurnOutline,
     TurnStart,
 )
-from . import conversing, finding, importing, leases, migrations, mirroring, reading, spending, way, writing
+from . import conversing, finding, importing, leases, lifecycle, migrations, mirroring, reading, spending, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
@@ -148,7 +148,7 @@ class SqlStore(Store):
     take_over = _write(writing.take_over)
     claim = _write(writing.claim)
     fail = _write(writing.fail)
-    note = _write(way.note)
+    note = _write(lifecycle.note)
     adopt = _write(writing.adopt)
     rewind = _write(writing.rewind)
 
@@ -241,16 +241,18 @@ class SqlStore(Store):
     # a turn's way
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
-        return await self._quickly(partial(way.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
+        return await self._quickly(partial(lifecycle.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
-        return await self._quickly(partial(way.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head))
+        return await self._quickly(
+            partial(lifecycle.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head)
+        )
 
     async def _quickly(self, read: Callable[..., T]) -> T:
         """A quick read, unless what is found is large: it then goes the way of all other reads."""
         try:
             return await self._db.read(partial(read, limit=LARGE), quick=True)
-        except way.TooLarge:
+        except lifecycle.TooLarge:
             return await self._db.read(read)
 
     # turns
@@ -262,7 +264,7 @@ class SqlStore(Store):
         # `begin` finds out where it was lost, before anything is said to a model.
         urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new.turn)
-        return await self._db.write(partial(way.accept, new=new, limit=LARGE), urgency, quick=quick)
+        return await self._db.write(partial(lifecycle.accept, new=new, limit=LARGE), urgency, quick=quick)
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -305,15 +307,15 @@ class SqlStore(Store):
             raise
 
     async def begin(self, begun: TurnStart) -> None:
-        await self._under_lease(partial(way.begin, begun=begun), Urgency.JOURNAL, quick=begun.said is None)
+        await self._under_lease(partial(lifecycle.begin, begun=begun), Urgency.JOURNAL, quick=begun.said is None)
 
     async def commit(self, commit: Commit) -> Turn:
         if self._db.has_server and _is_small_commit(commit):
             try:
-                return await self._under_lease(partial(way.commit, done=commit, limit=LARGE), quick=True)
-            except way.TooLarge:
+                return await self._under_lease(partial(lifecycle.commit, done=commit, limit=LARGE), quick=True)
+            except lifecycle.TooLarge:
                 pass
-        return await self._under_lease(partial(way.commit, done=commit))
+        return await self._under_lease(partial(lifecycle.commit, done=commit))
 
     async def set_delivery(
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False

@@ -29,9 +29,7 @@ from ...errors import SessionBusy, StoreUnavailable
 from ..base import Expiry, Lease, Taken, WholeTurn
 from . import conversing, leases, mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
-from .rows import UNFINISHED
-from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
-from .way import (
+from .lifecycle import (
     ACTIVE,
     COUNT,
     LOST,
@@ -49,6 +47,8 @@ from .way import (
     save_links,
     spoil_session,
 )
+from .rows import UNFINISHED
+from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
 
 _INSERT_FRAME = Prepared(InsertNew(frames))
 _INSERT_AGENT = Prepared(InsertNew(agents))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from ....domain.models import Record
 from ....errors import ContextTooLong, RequestTooLarge
-from ... import telling
+from ... import summarising
 from .. import transcript
 from .exchanges import TranscriptExchange, exchanges, is_compaction
 
@@ -54,7 +54,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
     while True:
         # Never the first: it may begin with a summary of the CLI's, before which a CLI reads nothing.
         kept = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
-        pieces = list(telling.pieces(texts[: len(texts) - kept], size))
+        pieces = list(summarising.pieces(texts[: len(texts) - kept], size))
         if not pieces or kept < int(open_calls):
             return None
         left_out = 0
@@ -66,7 +66,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
         try:
             for _, piece in pieces:
                 calls += 1
-                text = (await ask(telling.prompt(ASK, text, piece)))[: size // 2]
+                text = (await ask(summarising.prompt(ASK, text, piece)))[: size // 2]
         except (ContextTooLong, RequestTooLarge):
             size //= 2
             continue
@@ -86,7 +86,7 @@ def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
         blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
-        told = [f"{kind}: {words}" for kind, block in blocks if (words := telling.words(block))]
+        told = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.words(block))]
         texts.append("\n\n".join(told))
     return said, texts
 
