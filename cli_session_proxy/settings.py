@@ -126,6 +126,12 @@ _LONGEST_SECRETS = 1024 * 1024
 FIX_ID_LIMIT = 300
 
 
+def _names_a_variable(value: str | None) -> str | None:
+    if value is not None and not _ENVIRONMENT_NAME.fullmatch(value):
+        raise ValueError("it must be the name of an environment variable, never what it holds")
+    return value
+
+
 class GitMemory(BaseModel):
     """`[profiles.<name>.git_memory]`: its agents are told what earlier attempts tried (see `git_memory`).
 
@@ -224,12 +230,7 @@ class ModelSettings(BaseModel):
     def _is_an_address(cls, value: str | None) -> str | None:
         return web_address(value, "https://api.example.com/v1")
 
-    @field_validator("api_key_env")
-    @classmethod
-    def _names_a_variable(cls, value: str | None) -> str | None:
-        if value is not None and not _ENVIRONMENT_NAME.fullmatch(value):
-            raise ValueError("it must be the name of an environment variable, never a key itself")
-        return value
+    _names_its_key = field_validator("api_key_env")(_names_a_variable)
 
     @field_validator("params")
     @classmethod
@@ -258,6 +259,10 @@ class Profile(BaseModel):
     on_limit: OnLimit | None = None  # None: as the settings say
     # Of its tools (names, or rules such as Bash(git push *)), those that wait for a person's word at each call.
     approve: tuple[str, ...] = ()
+    # Another login of the same person: the variable that holds what `claude setup-token` said. None: the CLI's own.
+    login_env: str | None = None
+
+    _names_its_login = field_validator("login_env")(_names_a_variable)
 
     @model_validator(mode="after")
     def _somebody_is_asked(self) -> Profile:
@@ -615,6 +620,11 @@ class Settings(BaseSettings):
         if profile.fallbacks is not None:
             return profile.fallbacks
         return () if profile.tools else self.fallbacks
+
+    @property
+    def logins(self) -> Mapping[str, str]:
+        """The variables of further logins of the same person, by profile."""
+        return {name: one.login_env for name, one in self.profiles.items() if one.login_env is not None}
 
     def on_limit_for(self, profile: Profile) -> OnLimit:
         """What happens to a turn that meets a limit."""

@@ -7,6 +7,7 @@ talks to the person at the terminal.
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -34,6 +35,9 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
     """Lines for the person who started `serve`. A CLI that is missing is one of them, not an error."""
     for line in shared_login(settings, keys):
         yield line
+    for profile, variable in sorted(settings.logins.items()):
+        if not os.environ.get(variable):
+            yield f"profile {profile}: its login is to be in {variable}, which is not set: its turns fail with 401"
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
@@ -72,7 +76,7 @@ async def refuse_others(settings: Settings) -> None:
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
         try:
-            kind = await logged_in.kind(capability.find(settings), env)
+            kind = "subscription" if settings.logins else await logged_in.kind(capability.find(settings), env)
         except ClaudeUnavailable:  # `report` says so
             return
     if kind == "subscription":

@@ -650,7 +650,8 @@ class Executor:
                         attempt.retries.append({**event.detail, "at": attempt.live.now()})
                         attempt.live.does("retry", event.detail)
                     case PlanTold():
-                        self._plan.told(event.detail)
+                        if attempt.job is not None and attempt.job.profile.login_env is None:  # else another plan
+                            self._plan.told(event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                     case _:

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.commands.login import TERMS, refuse_others
+from cli_session_proxy.commands.login import TERMS, refuse_others, report
 from cli_session_proxy.errors import ConfigError
-from cli_session_proxy.settings import Settings
+from cli_session_proxy.http.keys import Keys
+from cli_session_proxy.settings import Profile, Settings
 
 from ..conftest import FAKE_KEY
 
@@ -79,6 +80,15 @@ async def test_a_person_alone_is_never_refused_and_the_cli_is_not_even_asked(
 ) -> None:
     await refuse_others(with_login(teller, "claude.ai", **alone))
     assert not (teller.parent / "asked").exists()
+
+
+async def test_a_profile_with_a_login_of_its_own_is_a_subscription_too(teller: Path) -> None:
+    profiles = {"work": Profile(login_env="WORK_LOGIN")}
+    with pytest.raises(ConfigError, match="subscription"):
+        await refuse_others(with_login(teller, "api_key", profiles=profiles, **MANY))
+    alone = with_login(teller, "api_key", profiles=profiles)
+    await refuse_others(alone)
+    assert [line async for line in report(alone, Keys(alone)) if "WORK_LOGIN, which is not set" in line]
 
 
 async def test_a_made_key_beside_a_named_one_is_a_second_person(teller: Path) -> None:

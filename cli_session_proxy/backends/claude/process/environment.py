@@ -13,11 +13,13 @@ import shlex
 import shutil
 import sys
 import unicodedata
+from collections.abc import Mapping
 from pathlib import Path
 
 from .... import redact
+from ....errors import ClaudeNotLoggedIn
 from ....machine import absolute
-from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Settings
+from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Profile, Settings
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
@@ -49,6 +51,11 @@ INTERACTIVE = (
     "TERM", "COLORTERM", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
 )  # fmt: skip
+
+# What logs the CLI in by itself (its documentation, "Authentication"), and switches to clouds with logins of their own.
+OAUTH_TOKEN = "CLAUDE_CODE_OAUTH_TOKEN"  # noqa: S105 - a name
+LOGINS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", OAUTH_TOKEN)
+CLOUDS = "CLAUDE_CODE_USE_"
 
 PROGRAM = "cli-session-proxy"
 
@@ -131,6 +138,21 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     if settings.on_context_full == "error":
         ours |= NO_COMPACTION
     return TOOL_DEFAULTS | _named(inherited(settings), config_dir) | ours
+
+
+def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
+    """With the profile's login in place of every other one. Raises `ClaudeNotLoggedIn` where there is none."""
+    if profile.login_env is None:
+        return dict(env)
+    token = os.environ.get(profile.login_env)
+    if not token:
+        raise ClaudeNotLoggedIn(
+            f"the profile's login is to be in {profile.login_env}, which is not set where `serve` was started: set it "
+            "to what `claude setup-token` says, and start again"
+        )
+    redact.know([token])
+    others = {name for name in env if name in LOGINS or name.startswith(CLOUDS)}
+    return {name: value for name, value in env.items() if name not in others} | {OAUTH_TOKEN: token}
 
 
 def keychain_may_be_closed() -> bool:

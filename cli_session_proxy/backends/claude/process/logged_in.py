@@ -15,10 +15,7 @@ from ....settings import Settings
 from ...base import Login, LoginKind
 from . import environment
 
-# Any of these logs the CLI in by itself (its documentation, "Authentication").
-VARIABLES = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", "CLAUDE_CODE_OAUTH_TOKEN")
-PREFIX = "CLAUDE_CODE_USE_"  # Bedrock, Vertex, Foundry: their own credentials
-# Of these, the ones that are billed by use, and are not a person's subscription.
+# Of `environment.LOGINS`, the ones that are billed by use, and are not a person's subscription.
 BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
 # The CLI's own words for its login (`authMethod` of `auth status`, 2.1.330).
 _KINDS: Mapping[str, LoginKind] = {
@@ -47,7 +44,7 @@ UNKNOWN = (
 
 async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
     """The CLI is started only where the names in its environment do not tell."""
-    if any(env.get(name) for name in VARIABLES) or any(name.startswith(PREFIX) for name in env):
+    if any(env.get(name) for name in environment.LOGINS) or any(name.startswith(environment.CLOUDS) for name in env):
         return Login("by use" if billed_by_use(env) else "subscription", None)
     command = environment.login_command(settings)
     status = await _status(claude, env)
@@ -60,7 +57,9 @@ async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Logi
 
 def billed_by_use(env: Mapping[str, str]) -> bool:
     """As the names in the CLI's environment tell: in print mode it takes these before any login (2.1.330)."""
-    return any(env.get(name) for name in BY_USE) or any(name.startswith(PREFIX) and env[name] for name in env)
+    return any(env.get(name) for name in BY_USE) or any(
+        name.startswith(environment.CLOUDS) and env[name] for name in env
+    )
 
 
 async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
@@ -69,7 +68,7 @@ async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
         return "by use"
     told = await _status(claude, env) or {}
     said = _KINDS.get(str(told.get("authMethod")))
-    return said or ("subscription" if env.get("CLAUDE_CODE_OAUTH_TOKEN") else "unknown")
+    return said or ("subscription" if env.get(environment.OAUTH_TOKEN) else "unknown")
 
 
 async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None:

@@ -119,7 +119,7 @@ class Sessions:
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
             prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = prepared
-        env = self._env | {environment.TMPDIR: str(tmpdir)}
+        env = environment.of_profile(self._env, job.profile) | {environment.TMPDIR: str(tmpdir)}
         asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # it is asked without a boundary
         capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
         if job.profile.approve and not capability.was_seen("can_use_tool"):
