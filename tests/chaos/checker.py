@@ -306,7 +306,8 @@ class _Judge:
             yield Fault(kind, agent, number, f"the model was asked {_short(newest)}", asked.number)
             return
         if told[-1].answer is not None:
-            yield Fault("phantom", turn.agent, turn.number, "the request ends in words of the model", asked.number)
+            says = f"the request ends in words of the model: {_short(told[-1].answer)}"
+            yield Fault("phantom", turn.agent, turn.number, says, asked.number)
         if turn.known is not None and turn.known < asked.at and not turn.said_anew:
             says = f"asked {asked.at - turn.known:.1f} s after its answer was acknowledged"
             yield Fault("run again", turn.agent, turn.number, says, asked.number)

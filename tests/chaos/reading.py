@@ -18,8 +18,10 @@ from . import pictures
 from .journal import JSON, Answer, Asking, Result
 
 # How 2.1.330 asks the model to go on from the blocks of an answer that were finished before its stream was cut, or had
-# stood still for 10 s; and how it asks once more after a refusal, where the proxy has not ended it by then.
+# stood still for 10 s; and how it asks once more after a refusal, where the proxy has not ended it by then (2.1.332 as a
+# reminder).
 GO_ON = ("Your response above was cut off mid-stream.", "Your response above was stopped by a safety classifier")
+REMINDER = "<system-reminder>"
 # The key of a call's arguments under which the scripted model puts the call's token.
 TOKEN = "token"
 # The text that the CLI puts behind a picture: the file in which it has kept it (2.1.330).
@@ -66,7 +68,8 @@ def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
     for role, run in groupby(spoken_messages, key=lambda message: str(message["role"])):
         blocks = [block for message in run for block in parts(message["content"])]
         if role == "user":
-            if any(str(block.get("text", "")).lstrip().startswith(GO_ON) for block in blocks):
+            texts = (str(block.get("text", "")).lstrip().removeprefix(REMINDER) for block in blocks)
+            if any(text.lstrip().startswith(GO_ON) for text in texts):
                 last = told.pop()
                 told.append(Exchange(last.asked, None, last.left_open))
                 cut = last.answer

@@ -253,8 +253,8 @@ class _Run:
                 share = self._model.seen[after].prefix_kept(self._model.seen[before])
                 turn = turns.get(number)
                 why = "no dump has this turn" if turn is None else explained(turn)
-                # At another host a spoilt transcript is not seen: what the turn before came to says why.
-                above = turns.get(verdict.turn_of.get(before, 0)) if self._history.shape.hosts else None
+                # Where its own records could not be read, what the turn before came to says why.
+                above = turns.get(verdict.turn_of.get(before, 0))
                 said = any(one is not None and one["says"] for one in (turn, above))
                 kept.append(Kept(share, number, after, before, why, said))
         chains = [line for dump in dumps for line in drawn(dump, numbers)]

@@ -41,6 +41,8 @@ from .model import MARK_HEADER
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
 START = 60.0
+# Seconds for the first check of a CLI, on a machine that is busy with CLIs.
+CHECKED = 180.0
 # Seconds within which no CLI of a dead proxy may be alive any more.
 ORPHANS_GONE = 1.0
 # Seconds that a proxy gets to stop after SIGTERM: its own drain and what closing takes.
@@ -195,7 +197,7 @@ class World:
         if self.checks:
             async with httpx.AsyncClient(trust_env=False, headers=self.headers) as http:
                 for proxy in self.proxies:
-                    await until(partial(_has_seen, http, proxy.url))
+                    await until(partial(_has_seen, http, proxy.url), timeout=CHECKED)
 
     async def ready(self) -> list[Entry]:
         """Wait until every proxy takes turns again by itself; who does not."""
