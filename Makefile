@@ -29,7 +29,7 @@ unexport PYTHONDONTWRITEBYTECODE
 BUILD_REQUIRES := $(BIN)/python -c 'import tomllib; \
 	print(*tomllib.load(open("pyproject.toml", "rb"))["build-system"]["requires"], sep="\n")'
 
-# Which chaos, by every wire: minutes (of each of the four kinds, 15; of each of the cluster's two, 10), and the seed of their first
+# Which chaos, by every wire: minutes (of each of the five kinds, 15; of each of the cluster's two, 10), and the seed of their first
 # history (none: a random one).
 MINUTES ?=
 SEED ?=
@@ -70,9 +70,10 @@ drift: $(VENV)/.test tools  ## a CLI of tomorrow: one thing of the real one chan
 versions: $(VENV)/.test  ## one agent's life on every 20th CLI since 1.0.60 and on the last ten, by npm; an hour, writes docs/versions.md
 	$(BIN)/python -m tests.versions --docs docs/versions.md
 
-chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools; an hour in all
+chaos: $(VENV)/.test tools  ## random histories of breakages, one proxy and three, with and without tools, and on chains of the release before; 75 minutes in all
 	@chaos="$(CHAOS) --minutes $(or $(MINUTES),15)"; $$chaos --proxies 1; one=$$?; $$chaos --proxies 1 --tools; two=$$?; \
-	$$chaos --proxies 3; three=$$?; $$chaos --proxies 3 --tools --wrapper; exit $$((one + two + three + $$?))
+	$$chaos --proxies 3; three=$$?; $$chaos --proxies 3 --tools --wrapper; four=$$?; \
+	$$chaos --proxies 2 --release; exit $$((one + two + three + four + $$?))
 
 cluster: $(VENV)/.test tools  ## random histories of breakages on three hosts in network namespaces, with and without tools; needs root, 20 minutes
 	@chaos="$(CHAOS) --hosts --proxies 3 --minutes $(or $(MINUTES),10)"; $$chaos; one=$$?; $$chaos --tools; exit $$((one + $$?))

@@ -58,6 +58,8 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--no-pauses", action="store_true")
     parser.add_argument("--wide", action="store_true", help="every wire, pictures, edits, rewinding, deleting, moving")
     parser.add_argument("--agents", type=int, default=0, help="so many agents (default: two or three)")
+    parser.add_argument("--release", action="store_true", help="the chains were begun by the release before")
+    parser.add_argument("--long", action="store_true", help="plain turns, with a proxy that dies at each hundredth")
     parser.add_argument("--steps", help="only these, such as 0-4,9")
     parser.add_argument("--replay", type=Path, help="a printed report: its history, and not the seed's")
     parser.add_argument("--shrink", action="store_true", help="the fewest steps that still show a fault")
@@ -98,7 +100,7 @@ async def main() -> int:
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, this.cancel)
     shape = Shape(
         args.proxies, args.tools, args.cli, args.wrapper, args.length, not args.no_pauses, args.hosts, args.wide,
-        args.agents,
+        args.agents, args.release, args.long,
     )  # fmt: skip
     seed = random.randrange(1_000_000) if args.seed is None else args.seed
     history = made(seed, shape) if args.replay is None else read(args.replay.read_text(), seed)

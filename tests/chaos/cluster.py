@@ -298,11 +298,6 @@ class Cluster(World):
     def _clock(self, proxy: Proxy) -> Path:
         return self.folder / f"clock-{proxy.number}"
 
-    def skew(self, proxy: Proxy, seconds: float) -> None:
-        new = self._clock(proxy).with_suffix(".new")
-        new.write_text(f"{seconds:+.1f}\n")
-        new.rename(self._clock(proxy))
-
     async def database(self, how: Ending, seconds: float) -> None:
         number = {"restart": signal.SIGINT, "kill": signal.SIGKILL}[how]
         await asyncio.to_thread(self._database.stop, number)

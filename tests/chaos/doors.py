@@ -19,8 +19,8 @@ from .journal import JSON, Answer, Asking
 from .model import TOOL
 from .reading import TOKEN, arguments, token
 
-# `socket` is Responses over a WebSocket, `engine` an application that asks in a process of its own.
-Wire = Literal["chat", "responses", "messages", "generate", "interactions", "ollama", "socket", "engine"]
+# `socket` is Responses over a WebSocket; `engine` and `litellm` are applications that ask in a process of their own.
+Wire = Literal["chat", "responses", "messages", "generate", "interactions", "ollama", "socket", "engine", "litellm"]
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "generate", "interactions", "ollama")
 # Those whose bodies can hold a whole conversation, and those whose requests name the answer that they continue.
 WITH_HISTORY: tuple[Wire, ...] = ("chat", "messages", "generate", "ollama")
@@ -245,7 +245,7 @@ def _engine(said: Sequence[Exchanged], stream: bool, tools: bool, previous: str 
 
 _WRITERS: dict[Wire, Callable[[Sequence[Exchanged], bool, bool, str | None], tuple[str, JSON]]] = {
     "chat": _chat, "messages": _messages, "generate": _generate, "ollama": _ollama, "responses": _responses,
-    "interactions": _interactions, "socket": _socket, "engine": _engine,
+    "interactions": _interactions, "socket": _socket, "engine": _engine, "litellm": _engine,
 }  # fmt: skip
 
 
@@ -471,4 +471,5 @@ class _EngineReader:
 _READERS: dict[Wire, type[Reader]] = {
     "chat": _ChatReader, "responses": _ResponsesReader, "messages": _MessagesReader, "generate": _GenerateReader,
     "ollama": _OllamaReader, "interactions": _InteractionsReader, "socket": _ResponsesReader, "engine": _EngineReader,
+    "litellm": _EngineReader,
 }  # fmt: skip

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal, get_args
 
+from ..release.keeping import SPEAKERS, TURNS
 from .client import Again, Edit, Naming, Speaker
 from .doors import WIRES, WITH_HISTORY, WITH_IDS, Wire
 from .model import FaultKind, Hold
@@ -44,7 +45,8 @@ LONG_ANSWER = 5_000_000
 class Shape:
     """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it. `hosts`: each proxy is on a
     host of its own, and the chains are in PostgreSQL (see `cluster`). `wide`: every wire, pictures, edited histories,
-    rewinding, deleting and moving of chains. `agents`: so many of them; 0: two or three."""
+    rewinding, deleting and moving of chains. `agents`: so many of them; 0: two or three. `release`: the chains were
+    begun by the release before. `long`: plain turns, with a proxy that dies at each hundredth."""
 
     proxies: int = 1
     tools: bool = False
@@ -56,6 +58,8 @@ class Shape:
     hosts: bool = field(default=False, repr=False)
     wide: bool = field(default=False, repr=False)
     agents: int = field(default=0, repr=False)
+    release: bool = field(default=False, repr=False)
+    long: bool = field(default=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,9 +340,13 @@ class _Maker:
         if shape.agents:
             names = tuple(f"agent {number}" for number in range(shape.agents))
         self._speakers = tuple(self._speaker(name) for name in names)
+        if shape.release:
+            self._speakers, self._turns = SPEAKERS, len(SPEAKERS) * TURNS
 
     def history(self) -> History:
         steps: list[Step] = [self._say(agent) for agent in range(len(self._speakers))]
+        while self._shape.long and len(steps) < self._shape.length:
+            steps += self._hundred(self._agent())
         while len(steps) < self._shape.length:
             scene = self._scene()(self._agent())
             if self._dice.random() < 0.3:
@@ -376,6 +384,8 @@ class _Maker:
         if self._shape.wide:
             scenes += [(self._edited, 4), (self._rewound, 3), (self._deleted, 1), (self._carried, 1)]
             scenes.append((self._by_other_doors, 2))
+            if not self._shape.hosts:
+                scenes.append((self._clock_skewed, 2))
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
 
     # --- the parts
@@ -432,6 +442,19 @@ class _Maker:
 
     def _calm(self, agent: int) -> list[Step]:
         return [self._say(agent) for _ in range(self._dice.randint(1, 2))]
+
+    def _hundred(self, agent: int) -> list[Step]:
+        say = self._say(agent, wait=False)
+        steps: list[Step] = [self._say(agent) for _ in range(97)]
+        spoil: list[Step] = [Spoil(agent, self._dice.choice(DAMAGES))] * (self._dice.random() < 0.5)
+        return [
+            *steps,
+            say,
+            Kill(say.proxy, after=round(self._dice.uniform(0, 0.2), 3)),
+            *spoil,
+            Start(say.proxy),
+            Join(),
+        ]
 
     def _several_at_once(self, agent: int) -> list[Step]:
         said: list[Step] = [self._say(agent, wait=False, calls=0) for _ in range(self._dice.randint(2, 4))]
@@ -619,7 +642,9 @@ class _Maker:
         say = self._say(agent, hold=self._dice.choice((None, "words")), calls=0)
         skew = Skew(say.proxy, self._dice.choice(SKEWS))
         steps: list[Step] = [say, skew, Open(say.turn), Join(say.turn), self._say(agent, proxy=say.proxy, calls=0)]
-        return [*steps, self._say(agent), self._repeat(say), self._say(agent)]
+        # A retry without a key is one for some minutes, by the store's clock: on one host that is the one that jumped.
+        again = [self._repeat(say)] if self._shape.hosts or say.keyed else []
+        return [*steps, self._say(agent), *again, self._say(agent)]
 
     def _tool_loop(self, agent: int) -> list[Step]:
         steps: list[Step] = []
@@ -689,7 +714,9 @@ class _Maker:
         plain = {"calls": 0, "picture": False, "keyed": False}
         steps: list[Step] = [self._say(agent, **plain)]
         # An application that offers no tools asks with another head than a client that does.
-        doors: tuple[Wire, ...] = ("socket", "chat") if self._speakers[agent].tools else ("socket", "engine", "chat")
+        doors: tuple[Wire, ...] = ("socket", "chat")
+        if not self._speakers[agent].tools:
+            doors = ("socket", "engine", "litellm", "chat")
         for wire in self._dice.sample(doors, len(doors)):
             say = self._say(agent, wire=wire, hold=self._dice.choice((None, None, "words")), **plain)
             steps.append(say)

@@ -18,8 +18,8 @@ from . import pictures
 from .journal import JSON, Answer, Asking, Result
 
 # How 2.1.330 asks the model to go on from the blocks of an answer that were finished before its stream was cut, or had
-# stood still for 10 s; and how it asks once more after a refusal, where the proxy has not ended it by then (2.1.332 as a
-# reminder).
+# stood still for 10 s; and how it asks once more after a refusal, where the proxy has not ended it by then (2.1.332 in
+# a reminder).
 GO_ON = ("Your response above was cut off mid-stream.", "Your response above was stopped by a safety classifier")
 REMINDER = "<system-reminder>"
 # The key of a call's arguments under which the scripted model puts the call's token.

@@ -23,6 +23,7 @@ from turnfault.provider.script import Behaviour
 from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 
+from ..release.keeping import restored
 from .checker import Fault, judge
 from .client import Attempt, Caller, Client
 from .cluster import cluster
@@ -53,7 +54,7 @@ from .history import (
     Wake,
     told,
 )  # fmt: skip
-from .journal import JSON, Died, Entry, Hung, TakenOff, Told, Unserved
+from .journal import JSON, Asked, Died, Entry, Hung, TakenOff, Told, Unserved
 from .model import TURN, Model, Plan, filler
 from .pictures import with_picture
 from .world import Proxy, World
@@ -61,6 +62,8 @@ from .world import Proxy, World
 # Seconds after which an attempt that nothing holds back has hung. A proxy's own bounds end it before: a lease, a
 # spawn on a busy machine and the model's three requests.
 PATIENCE = 45.0
+# Seconds more for an application that has to import LiteLLM first, on a machine that is busy with CLIs.
+IMPORTED = 120.0
 # Seconds after which a request to a living proxy is answered although the agent's holder is paused: a lease and what
 # taking over costs.
 TAKEN_OVER = 18.0
@@ -107,6 +110,8 @@ class Report:
             + " --wrapper" * shape.wrapper
             + " --wide" * shape.wide
             + f" --agents {shape.agents}" * (shape.agents > 0)
+            + " --release" * shape.release
+            + " --long" * shape.long
             + " --no-pauses" * (not shape.pauses)
         )
         return said + f" --cli {shape.cli}" * (shape.cli != "2")
@@ -180,11 +185,15 @@ def path_of(dump: JSON) -> list[int]:
 async def run(history: History, binary: Path, folder: Path) -> Report:
     """Run a history in a folder that does not exist yet, and remove it afterwards."""
     journal: list[Entry] = []
-    model = Model(journal.append)
+    clients = [Client(speaker) for speaker in history.speakers]
+    if history.shape.release:
+        clients, told = await asyncio.to_thread(restored, folder)
+        journal += told
+    model = Model(journal.append, before=max((one.number for one in journal if isinstance(one, Asked)), default=0))
     make = cluster if history.shape.hosts else one_host
     async with make(history, binary, folder, model.behave) as world:
         try:
-            return await _Run(history, world, model, journal).run()
+            return await _Run(history, world, model, journal, clients).run()
         finally:
             for proxy in world.proxies:
                 proxy.signal(signal.SIGKILL)
@@ -199,17 +208,20 @@ async def one_host(
 ) -> AsyncIterator[World]:
     async with Upstream(behave=behave) as upstream:
         world = World(folder, binary, upstream.url, history.shape.proxies, wrapper=history.shape.wrapper)
+        world.skews = any(isinstance(step, Skew) for step in history.steps)
         world.checks = history.shape.wide and history.shape.cli == "2" and history.seed % 2 == 1
         yield world
 
 
 class _Run:
-    def __init__(self, history: History, world: World, model: Model, journal: list[Entry]) -> None:
+    def __init__(
+        self, history: History, world: World, model: Model, journal: list[Entry], clients: list[Client]
+    ) -> None:
         self._history = history
         self._world = world
         self._model = model
         self._journal = journal
-        self._clients = [Client(speaker) for speaker in history.speakers]
+        self._clients = clients
         self._caller = Caller(journal.append, world.headers, world.ask)
         self._attempts: dict[int, list[Attempt]] = {}
         self._whose: dict[int, Client] = {}
@@ -249,7 +261,7 @@ class _Run:
         kept: list[Kept] = []
         for after, before in verdict.extends.items():
             number = verdict.turn_of.get(after)
-            if number is not None:
+            if number is not None and before in self._model.seen:  # not one of the release before
                 share = self._model.seen[after].prefix_kept(self._model.seen[before])
                 turn = turns.get(number)
                 why = "no dump has this turn" if turn is None else explained(turn)
@@ -420,7 +432,7 @@ class _Run:
     async def _over(self, attempt: Attempt, event: asyncio.Event | None = None) -> None:
         """Wait until the attempt is over or the event is there. What is held back, now or later, is not waited for."""
         client = self._whose[attempt.request.turn]
-        until = asyncio.get_running_loop().time() + PATIENCE
+        until = asyncio.get_running_loop().time() + PATIENCE + IMPORTED * (attempt.request.wire == "litellm")
         while not (attempt.task.done() or self._blocked(attempt) or (event is not None and event.is_set())):
             plans = [plan for turn, plan in self._model.plans.items() if plan.hold and self._whose[turn] is client]
             held = [plan.reached for plan in plans if not plan.reached.is_set()]

@@ -36,6 +36,7 @@ HISTORIES = [
     pytest.param(
         4, Shape(3, tools=True, length=SHORT, wide=True), id="every wire, three proxies", marks=pytest.mark.full
     ),
+    pytest.param(17, Shape(1, length=SHORT, wide=True, release=True), id="chains of 0.1.0", marks=pytest.mark.full),
     pytest.param(16, Shape(2, cli="1", length=SHORT, pauses=False), id="CLI 1.0.120", marks=pytest.mark.full),
 ]
 

@@ -38,7 +38,7 @@ from .journal import (
 )  # fmt: skip
 from .model import TOOL
 from .pictures import split, with_picture
-from .reading import GO_ON, KEPT_PICTURE, arguments, exchanges
+from .reading import GO_ON, KEPT_PICTURE, REMINDER, arguments, exchanges
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
@@ -552,7 +552,7 @@ def test_what_was_seen_from_outside_is_told(tale: Tale) -> None:
     assert tale.kinds() == {("crashed", None), ("orphan", None), ("hung", 5), ("unserved", None)}
 
 
-@pytest.mark.parametrize("words", GO_ON)
+@pytest.mark.parametrize("words", [*GO_ON, *(f"{REMINDER}\n{words}" for words in GO_ON)])
 def test_an_answer_that_the_cli_lets_the_model_go_on_from_is_one(tale: Tale, words: str) -> None:
     said = prompt(5)
     whole = Answer("ok-1 begins here\n\nok-2 ends here")

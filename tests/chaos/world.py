@@ -14,8 +14,9 @@ import os
 import random
 import re
 import signal
+import sys
 import time
-from asyncio.subprocess import Process
+from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -38,6 +39,7 @@ from .client import NoAnswer
 from .history import Damage, Ending, Network
 from .journal import JSON, Crashed, Entry, Orphans
 from .model import MARK_HEADER
+from .skewed import CLOCK
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
 START = 60.0
@@ -176,6 +178,7 @@ class World:
     """
 
     headers: Mapping[str, str] = {}
+    skews = False  # its clock may jump: its proxies read it from a file
     checks = False  # its proxies check the CLI, and use from the first turn on what was seen of it
     front = ""  # the load balancer's address
 
@@ -183,7 +186,7 @@ class World:
         self.folder = folder
         self.noticed: Counter[str] = Counter()  # what proxies counted and logged of the breakages, for the report
         self._upstream = upstream
-        folder.mkdir(parents=True)
+        folder.mkdir(parents=True, exist_ok=True)
         self._binary = binary
         self._applications = 0
         if wrapper:
@@ -216,6 +219,13 @@ class World:
         return self.place(0).var / FILE
 
     async def started(self, proxy: Proxy) -> Process | Forked:
+        if self.skews:
+            if not self._clock(proxy).exists():
+                self.skew(proxy, 0.0)
+            return await asyncio.create_subprocess_exec(
+                sys.executable, "-m", "tests.chaos.skewed", cwd=self.folder, stdin=DEVNULL, stdout=PIPE, stderr=STDOUT,
+                env=self.environment(proxy) | {CLOCK: str(self._clock(proxy))}, start_new_session=True,
+            )  # fmt: skip
         return await forked(main, "serve", env=self.environment(proxy), cwd=self.folder, stderr=True)
 
     def url_of(self, proxy: Proxy, listens: str) -> str:
@@ -293,14 +303,21 @@ class World:
             if code != 0:
                 raise RuntimeError(f"{words}: exit code {code}: {said.decode(errors='replace')[-500:]}")
 
+    def _clock(self, proxy: Proxy) -> Path:
+        return self.folder / "clock"
+
+    def skew(self, proxy: Proxy, seconds: float) -> None:
+        """The clock of its host is wrong by so much."""
+        new = self._clock(proxy).with_suffix(".new")
+        new.write_text(f"{seconds:+.1f}\n")
+        new.rename(self._clock(proxy))
+
     # --- what only hosts have
 
     def cut(self, proxy: Proxy, network: Network) -> None:
         """Packets of this network are lost."""
 
     def mend(self, proxy: Proxy, network: Network) -> None: ...
-
-    def skew(self, proxy: Proxy, seconds: float) -> None: ...
 
     async def database(self, how: Ending, seconds: float) -> None: ...
 

@@ -3,16 +3,45 @@
 from __future__ import annotations
 
 import json
+import tarfile
 from collections.abc import Iterable
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
-from ..chaos.client import Known, Request
+from ..chaos.client import Client, Known, Request, Speaker
 from ..chaos.doors import Call, Got, Wire
 from ..chaos.journal import Answer, Asked, Asking, Entry, Heard, Result, Said, Sent, Told
 from ..chaos.pictures import with_picture
 
+SPEAKERS = (
+    Speaker("ada", "name", "chat", stream=True),
+    Speaker("bob", "history", "chat", stream=False),
+    Speaker("cy", "ids", "responses", stream=True),
+    Speaker("dee", "name", "messages", stream=False, tools=True),
+    Speaker("eve", "both", "messages", stream=True),
+    Speaker("fay", "name", "messages", stream=True, tools=True),
+)
+TURNS = 4
+_CHAINS = Path(__file__).parent / "chains-0.1.0.tar.gz"
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (Sent, Heard, Asked, Told)}
+
+
+def restored(folder: Path) -> tuple[list[Client], list[Entry]]:
+    """The files that 0.1.0 wrote, in this folder; its clients and the journal as they were."""
+    with tarfile.open(_CHAINS) as archive:
+        archive.extractall(folder, filter="data")
+    told: dict[str, list[dict[str, Any]]] = json.loads((folder / "clients.json").read_text())
+    clients = [Client(speaker) for speaker in SPEAKERS]
+    for client in clients:
+        for known in map(known_read, told[client.speaker.name]):
+            client.requests[known.request.turn] = known.request
+            client.acknowledged(known.request.turn, known.got)
+    journal = read((folder / "journal.jsonl").read_text())
+    last = max(entry.at for entry in journal if isinstance(entry, Heard))
+    # Before all that is told from now on: the clock of that machine had another beginning.
+    earlier = [replace(one, at=one.at - last) if isinstance(one, Sent | Heard | Asked) else one for one in journal]
+    return clients, earlier
 
 
 def written(journal: Iterable[Entry]) -> str:

@@ -2,55 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-import tarfile
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from turnfault.provider.upstream import Upstream
 
 from ..chaos.checker import judge
-from ..chaos.client import Caller, Client
-from ..chaos.journal import Asked, Entry, Told
+from ..chaos.client import Caller
+from ..chaos.journal import Asked, Told
 from ..chaos.model import Model
 from ..conftest import MakeSettings
 from ..serving import serve
-from .keeping import known_read, read
-from .writing import SPEAKERS, said
+from .keeping import restored
+from .writing import said
 
-CHAINS = Path(__file__).parent / "chains-0.1.0.tar.gz"
 MORE_TURNS = 2
-
-
-@pytest.fixture
-def chains(tmp_path: Path) -> Iterator[Path]:
-    folder = tmp_path / "release"
-    with tarfile.open(CHAINS) as archive:
-        archive.extractall(folder, filter="data")
-    yield folder
-    shutil.rmtree(folder)
-
-
-def clients_of(folder: Path) -> list[Client]:
-    told: dict[str, list[dict[str, Any]]] = json.loads((folder / "clients.json").read_text())
-    clients = [Client(speaker) for speaker in SPEAKERS]
-    for client in clients:
-        for known in map(known_read, told[client.speaker.name]):
-            client.requests[known.request.turn] = known.request
-            client.acknowledged(known.request.turn, known.got)
-    return clients
 
 
 @pytest.mark.parametrize("transcripts", ["there", "gone"])
 async def test_a_conversation_of_0_1_0_goes_on_with_every_word(
-    chains: Path, transcripts: str, claude_2: Path, upstream: Upstream, make_settings: MakeSettings, tmp_path: Path
+    transcripts: str, claude_2: Path, upstream: Upstream, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
-    clients = clients_of(chains)
-    journal: list[Entry] = read((chains / "journal.jsonl").read_text())
+    chains = tmp_path / "release"
+    clients, journal = restored(chains)
     before = max(entry.number for entry in journal if isinstance(entry, Asked))
     model = Model(journal.append, before=before)
     if transcripts == "gone":

@@ -20,22 +20,13 @@ from pathlib import Path
 from turnfault.provider.upstream import Upstream
 
 from ..chaos.__main__ import binary
-from ..chaos.client import Caller, Client, Speaker
+from ..chaos.client import Caller, Client
 from ..chaos.journal import Entry, Told
 from ..chaos.model import Model, Plan, filler
 from ..chaos.pictures import with_picture
 from ..conftest import CLI_ENV
-from .keeping import known_written, written
+from .keeping import SPEAKERS, TURNS, known_written, written
 
-SPEAKERS = (
-    Speaker("ada", "name", "chat", stream=True),
-    Speaker("bob", "history", "chat", stream=False),
-    Speaker("cy", "ids", "responses", stream=True),
-    Speaker("dee", "name", "messages", stream=False, tools=True),
-    Speaker("eve", "both", "messages", stream=True),
-    Speaker("fay", "name", "messages", stream=True, tools=True),
-)
-TURNS = 4
 # dee's calls are answered; fay's last ones still wait.
 CALLS = {(3, 1): 2, (5, 3): 2}
 # Where it is written, so that no path of a machine is in the file.
