@@ -11,6 +11,7 @@ from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
+from ..transcript.entries import LINE_VALUES, is_dense
 from .capability import BLOCKS, Capability, newer
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
@@ -90,6 +91,10 @@ class FrameTooDeep(UnreadableOutput):
     """A frame that nests deeper than any that a CLI prints by itself: a model's arguments can."""
 
 
+class FrameTooDense(UnreadableOutput):
+    """A frame of more values than any. To read 60 MB of them takes seconds in which nobody else is served."""
+
+
 class LineSplitter:
     """Chunks of bytes in, complete lines out (without their newline). Keeps at most `cap` bytes."""
 
@@ -116,8 +121,10 @@ class LineSplitter:
 def parse(line: bytes) -> JSON | None:
     """The frame of a line; None for anything that is not a JSON object (old CLIs print notices in between).
 
-    Raises FrameTooDeep: a frame that is left out may be one that the CLI waits for an answer to.
+    Raises FrameTooDeep and FrameTooDense: a frame that is left out may be one that the CLI waits for an answer to.
     """
+    if is_dense(line):
+        raise FrameTooDense(f"a line of more than {LINE_VALUES} values")
     try:
         frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # json would look for UTF-16
     except limits.TooDeep as exc:

@@ -219,6 +219,12 @@ def values_in(raw: bytes) -> int:
     return 1 + sum(map(outside.count, _BEFORE_VALUES))
 
 
+def is_dense(raw: bytes) -> bool:
+    """More than `LINE_VALUES` values are in this line."""
+    few = len(raw) <= LINE_VALUES or sum(map(raw.count, _BEFORE_VALUES)) <= LINE_VALUES
+    return not few and values_in(raw) > LINE_VALUES
+
+
 def _too_much(what: str) -> OSError:
     return OSError(errno.EFBIG, f"it holds more {what}")
 

@@ -16,6 +16,7 @@ from cli_session_proxy.backends.claude.process.events import AssistantMessage, C
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
+    FrameTooDense,
     LineSplitter,
     LineTooLong,
     control_request,
@@ -83,6 +84,15 @@ def test_what_is_no_frame_is_none(line: bytes) -> None:
 def test_a_frame_that_nests_too_deep_is_an_error_as_the_cli_may_wait_for_its_answer(levels: int) -> None:
     with pytest.raises(FrameTooDeep, match="deeper than 400 levels"):
         parse(b'{"a":' * levels + b"1" + b"}" * levels)
+
+
+@pytest.mark.parametrize("unit", ["{}", "[0]", '"a"', '"{}, {}"'])
+def test_a_frame_of_more_values_than_any_is_an_error(unit: str) -> None:
+    """60 MB of them held up everybody for half a minute, and took 1.7 GB."""
+    with pytest.raises(FrameTooDense):
+        parse(f'{{"x": [{",".join([unit] * 600_000)}]}}'.encode())
+    words = "{}, " * 600_000
+    assert parse(json.dumps({"x": words}).encode()) == {"x": words}
 
 
 # --- prompts
