@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
+import http.client
 import secrets
-
-import httpx
+import socket
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
 
 from ..domain.models import JSON
 from ..errors import ConfigError, UpstreamError, from_dict
 from ..http.keys import Keys
 from ..http.served import CHALLENGE, PROOF, Served, proof
 from ..settings import Settings
-from ..wires.common import encoded_agent_id
+
+if TYPE_CHECKING:
+    import httpx
 
 # A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
 ANSWER_TIMEOUT = 60.0
@@ -23,6 +28,8 @@ def client_of(
     served: Served, timeout: float | httpx.Timeout, headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
     """A client of the server at this place, over its unix socket where it has one."""
+    import httpx  # noqa: PLC0415 - 0.1 s of a core, which `status` does without
+
     transport = None if served.uds is None else httpx.AsyncHTTPTransport(uds=served.uds)
     return httpx.AsyncClient(
         transport=transport, base_url=served.url, trust_env=False, timeout=timeout, headers=headers or {}
@@ -33,14 +40,35 @@ async def alive(served: Served) -> bool:
     """It answers, and proves that it is the server of this `var`: a program that has its port now does not."""
     challenge = secrets.token_hex(16)
     try:
-        async with client_of(served, HEALTH_TIMEOUT) as client:
-            told = await client.get("/healthz", headers={CHALLENGE: challenge})
-    except httpx.HTTPError:
+        status, headers, _ = await got(served, "/healthz", {CHALLENGE: challenge}, HEALTH_TIMEOUT)
+    except (OSError, http.client.HTTPException):
         return False
     if served.secret is None:
-        return told.status_code == 200
-    proved = told.headers.get(PROOF, "").encode("utf-8", "replace")
+        return status == http.HTTPStatus.OK
+    proved = (headers.get(PROOF) or "").encode("utf-8", "replace")
     return hmac.compare_digest(proved, proof(served.secret, challenge).encode())
+
+
+async def got(
+    served: Served, path: str, headers: dict[str, str], timeout: float
+) -> tuple[int, http.client.HTTPMessage, bytes]:
+    """Status, headers and body of a GET. Raises OSError or HTTPException."""
+
+    def ask() -> tuple[int, http.client.HTTPMessage, bytes]:
+        there = urlsplit(served.url)
+        connection = http.client.HTTPConnection(there.hostname or "", there.port, timeout=timeout)
+        try:
+            if served.uds is not None:
+                connection.sock = socket.socket(socket.AF_UNIX)
+                connection.sock.settimeout(timeout)
+                connection.sock.connect(served.uds)
+            connection.request("GET", path, headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.headers, answer.read()
+        finally:
+            connection.close()
+
+    return await asyncio.to_thread(ask)
 
 
 def key_of(settings: Settings, owner: str) -> dict[str, str]:
@@ -58,6 +86,10 @@ async def asked(
     served: Served, method: str, agent_id: str, key: dict[str, str], *, after: str = "", body: JSON | None = None
 ) -> JSON:
     """What the server answers about this agent. Raises its error."""
+    import httpx  # noqa: PLC0415 - as above
+
+    from ..wires.common import encoded_agent_id  # noqa: PLC0415
+
     async with client_of(served, ANSWER_TIMEOUT, key) as client:
         try:
             answer = await client.request(method, f"/v1/chains/{encoded_agent_id(agent_id)}{after}", json=body)

@@ -16,7 +16,7 @@ from ..domain.searching import Search
 from ..errors import NotFound, printable
 from ..export import explain, shown
 from ..export.words import count
-from ..sandbox import Sandboxes
+from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
@@ -47,16 +47,16 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
 
 async def _named(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
     """By its whole name, else by a part that fits nothing else."""
-    every = [row.agent async for row in store.summaries(owner)]
-    keys = {agent.key for agent in every}
-    if named := [agent for agent in every if agent.agent_id == wanted]:
-        return named[0]
+    if (named := await store.agent(owner or LOCAL_OWNER, wanted)) is not None:
+        return named
     for whole in (await store.session(wanted), await store.turn(wanted)):
-        if whole is not None and whole.agent_key in keys:
+        agent = None if whole is None else await store.agent_by_key(whole.agent_key)
+        if whole is not None and agent is not None and owner in (None, agent.owner):
             return whole
     hits = [hit for hit in (await store.search(Search(f'"{wanted}"', owner))).hits if hit.kind != "words"]
-    if len(hits) == 1:
-        (hit,) = hits
+    exact = [hit for hit in hits if hit.kind == "agent" and hit.agent.agent_id == wanted]
+    if len(hits) == 1 or exact:
+        hit = (exact or hits)[0]
         if hit.kind == "session":
             return await store.session(hit.session_id or "") or hit.agent
         return (await store.turn(hit.turn_id or "") if hit.kind == "turn" else None) or hit.agent
@@ -68,7 +68,11 @@ async def _named(store: Store, owner: str | None, wanted: str) -> Agent | Sessio
 
 
 async def _agent(settings: Settings, store: Store, agent: Agent) -> JSON:
-    (row,) = [one async for one in store.summaries(agent.owner) if one.agent.key == agent.key]
+    async for row in store.summaries(agent.owner):
+        if row.agent.key == agent.key:
+            break
+    else:
+        raise NotFound(f"agent {agent.agent_id!r} was deleted just now")
     newest = (await store.page(agent.key, before_seq=None, limit=NEWEST)).turns
     head = await store.turn(agent.head) if agent.head is not None else None
     failed = [turn for turn in newest if turn.status in ("failed", "cancelled", "refused")]

@@ -17,9 +17,7 @@ from ..domain import times
 from ..domain.budgets import amount
 from ..domain.models import JSON, Agent, ChainSummary, Status
 from ..domain.searching import moment
-from ..engine.budgets import Budgets
 from ..errors import ConfigError, did_you_mean, printable
-from ..export import shown
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..export.sums import DAYS, TURNS, summed
 from ..export.words import count
@@ -68,6 +66,8 @@ async def chains(settings: Settings, wanted: ChainFilter) -> Listed:
 
 
 async def _first_question(store: Store, agent: Agent) -> str:
+    from ..export import shown  # noqa: PLC0415 - only where there is one: a list is to come at once
+
     turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
     asked = [block for turn in turns for message in shown.said(turn)["input"] for block in message["content"]]
     return shown.line(asked, WORDS)
@@ -161,6 +161,8 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
 async def spent(settings: Settings, by: By) -> list[JSON]:
     """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most. Of keys their
     `budgets`, too, as far as they have one."""
+    from ..engine.budgets import Budgets  # noqa: PLC0415 - as above
+
     now = time.time()
     since = times.begins(times.days(now, DAYS)[0])
     budgets: list[JSON] = []

@@ -3,23 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import time
+from http.client import HTTPException
 
-import httpx
-
-from ..backends.claude.process import capability
 from ..domain import times
-from ..engine.plan import stored
 from ..errors import ClaudeUnavailable, UpstreamError
-from ..export import explain, status
+from ..export import status
 from ..export.status import WEEK, ProxyStatus
-from ..export.sums import TURNS
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from .asking import ANSWER_TIMEOUT, alive, client_of, key_of
-from .login import login_of
-from .stored import opened
+from .asking import ANSWER_TIMEOUT, alive, got, key_of
 
 STOPPED = "no server runs on {var}: start it with `cli-session-proxy serve`"
 
@@ -28,13 +23,23 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     """And the server that answers on this store, where one does. Raises `ProxyError`."""
     served = served_at(settings.var)
     if served is not None and await alive(served):
-        async with client_of(served, ANSWER_TIMEOUT, key_of(settings, owner)) as http:
-            try:
-                return ProxyStatus.from_json(
-                    (await http.get("/v1/overview")).raise_for_status().json()["status"]
-                ), served
-            except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
-                raise UpstreamError(f"{served} (from serve.json in --var) does not answer like this version") from exc
+        try:
+            _, _, told = await got(served, "/v1/overview", key_of(settings, owner), ANSWER_TIMEOUT)
+            return ProxyStatus.from_json(json.loads(told)["status"]), served
+        except (OSError, HTTPException, ValueError, KeyError, TypeError) as exc:
+            raise UpstreamError(f"{served} (from serve.json in --var) does not answer like this version") from exc
+    return await _without_server(settings), None
+
+
+async def _without_server(settings: Settings) -> ProxyStatus:
+    # Imported here: who has a server needs none of these, and they are half a second of a core.
+    from ..backends.claude.process import capability  # noqa: PLC0415
+    from ..engine.plan import stored  # noqa: PLC0415
+    from ..export.explain import login as words_of  # noqa: PLC0415
+    from ..export.sums import TURNS  # noqa: PLC0415
+    from .login import login_of  # noqa: PLC0415
+    from .stored import opened  # noqa: PLC0415
+
     now = time.time()
     since = times.begins(times.days(now, WEEK)[0])
     async with opened(settings, may_be_new=True) as store:
@@ -48,6 +53,5 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     with contextlib.suppress(ClaudeUnavailable):  # which `problem` says
         known = capability.known(capability.find(settings))
     cli = None if known is None else f"Claude CLI {known[0].version}"
-    return ProxyStatus(
-        problem, cli, 0, 0, today, week, None, plan and plan.current(now), login=explain.login(login.kind)
-    ), None
+    plan = plan and plan.current(now)
+    return ProxyStatus(problem, cli, 0, 0, today, week, None, plan, login=words_of(login.kind))

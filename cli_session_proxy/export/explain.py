@@ -310,7 +310,7 @@ def placed(turn: Turn) -> list[str]:
     elif where.messages is not None:
         known = f", of which {where.matched} were known" if where.matched else ""
         brought = f", {where.imported} were taken into the chain" if where.imported else ""
-        said.append(f"Its client sent {count(where.messages, 'message')}{known}{brought}.")
+        said.append(f"The client sent {count(where.messages, 'message')}{known}{brought}.")
     if where.diverged_at is not None:
         said.append(f"They leave the agent's path behind message {where.diverged_at}.")
     if where.side:
@@ -325,26 +325,26 @@ def placed(turn: Turn) -> list[str]:
 
 
 _RULES: Mapping[Rule, str] = {
-    "id": "Its client named the turn that it continues.",
-    "fresh": "Its client asked for a new start (X-Chain: new).",
-    "head": "Its agent was named: it continues the agent's last answer.",
-    "new": "Nothing was said before: it begins the conversation.",
-    "history": "It continues the turn up to which the history that its client sent is known.",
-    "unknown": "The history that its client sent is not known here: it begins a conversation of its own.",
-    "adopted": "Somebody said it in the session by hand, and the chain took it in.",
+    "id": "The client named the turn to continue.",
+    "fresh": "The client asked for a new start (X-Chain: new).",
+    "head": "The client named the agent: this turn continues its last answer.",
+    "new": "This turn begins the conversation.",
+    "history": "This turn continues the last turn that the client's history agrees with.",
+    "unknown": "The client's history is not known here: this turn begins a new conversation.",
+    "adopted": "Somebody talked to the session outside the proxy, and the chain took it in.",
 }
 _CONTINUITY: Mapping[Continuity, str] = {
-    "started": "A new session was started for it.",
-    "warm": "The process that had answered before answered again: nothing was read or written for it.",
+    "started": "It ran in a new session.",
+    "warm": "The process of the turn before answered again.",
     "resumed": "A new process read the session's transcript.",
-    "rebuilt": "The session was written again from the chain, and a process read it.",
-    "branched": "The path was written as a session of its own, and a process read it.",
+    "rebuilt": "The session was written again from the chain, and a new process read it.",
+    "branched": "The path was written as a session of its own, and a new process read it.",
 }
 _INSTEAD: Mapping[RepairCode | None, str] = {
-    "taken_back": "The process that had answered went back to the turn before: nothing was read or written for it.",
-    "first_written": "Its session was written, as the first turn had none of its own, and a process read it.",
+    "taken_back": "The running process went back to the turn before, and answered.",
+    "first_written": "The first turn had no session of its own: it was written from the chain, and a new process read it.",
 }
-_SHARED = "It ran in a process that answers such questions one after the other, and keeps nothing of them."
+_SHARED = "It ran in a shared process, which answers single questions and keeps nothing of them."
 
 
 def program(known: Program) -> str:

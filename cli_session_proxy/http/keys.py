@@ -21,15 +21,17 @@ import stat
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import parse_qs
-
-from starlette.types import Scope
 
 from .. import redact
 from ..errors import ConfigError, SandboxError, Unauthorized, did_you_mean
 from ..locks import to_drive
 from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import MIN_SECRET, Settings, read_secret
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 from .gateway import OWNER_NAME, Address, Gateway
 
 # The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).

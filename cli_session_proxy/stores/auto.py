@@ -8,13 +8,12 @@ from ..errors import ConfigError
 from ..settings import Settings
 from .base import Store, Telling
 from .registry import Registry, StoreRegistry
-from .sql.moving import Move, Side, Told, untold
 from .sql.store import logged
-from .sqlite.moving import SqliteSide
 from .sqlite.store import FILE, SqliteStore
 
 if TYPE_CHECKING:
     from .postgresql.store import PostgresqlStore
+    from .sql.moving import Move, Side, Told
 
 
 def store_for(settings: Settings, telling: Telling = logged) -> Store:
@@ -52,14 +51,19 @@ def place_of(settings: Settings) -> str:
     return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
 
 
-def move_of(source: Settings, target: Settings, told: Told = untold) -> Move:
+def move_of(source: Settings, target: Settings, told: Told | None = None) -> Move:
     """A move from the store of these settings to that of the others."""
+    from .sql.moving import Move, untold  # noqa: PLC0415 - other commands move nothing
+
+    told = told or untold
     return Move(_side_of(source), _side_of(target), told)
 
 
 def _side_of(settings: Settings) -> Side:
     store = store_for(settings)
     if isinstance(store, SqliteStore):
+        from .sqlite.moving import SqliteSide  # noqa: PLC0415 - as above
+
         return SqliteSide(store)
     # Imported here: see `_postgresql`.
     from .postgresql.moving import PostgresqlSide  # noqa: PLC0415

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import Any
 
 import httpx
 import pytest
-from playwright.async_api import expect
+from playwright.async_api import Route, expect
 
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Message, Placed, Turn
@@ -182,10 +183,27 @@ async def test_tools_attempts_and_retries_are_a_waterfall_in_the_order_of_their_
         why = page.locator("#turn .placed")
         await expect(why).to_have_text(
             [
-                "Its agent was named: it continues the agent's last answer.",
+                "The client named the agent: this turn continues its last answer.",
                 "The client sent only what was new (1 message).",
-                "The process that had answered before answered again: nothing was read or written for it.",
+                "The process of the turn before answered again.",
                 "The transcript was compared with the chain before it was used.",
             ]
         )
         await expect(page.locator("#turn dl.facts").first).not_to_contain_text("came by")
+
+
+async def test_a_turn_that_takes_long_to_come_says_that_it_loads(world: World) -> None:
+    last = await imported(world.engine, await an_agent(world.engine, "heavy"), [("much", "very much")])
+    go_on = asyncio.Event()
+
+    async def held(route: Route) -> None:
+        await go_on.wait()
+        await route.continue_()
+
+    async with page_of(world.browser, world.url) as page:
+        await page.route(f"**/v1/chains/heavy/turns/{last}", held)
+        await page.evaluate(f"location.hash = '#/heavy/{last}'")
+        await expect(page.locator("#turn [role=status]")).to_have_text("Loading this turn…")
+        go_on.set()
+        await expect(page.locator("#turn h2")).to_contain_text("Turn 1")
+        await expect(page.locator("#turn [role=status]")).to_have_count(0)

@@ -22,6 +22,7 @@ const FOUND = {
 const ORIGIN = {
   imported: "the history that a client sent", adopted: "somebody who talked to the session by hand",
 };
+const SLOW = 400; // ms after which an empty pane says why
 const HIDDEN = "[redacted]"; // as redact.py puts it
 const LONG = 4000; // characters of one text that are shown at once
 const MORE = 200000; // and when somebody asks for more of it
@@ -51,6 +52,11 @@ export class TurnView {
     if (this.agentId !== agentId) fill(this.section); // nothing of one agent stays under the name of another
     this.agentId = agentId;
     const path = turnPath(agentId, turnId);
+    const slow = setTimeout(() => { // megabytes, or a busy machine
+      if (asked !== this.asked || this.shown === turnId) return;
+      this.section.hidden = false;
+      fill(this.section, h("p.quiet", { role: "status" }, "Loading this turn…"));
+    }, SLOW);
     try {
       const found = await get(bare ? `${path}?redact=0` : path);
       if (asked !== this.asked) return;
@@ -76,6 +82,8 @@ export class TurnView {
       if (asked !== this.asked) return;
       if (fault.status === 404) this.drawMissing(agentId, fault);
       else this.onFault(fault);
+    } finally {
+      clearTimeout(slow);
     }
   }
 
