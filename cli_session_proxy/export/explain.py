@@ -280,10 +280,10 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
 
 def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends: bool | None) -> str:
     """What a turn's request held of its path, in one line: `turns` of it, of which some are `missing`."""
-    sent = f"{turns - missing - summarised} of {turns} turns were sent"
+    sent = f"{turns - missing - summarised} of {count(turns, 'turn')} {'was' if turns == 1 else 'were'} sent"
     if summarised:
         sent += f", {summarised} as a summary"
-    said = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {turns} turns were not sent"
+    said = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {count(turns, 'turn')} not sent"
     if usage.cache_share is not None:
         said += f"; {100 * usage.cache_read_tokens // usage.prompt_tokens} % of it was read from the cache"
     if extends is False:
@@ -342,7 +342,7 @@ _CONTINUITY: Mapping[Continuity, str] = {
 }
 _INSTEAD: Mapping[RepairCode | None, str] = {
     "taken_back": "The running process went back to the turn before, and answered.",
-    "first_written": "The first turn had no session of its own: it was written from the chain, and a new process read it.",
+    "first_written": "The first turn had no session of its own: it was written from the chain, and a process read it.",
 }
 _SHARED = "It ran in a shared process, which answers single questions and keeps nothing of them."
 
