@@ -89,7 +89,7 @@ async def test_a_person_sees_a_repair_as_it_happens(
         await ask(engine, "one")
         args = ["dump", "a", "--follow", "--format", "markdown", "--var", str(settings.var)]
         process = await forked(cli.main, *args, env=os.environ, cwd=Path.cwd())
-        repair = asyncio.create_task(line_that_starts(process.stdout, b"    repair (rebuilt): "))
+        repair = asyncio.create_task(line_that_starts(process.stdout, b"    repaired (rebuilt): "))
         try:
             async with asyncio.timeout(SOON):
                 while not repair.done():  # the follower may not have begun to look yet
