@@ -54,7 +54,7 @@ from .history import (
     Wake,
     told,
 )  # fmt: skip
-from .journal import JSON, Asked, Died, Entry, Hung, TakenOff, Told, Unserved
+from .journal import JSON, Asked, Died, Entry, Heard, Hung, TakenOff, Told, Unserved
 from .model import TURN, Model, Plan, filler
 from .pictures import with_picture
 from .world import Proxy, World
@@ -493,7 +493,8 @@ class _Run:
         for attempts in self._attempts.values():
             for attempt in attempts:
                 asked = self._world.proxies[attempt.proxy]
-                waited = time.monotonic() - max(away.away_at, attempt.begun, asked.woke_at, self._database_back)
+                before = self._answered(self._whose[attempt.request.turn])
+                waited = time.monotonic() - max(away.away_at, attempt.begun, asked.woke_at, self._database_back, before)
                 if self._whose[attempt.request.turn].speaker.front or asked.cut:
                     continue  # nobody knows whom it asked; one that is cut off itself is to say so, in `PATIENCE`
                 if self._history.shape.hosts and attempt.begun < away.away_at + HEARD:
@@ -501,6 +502,11 @@ class _Run:
                 if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
                     continue
                 self._journal.append(Hung(attempt.number, waited))
+
+    def _answered(self, client: Client) -> float:
+        """When the agent was answered last: whoever waited behind that turn begins only then."""
+        mine = {one.number for turn, all_ in self._attempts.items() if self._whose[turn] is client for one in all_}
+        return max((one.at for one in self._journal if isinstance(one, Heard) and one.attempt in mine), default=0.0)
 
     async def _command(self, step: Rewind | Delete | Carry, client: Client, proxy: Proxy) -> None:
         """Where the agent is asked something now, or nobody could be asked, nothing is done."""

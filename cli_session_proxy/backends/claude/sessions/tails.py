@@ -76,5 +76,6 @@ class Tails:
 
     async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
         """Whether one of these entries is the frame of a turn of ours."""
-        uuids = [entry.uuid for entry in entries if entry.uuid and entry.kind == "user"]
+        named = (entry.piece_of or entry.uuid for entry in entries if entry.kind == "user")
+        uuids = [uuid for uuid in named if uuid is not None]
         return bool(await self._store.own_frames(agent.key, uuids))

@@ -43,6 +43,7 @@ class Entry:
 
     line: str
     data: dict[str, Any] = field(repr=False)
+    piece_of: str | None = field(default=None, compare=False)  # the record's uuid, where this is a piece of one
     sound: bool = field(init=False, compare=False, repr=False)
     uuid: str | None = field(init=False, compare=False)
     parent: str | None = field(init=False, compare=False)
@@ -92,7 +93,7 @@ class Entry:
             last = number == len(self.content)
             name = self.uuid if last else str(uuid5(NAMESPACE_OID, f"{self.uuid}/{number}"))
             data = self.data | {"uuid": name, "parentUuid": parent, "message": message | {"content": [block]}}
-            out.append(Entry(json.dumps(data, separators=(",", ":")), data))
+            out.append(Entry(json.dumps(data, separators=(",", ":")), data, self.uuid))
             parent = name
         return out
 

@@ -1,0 +1,45 @@
+"""Whose the records behind the path are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import cast
+from uuid import UUID
+
+import pytest
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions.tails import Behind, Tails
+from cli_session_proxy.backends.claude.transcript import Scribe
+from cli_session_proxy.domain.models import Agent, Block, Message
+from cli_session_proxy.stores.base import Store
+
+IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}
+WORDS: Block = {"type": "text", "text": "What is this?"}
+AGENT = Agent(1, "local", "ada", "ada", named=True, head=None, created_at=0.0)
+SESSION, FRAME, ANOTHER = (str(UUID(int=number)) for number in (1, 2, 3))
+
+
+class Frames:
+    """A store that knows one frame of ours."""
+
+    async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        return {FRAME} & set(uuids)
+
+
+@pytest.mark.parametrize(("frame", "expected"), [(FRAME, "ours"), (ANOTHER, "theirs")], ids=["ours", "theirs"])
+async def test_a_prompt_with_a_picture_is_known_by_its_record(tmp_path: Path, frame: str, expected: Behind) -> None:
+    """It is compared block by block: each piece but the last has a name of its own."""
+    scribe = Scribe(SESSION, tmp_path, "2.1.332", 1_790_000_000.0)
+    known = [
+        scribe.record(Message("user", (WORDS,)), "sonnet"),
+        scribe.record(Message("assistant", (WORDS,)), "sonnet"),
+    ]
+    cut = scribe.record(Message("user", (IMAGE, WORDS)), "sonnet", record_uuid=frame)
+    file = tmp_path / f"{SESSION}.jsonl"
+    transcript.write(file, [*known, cut], SESSION)
+    verdict = transcript.check(file, None, known)
+    assert verdict is not None
+    assert len(verdict.tail) == 2
+    assert await Tails(cast(Store, Frames())).behind(AGENT, verdict) == expected
