@@ -279,13 +279,15 @@ $(AGENTS)/.programs:
 	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
 	@touch $@
 
-# Those that `make agents` alone runs: pi, and aider in an environment of its own.
+# Those that `make agents` alone runs: pi and cline, aider and gptme each in an environment of its own.
 $(AGENTS_MORE)/.programs: $(UV)/.installed
 	@mkdir -p $(AGENTS_MORE)
 	npm install --prefix $(AGENTS_MORE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
-		@mariozechner/pi-coding-agent@0.73.1
+		@mariozechner/pi-coding-agent@0.73.1 cline@3.0.65
 	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/venv
 	$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/venv aider-chat==0.86.2
+	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/gptme
+	$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/gptme gptme==0.35.1
 	@touch $@
 
 # Frameworks from PyPI, each with what it needs to talk to an address of its own; what they bring would change our venv.
@@ -297,7 +299,7 @@ $(FRAMEWORKS)/.installed: $(UV)/.installed
 		'autogen-ext[openai]==0.7.5' llama-index-core==0.14.25 llama-index-llms-openai-like==0.8.1
 	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/google
 	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/google google-genai==2.34.0 google-adk==2.13.0 \
-		instructor==1.17.0
+		instructor==1.17.0 goose-sdk==0.1.0a13
 	@touch $@
 
 # promptfoo: newer ones need Node.js 22. Of all the scripts of its packages only the one that builds its database is run.
@@ -305,8 +307,7 @@ $(EVALUATORS)/.installed: $(UV)/.installed
 	@mkdir -p $(EVALUATORS)
 	npm install --prefix $(EVALUATORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		promptfoo@0.119.0
-	cd $(EVALUATORS)/node_modules/better-sqlite3 && \
-		node "$$(npm root -g)/npm/node_modules/node-gyp/bin/node-gyp.js" rebuild --release --silent
+	cd $(EVALUATORS)/node_modules/better-sqlite3 && npm run --silent build-release
 	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(EVALUATORS)/venv
 	$(UV)/bin/uv pip install --quiet --python $(EVALUATORS)/venv deepeval==4.3.1
 	@touch $@

@@ -15,7 +15,7 @@ Run = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Contender:
-    """A target's runs, each as `schema.json` says."""
+    """A target's runs, each as `schema.json` says. `version`: each that was run."""
 
     name: str
     version: str | None
@@ -33,10 +33,11 @@ def contenders(runs: Iterable[Run]) -> list[Contender]:
     by_name: dict[str, list[Run]] = {}
     for run in runs:
         by_name.setdefault(run["target"], []).append(run)
-    found = [
-        Contender(name, of[-1]["version"], of[-1]["note"], tuple(sorted(of, key=lambda run: run["seed"])))
-        for name, of in by_name.items()
-    ]
+    found = []
+    for name, of in by_name.items():
+        of.sort(key=lambda run: run["seed"])
+        versions = dict.fromkeys(run["version"] for run in of if run["version"])
+        found.append(Contender(name, "; ".join(versions) or None, of[-1]["note"], tuple(of)))
     return sorted(found, key=lambda one: (-one.share, -max(run["rows_run"] for run in one.runs), one.name))
 
 

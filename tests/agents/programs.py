@@ -4,6 +4,7 @@ for. Everything else is as it comes."""
 from __future__ import annotations
 
 import json
+import sys
 from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any, ClassVar
@@ -11,7 +12,8 @@ from typing import Any, ClassVar
 from ..conftest import ROOT
 
 MODULES = ROOT / ".tools" / "agents" / "node_modules"
-MORE_MODULES = ROOT / ".tools" / "agents-more" / "node_modules"
+MORE_TOOLS = ROOT / ".tools" / "agents-more"
+MORE_MODULES = MORE_TOOLS / "node_modules"
 
 
 class Program(ABC):
@@ -36,6 +38,13 @@ class Program(ABC):
     @abstractmethod
     def say(self, prompt: str, *, first: bool) -> list[str]:
         """The arguments for one prompt: of a new conversation, or of the last one by the program's own resume."""
+
+    def command(self, prompt: str, *, first: bool) -> list[str]:
+        return [str(self.binary), *self.say(prompt, first=first)]
+
+    def left(self) -> list[int]:
+        """Processes that it leaves running."""
+        return []
 
     @abstractmethod
     def read(self, file: Path) -> dict[str, Any]:
@@ -194,6 +203,62 @@ class Pi(Program):
         return {"path": str(file)}
 
 
+class Cline(Program):
+    """It resumes in a terminal only: there the prompt is typed."""
+
+    name = "cline"
+    tool = "read_files"
+
+    def __init__(self, url: str, home: Path, work: Path) -> None:
+        super().__init__(url, home, work)
+        self.binary = MORE_MODULES / "@cline" / "cli-linux-x64" / "bin" / "cline"
+
+    def set_up(self) -> dict[str, str]:
+        provider = {"provider": "openai-compatible", "apiKey": "none", "model": "sonnet", "baseUrl": f"{self.url}/v1"}
+        told = {"provider": "openai-compatible", "settings": provider, "updatedAt": "2026-01-01T00:00:00.000Z"}
+        folder = self.home / ".cline" / "data" / "settings"
+        folder.mkdir(parents=True)
+        (folder / "providers.json").write_text(
+            json.dumps(
+                {"version": 1, "lastUsedProvider": "openai-compatible", "providers": {"openai-compatible": told}}
+            )
+        )
+        return {"CLINE_TELEMETRY_DISABLED": "1"}
+
+    def say(self, prompt: str, *, first: bool) -> list[str]:
+        return [prompt] if first else [str(self.home / ".cline" / "data" / "sessions"), prompt]
+
+    def command(self, prompt: str, *, first: bool) -> list[str]:
+        command = super().command(prompt, first=first)
+        return command if first else [sys.executable, str(Path(__file__).parent / "cline_resumed.py"), *command]
+
+    def left(self) -> list[int]:
+        running = self.home / ".cline" / "data" / "locks" / "hub" / "production.json"
+        return [json.loads(running.read_text())["pid"]] if running.exists() else []
+
+    def read(self, file: Path) -> dict[str, Any]:
+        return {"files": [{"path": str(file)}]}
+
+
+class Gptme(Program):
+    name = "gptme"
+    tool = "shell"
+
+    def __init__(self, url: str, home: Path, work: Path) -> None:
+        super().__init__(url, home, work)
+        self.binary = MORE_TOOLS / "gptme" / "bin" / "gptme"
+
+    def set_up(self) -> dict[str, str]:
+        return {"OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": "none", "COLUMNS": "1000"}
+
+    def say(self, prompt: str, *, first: bool) -> list[str]:
+        known = [] if first else ["--resume"]
+        return ["--non-interactive", "--model", "local/sonnet", "--tool-format", "tool", *known, prompt]
+
+    def read(self, file: Path) -> dict[str, Any]:
+        return {"command": f"cat {file}"}
+
+
 PROGRAMS: dict[str, type[Program]] = {kind.name: kind for kind in (Codex, ClaudeCode, Gemini, OpenCode, Qwen)}
 # `make agents` alone installs and runs these.
-MORE: dict[str, type[Program]] = {kind.name: kind for kind in (Pi,)}
+MORE: dict[str, type[Program]] = {kind.name: kind for kind in (Pi, Cline, Gptme)}

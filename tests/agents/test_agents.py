@@ -12,6 +12,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
@@ -19,6 +20,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+import httpx
 import pytest
 
 from cli_session_proxy.domain.client_tools import cli_name
@@ -34,7 +36,7 @@ from .programs import MORE, PROGRAMS, Program
 from .relay import Relay, share_kept
 
 # Seconds for one turn of a program that starts Node.js and a sandbox first, on a busy machine.
-TURN = 120.0
+TURN = 240.0
 # Of what the program itself keeps of a request, the proxy keeps this share at least.
 KEPT = 0.97
 
@@ -99,7 +101,7 @@ class History:
     async def say(self, prompt: str, *, first: bool = False) -> str:
         """What the program printed."""
         process = await asyncio.create_subprocess_exec(
-            str(self.program.binary), *self.program.say(prompt, first=first), cwd=self.program.work, env=self._env,
+            *self.program.command(prompt, first=first), cwd=self.program.work, env=self._env,
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
         )  # fmt: skip
         try:
@@ -160,7 +162,7 @@ def judge(history: History, upstream: Upstream) -> None:
 @pytest.fixture
 def home() -> Iterator[Path]:
     """The program's own, not below /tmp: the sandbox that Codex runs its tools in has a /tmp of its own."""
-    with tempfile.TemporaryDirectory(prefix="csp-agent-", dir="/var/tmp") as made:
+    with tempfile.TemporaryDirectory(prefix="csp-agent-", dir="/var/tmp", ignore_cleanup_errors=True) as made:
         yield Path(made)
 
 
@@ -180,7 +182,11 @@ async def history(
         required(program.binary, "make tools, or make agents", what=request.param)
         made = History(program, make_settings(claude_bin=claude_2), relay, tmp_path)
         upstream.behave = made.behave
-        yield made
+        try:
+            yield made
+        finally:
+            for pid in program.left():
+                os.kill(pid, signal.SIGTERM)
 
 
 # One of each wire: Messages, Responses, generateContent. Qwen Code is Gemini CLI over Chat, which `tests/clients` has
@@ -214,3 +220,15 @@ async def test_ten_turns_with_tools_and_four_proxies(history: History, upstream:
         known = "; ".join(f"secret {number} is value-{number}" for number in range(1, 11))
         assert f"I remember: {known}." in await history.say("recall")
     judge(history, upstream)
+
+
+@pytest.mark.agents
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("history", ["gptme"], indirect=True)
+async def test_a_title_that_it_asks_for_is_no_agent_in_the_list(history: History, upstream: Upstream) -> None:
+    async with history.served():
+        await history.tell()
+        async with httpx.AsyncClient(base_url=history.relay.url, trust_env=False, timeout=30) as client:
+            listed = (await client.get("/v1/chains")).json()
+    assert any("title" in seen.prompt for seen in upstream.requests)
+    assert [row["turns"] for row in listed["data"]] == [len(conversation(upstream.requests))]

@@ -22,7 +22,8 @@ from ..obedient import newest
 PYTHON = ROOT / ".tools" / "frameworks" / "venv" / "bin" / "python"
 # Of what cannot be in one environment with the others.
 APART = {"aider_agent": ROOT / ".tools" / "agents-more" / "venv" / "bin" / "python"} | dict.fromkeys(
-    ("adk_agent", "genai_agent", "instructor_agent"), ROOT / ".tools" / "frameworks" / "google" / "bin" / "python"
+    ("adk_agent", "genai_agent", "goose_agent", "instructor_agent"),
+    ROOT / ".tools" / "frameworks" / "google" / "bin" / "python",
 )
 PROGRAMS = Path(__file__).parent / "frameworks"
 # Seconds for a program that imports much on a busy machine.

@@ -47,6 +47,11 @@ def test_the_best_stands_first_with_its_median_and_spread() -> None:
     assert summary.left_out(runs) == ["worse, rows left out: it has no files (1)"]
 
 
+def test_every_version_that_was_run_is_told() -> None:
+    runs = [{**a_run("it", seed, row("a")), "version": version} for seed, version in ((3, "2"), (1, "1"), (2, "1"))]
+    assert summary.contenders(runs)[0].version == "1; 2"
+
+
 @pytest.mark.parametrize(
     ("found", "says"),
     [
