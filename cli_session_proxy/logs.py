@@ -75,7 +75,12 @@ class _Event(dict[str, Any]):
 
 
 class _File(RotatingFileHandler):
-    """Makes every line once. Its base class makes it twice: to see whether it still fits, and to write it."""
+    """Makes every line once. Its base class makes it twice: to see whether it still fits, and to write it.
+
+    A disk that is full is told once, and not by a traceback for each line that is lost.
+    """
+
+    _is_told = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -87,6 +92,14 @@ class _File(RotatingFileHandler):
                 self.doRollover()
             self.stream.write(line)
             self.flush()
+            self._is_told = False
+        except OSError as exc:
+            if not self._is_told:
+                self._is_told = True
+                print(
+                    f"the log {self.baseFilename} cannot be written ({exc.strerror}): its lines are lost",
+                    file=sys.stderr,
+                )
         except Exception:  # noqa: BLE001 - as every handler does: told on stderr
             self.handleError(record)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cli_session_proxy import logs
+from cli_session_proxy.domain import times
 from cli_session_proxy.settings import Settings
 
 
@@ -49,6 +52,35 @@ def test_only_warnings_reach_the_terminal(settings: Settings, capsys: pytest.Cap
     assert "loud" in captured.err
     assert "quiet" not in captured.err
     assert [line["event"] for line in lines(settings)] == ["quiet", "loud"]
+
+
+def test_what_is_told_there_in_words_reaches_the_file_alone(
+    settings: Settings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    logs.configure(settings, told=("turn_failed",))
+    logs.get().warning("turn_failed", code="upstream_error")
+    logs.get().warning("loud")
+    terminal = capsys.readouterr().err
+    assert "turn_failed" not in terminal
+    at = datetime.fromisoformat(lines(settings)[1]["timestamp"]).timestamp()
+    assert terminal.startswith(f"{times.written(at)} [warning")
+    assert [line["event"] for line in lines(settings)] == ["turn_failed", "loud"]
+
+
+def test_a_full_disk_is_told_once_and_without_a_traceback(
+    settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (file,) = [one for one in logging.getLogger(logs.NAME).handlers if isinstance(one, logs._File)]
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(file, "flush", full)
+        for _ in range(3):
+            logs.get().info("lost")
+    said = capsys.readouterr().err
+    assert said == f"the log {logs.file_of(settings)} cannot be written (No space left on device): its lines are lost\n"
 
 
 def test_debug_needs_to_be_asked_for(settings: Settings) -> None:
@@ -169,6 +201,7 @@ IN_A_HOST = """
 import logging, sys
 import structlog
 from cli_session_proxy import logs
+from cli_session_proxy.domain import times
 {host}
 try:
     api_key = "kept in a " + "local variable"

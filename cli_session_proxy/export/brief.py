@@ -52,6 +52,8 @@ def _link(made: Link) -> Brief:
 def _repaired(detail: JSON) -> Brief:
     if "found_at" in detail:
         return Brief("repair", "Session file had been moved; put back.")
+    if detail.get("behind") == "ours":
+        return Brief("repair", "Session file still held an attempt that was not kept; restored.")
     known = _CODES.get(str(detail.get("code")))
     return known or Brief("repair", f"Session file {_FOUND.get(str(detail.get('found')), 'was another')}; restored.")
 
