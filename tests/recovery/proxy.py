@@ -48,6 +48,7 @@ STEPS: dict[str, tuple[type, str, bool]] = {
 }
 # Of a turn in which a tool waits for a person.
 WORDS: dict[str, tuple[type, str, bool]] = {
+    "before the question is stored": (SqlStore, "note", True),
     "after the word is stored": (ClaudeProcess, "permit", True),
     "after the word is sent": (ClaudeProcess, "permit", False),
 }
