@@ -34,6 +34,8 @@ STOPS = 64
 STOP_LENGTH = 256
 # US dollars that a session may have cost. JSON has numbers that no float holds.
 MOST_USD = 1e9
+# Tokens, and what else a CLI counts in one answer.
+MOST_COUNTED = 10**12
 
 
 class TooDeep(ValueError):
@@ -62,6 +64,11 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
     if few > depth and is_deeper(value, depth):
         raise TooDeep(depth)
     return value
+
+
+def count(value: object) -> int:
+    """What a CLI has counted; 0 where it is no count. A store could not add up any number."""
+    return value if type(value) is int and 0 <= value <= MOST_COUNTED else 0
 
 
 def is_deeper(value: Any, depth: int = DEPTH) -> bool:

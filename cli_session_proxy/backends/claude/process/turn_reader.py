@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
-from ....domain.limits import MOST_USD, is_session_id
+from ....domain.limits import MOST_USD, count, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, PlanTold, Retried, ToolActivity
 from . import permissions
@@ -185,7 +185,7 @@ class TurnReader:
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
         """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
-        at = _count(event.get("index"))
+        at = count(event.get("index"))
         match event.get("type"):
             case "message_start":
                 events = self._cut_short()
@@ -239,7 +239,7 @@ class TurnReader:
                 self._using = {}
                 if not isinstance(abandoned, dict):
                     return self._called()
-                first = _count(abandoned.get("from_block_index"))
+                first = count(abandoned.get("from_block_index"))
                 return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]
         return []
 
@@ -355,7 +355,7 @@ class TurnReader:
             api_error_status=status if isinstance(status, int) else None,
             usage=_usage(_dict(frame.get("usage"))).minus(self._told),
             cost_total_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost <= MOST_USD else None,
-            num_turns=_count(frame.get("num_turns")),
+            num_turns=count(frame.get("num_turns")),
             detail=detail,
             stop_sequence=self._stopped_at,
             cache_miss=self._cache_miss,
@@ -410,10 +410,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def _count(value: object) -> int:
-    return value if isinstance(value, int) else 0
-
-
 def _without_ids(frame: JSON) -> JSON:
     return {name: value for name, value in frame.items() if name not in {"type", "subtype", "uuid", "session_id"}}
 
@@ -427,11 +423,11 @@ def _blocks(message: JSON) -> list[Block]:
 
 def _usage(usage: JSON) -> Usage:
     return Usage(
-        input_tokens=_count(usage.get("input_tokens")),
-        output_tokens=_count(usage.get("output_tokens")),
-        cache_read_tokens=_count(usage.get("cache_read_input_tokens")),
-        cache_write_tokens=_count(usage.get("cache_creation_input_tokens")),
-        thinking_tokens=_count(_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
+        input_tokens=count(usage.get("input_tokens")),
+        output_tokens=count(usage.get("output_tokens")),
+        cache_read_tokens=count(usage.get("cache_read_input_tokens")),
+        cache_write_tokens=count(usage.get("cache_creation_input_tokens")),
+        thinking_tokens=count(_dict(usage.get("output_tokens_details")).get("thinking_tokens")),
     )
 
 

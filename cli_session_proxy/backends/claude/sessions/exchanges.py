@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ....domain.client_tools import PREFIX
+from ....domain.limits import count
 from ....domain.models import JSON, Block, Message, Usage
 from .. import transcript
 from ..transcript import Entry
@@ -186,7 +187,7 @@ def _opens_with(entry: Entry, starts: tuple[str, ...]) -> bool:
 
 
 def _sum(every: list[JSON], name: str) -> int:
-    return sum(value for usage in every if isinstance(value := usage.get(name), int))
+    return sum(count(usage.get(name)) for usage in every)
 
 
 def began(entry: Entry) -> float | None:

@@ -168,6 +168,15 @@ def test_a_frame_that_is_told_twice_counts_once() -> None:
     assert sum(isinstance(event, AssistantMessage) for event in events) == 1
 
 
+@pytest.mark.parametrize(("told", "counted"), [(7, 7), (2**62, 0), (-7, 0), (True, 0), ("7", 0), (None, 0)])
+def test_no_more_is_counted_than_a_store_can_add_up(told: Any, counted: int) -> None:
+    """Two of 2**62 are more than an integer of SQLite's: no sum with them could be read."""
+    said = {"type": "result", "subtype": "success", "result": "x", "user_message_uuids": [FRAME]}
+    events = TurnReader(FRAME).feed(said | {"usage": {"input_tokens": told}, "num_turns": told})
+    [end] = [event for event in events if isinstance(event, Result)]
+    assert (end.usage.input_tokens, end.num_turns) == (counted, counted)
+
+
 def test_a_stream_whose_pieces_are_not_known_is_told_by_its_assistant_frame() -> None:
     reader = TurnReader(FRAME)
     stream: list[Any] = [
