@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
@@ -45,7 +46,7 @@ def row(change: str, steps: Sequence[Step], folder: Path) -> Row:
         "refused": len(errors),
         "slowest": max(step.seconds for step in steps),
         "faults": [f"{step.name}: {step.fault}" for step in steps if step.fault is not None],
-        "error": errors[0].replace(str(folder), "…") if errors else "",
+        "error": errors[0].replace(str(folder), "…").replace(str(folder.parent), "…") if errors else "",
     }
 
 
@@ -58,5 +59,6 @@ def write(path: Path, rows: Mapping[str, Row]) -> None:
         cells = [name, str(one["right"]), str(one["refused"]), f"{one['slowest']:.1f} s", lost, one["error"]]
         lines.append("| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |\n")
     whole = sum(not one["faults"] for one in rows.values())
-    end = f"\nRows without a fault: {whole} of {len(rows)}.\n"
+    machine = f"{os.cpu_count()} cores, whose load was {os.getloadavg()[2]:.0f} at the end"
+    end = f"\nRows without a fault: {whole} of {len(rows)}. Run on {machine}.\n"
     path.write_text(_HEAD.format(version=VERSION) + "".join(lines) + end, encoding="utf-8")
