@@ -188,7 +188,7 @@ def check_tools(launch: Launch, init: JSON) -> None:
 
 KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
 GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
-AT_WORK = 0.2  # of a processor; an idle CLI uses 0.006
+AT_WORK = 0.05  # of a processor, as many may want it; an idle CLI uses 0.006
 BUFFER = 128 * 1024  # bytes of a frame that wait for their reader, at least
 LOOK_AGAIN = 0.1  # seconds until it is looked again, where nobody could: no descriptor, or no thread, was free
 
@@ -316,15 +316,18 @@ class Child:
             guardian_program.kill(self.pid, self._started)
 
     async def is_at_work(self, seconds: float) -> bool:
-        """Whether it uses a good part of a processor over these seconds."""
+        """Whether it uses a part of a processor over these seconds."""
+        before = self.worked()
+        await self._exited(seconds)
+        return self.worked() - before > seconds * AT_WORK
+
+    def worked(self) -> float:
+        """Seconds of a processor that it has used so far; 0.0 once it has ended."""
         try:
-            process = psutil.Process(self.pid)
-            before = process.cpu_times()
-            await self._exited(seconds)
-            after = process.cpu_times()
-        except psutil.Error:  # it has ended
-            return False
-        return after.user + after.system - before.user - before.system > seconds * AT_WORK
+            used = psutil.Process(self.pid).cpu_times()
+        except psutil.Error:
+            return 0.0
+        return float(used.user + used.system)
 
     async def end(self, *, gently: bool, grace: float) -> None:
         """KILL, and wait. With `gently`, before that: end of input, wait, TERM, wait. Each wait is bounded by `grace`.

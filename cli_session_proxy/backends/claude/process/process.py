@@ -12,6 +12,7 @@ Not its business: time limits of a turn (the caller has them), what a session ho
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ...base import Called, PermissionWithdrawn
 from . import capability, frames, permissions
-from .child import Child, Launch, check_tools
+from .child import AT_WORK, Child, Launch, check_tools
 from .events import Asks, CallRefused, CliEvent, Declined, ProcessDied, Result
 from .frames import FRAMES, READ_SIZE, End, Output, printable
 from .guardian import Guardian
@@ -216,7 +217,7 @@ class ClaudeProcess:
         complete = False
         later, hooked = asyncio.get_running_loop().call_later, self.runs_others  # these may take long
         if not results and not hooked:
-            self._alarm = later(SILENCE / 2, self._ring, f"it said nothing for {SILENCE:g} s", True)
+            self._alarm = later(SILENCE / 2, self._ring, f"it said nothing for {SILENCE:g} s")
         try:
             while not complete:
                 frame = await self._output.next()
@@ -264,7 +265,7 @@ class ClaudeProcess:
                     yield event
                 if reader.said_all and not complete and not hooked:
                     why = f"it gave no result for {SILENCE:g} s after the model had answered"
-                    self._alarm = later(SILENCE / 2, self._ring, why, True)
+                    self._alarm = later(SILENCE / 2, self._ring, why)
         finally:
             if self._alarm is not None:
                 self._alarm.cancel()
@@ -303,10 +304,16 @@ class ClaudeProcess:
             self.kill()
         return False
 
-    def _ring(self, why: str, again: bool) -> None:
-        """Half of the time is over; then the other half, and it is killed. A machine that was asleep skips one half."""
-        if again:
-            self._alarm = asyncio.get_running_loop().call_later(SILENCE / 2, self._ring, why, False)
+    def _ring(self, why: str, worked: float | None = None, until: float = 0.0) -> None:
+        """Half of the time is over; then the other half, and it is killed. A machine that was asleep skips one half.
+
+        Where it was at work in that half, a busy machine is slow: it gets another one, up to `spawn_timeout` in all.
+        """
+        loop, now = asyncio.get_running_loop(), self._child.worked()
+        if worked is None:
+            until = loop.time() + self._settings.spawn_timeout
+        if worked is None or (now - worked > SILENCE / 2 * AT_WORK and loop.time() < until):
+            self._alarm = loop.call_later(SILENCE / 2, self._ring, why, now, until)
             return
         if why == NOT_STOPPED:
             self._failed("interrupt", why)
@@ -434,7 +441,7 @@ class ClaudeProcess:
             self.kill()
             return
         if self.busy:
-            self._stopping = asyncio.get_running_loop().call_later(INTERRUPT_WAIT, self._ring, NOT_STOPPED, False)
+            self._stopping = asyncio.get_running_loop().call_later(INTERRUPT_WAIT, self._ring, NOT_STOPPED, math.inf)
         await self._child.look()
         if self._child.input_ended:  # one spawn a turn: no channel is left to ask on
             self._child.signal(signal.SIGINT)

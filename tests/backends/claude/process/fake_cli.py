@@ -120,6 +120,9 @@ def main() -> None:
         elif frame["type"] == "control_request" and MODE != "stubborn-turn":
             say(type="result", subtype="error_during_execution", is_error=True, terminal_reason="aborted_streaming")
         elif MODE not in ("silent", "stubborn-turn"):
+            began = time.monotonic()
+            while MODE == "slow" and time.monotonic() < began + 3.0:
+                pass
             answer(frame)
     if MODE == "full-disk":
         say(type="system", subtype="session_writes_lost", error_code="ENOSPC", lost=["transcript"])

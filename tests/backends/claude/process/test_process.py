@@ -342,6 +342,14 @@ async def test_what_has_to_come_soon_is_not_waited_for_long(
     assert str(process.launch.capability.path) in died.value.cli
 
 
+async def test_one_that_is_at_work_is_waited_for_on_a_busy_machine(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 1.6)
+    process = await start(await fake("slow"))
+    assert not result(await ask(process, "hi")).is_error
+
+
 async def test_a_control_request_that_is_not_answered_says_so_and_is_not_tried_again(
     fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
