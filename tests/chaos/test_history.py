@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from ..matrix import rest_in_full
 from .checker import Fault
 from .history import Cut, History, Join, Kill, Leave, Network, Open, Repeat, Say, Shape, Start, made, read, told
 from .runner import Report
@@ -19,7 +20,7 @@ SHAPES = [
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", rest_in_full(*range(20)))
 def test_the_same_seed_makes_the_same_history(seed: int, shape: Shape) -> None:
     history = made(seed, shape)
     assert history == made(seed, shape)
@@ -29,7 +30,7 @@ def test_the_same_seed_makes_the_same_history(seed: int, shape: Shape) -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", rest_in_full(*range(5)))
 def test_a_history_is_read_from_what_was_printed_of_it(seed: int, shape: Shape) -> None:
     history = made(seed, shape)
     assert read("\n".join(history.lines()), seed) == history
@@ -37,7 +38,7 @@ def test_a_history_is_read_from_what_was_printed_of_it(seed: int, shape: Shape) 
     assert read("\n".join(report.lines()), seed) == history
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", rest_in_full(*range(20), quick=3))
 def test_whoever_is_repeated_left_or_let_go_has_spoken_before(seed: int) -> None:
     said: set[int | None] = {None}
     for step in made(seed, Shape(proxies=3, tools=True, length=60)).steps:

@@ -26,6 +26,7 @@ from turnfault.provider.upstream import Upstream
 from .. import without_cli
 from ..conftest import MakeSettings
 from ..every_wire import chains, proxied
+from ..matrix import half
 from ..until import until
 from ..without_cli import proxied_without_cli
 
@@ -143,11 +144,13 @@ EVERY_WIRE: list[tuple[str, dict[str, Any]]] = [
 NONE = {"X-Chain": "none"}
 
 
-@pytest.mark.parametrize("stream", [False, True])
-@pytest.mark.parametrize(("path", "body"), EVERY_WIRE)
+@pytest.mark.parametrize(
+    ("proxy", "wire", "stream"), half(["sqlite", "postgresql"], EVERY_WIRE, [False, True]), indirect=["proxy"]
+)
 async def test_of_a_request_that_keeps_nothing_nothing_is_left_once_it_was_answered(
-    proxy: Proxy, path: str, body: dict[str, Any], stream: bool
+    proxy: Proxy, wire: tuple[str, dict[str, Any]], stream: bool
 ) -> None:
+    path, body = wire
     answer = await proxy.http.post(path, json={"model": "sonnet", "stream": stream, **body}, headers=NONE)
     assert answer.status_code == 200, answer.text
     assert "hello" in answer.text

@@ -22,6 +22,7 @@ from cli_session_proxy.stores.base import Commit, RequestMatch, Store
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
+from ..matrix import half
 from ..talking import heard
 from ..until import until
 from ..without_cli import proxied_without_cli
@@ -136,15 +137,17 @@ async def proxied(var: Path) -> AsyncIterator[tuple[Engine, Upstream, int]]:
         yield engine, upstream, int(root.rpartition(":")[2])
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    "case",
-    [
-        while_it_runs,
-        when_it_is_committed,
-        while_a_slow_disk_notes_that_it_left,
-        before_its_answer_is_written_over_that_note,
-    ],
+    ("case", "stream"),
+    half(
+        [
+            while_it_runs,
+            when_it_is_committed,
+            while_a_slow_disk_notes_that_it_left,
+            before_its_answer_is_written_over_that_note,
+        ],
+        [False, True],
+    ),
 )
 def test_who_left_unnoticed_and_says_the_same_again_has_said_it_once(
     case: Case, stream: bool, run: Run, tmp_path: Path

@@ -29,6 +29,7 @@ from cli_session_proxy.stores.base import RequestMatch, Store, Whereabouts
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.wires import answers
 
+from ..matrix import half
 from ..stores.test_registry import certify
 from ..until import until
 from .cluster import KEY, PATIENCE, Host, Line, cluster, deaf, line
@@ -182,15 +183,17 @@ def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.Mo
     patch.setattr(store, "set_delivery", noted)
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 @pytest.mark.parametrize(
-    "case",
-    [
-        while_it_runs,
-        when_it_is_committed,
-        as_its_answer_comes_back,
-        when_it_is_known_that_it_left,
-    ],
+    ("case", "stream"),
+    half(
+        [
+            while_it_runs,
+            when_it_is_committed,
+            as_its_answer_comes_back,
+            when_it_is_known_that_it_left,
+        ],
+        [False, True],
+    ),
 )
 async def test_who_left_the_host_that_passed_it_on_and_says_the_same_again_has_said_it_once(
     case: Case, stream: bool, postgres_url: str, tmp_path: Path

@@ -14,6 +14,7 @@ from cli_session_proxy.http.server import LAST_RESORT
 from cli_session_proxy.settings import load
 
 from ..conftest import ROOT
+from ..matrix import half
 
 helm = pytest.importorskip("helm_python", reason="needs helm-python-sdk, of the extra [dev]")
 kubernetes_validate = pytest.importorskip("kubernetes_validate", reason="needs the extra [dev]")
@@ -76,8 +77,7 @@ def environment(values: Mapping[str, Any]) -> dict[str, str]:
     return {one["name"]: one["value"] for one in pod(values)["containers"][0]["env"] if "value" in one}
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "version"), half(list(CASES), VERSIONS))
 def test_what_is_rendered_is_valid_for_kubernetes(case: str, version: str) -> None:
     kinds = set()
     for one in every(CASES[case]):

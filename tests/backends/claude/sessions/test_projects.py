@@ -19,6 +19,7 @@ from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....matrix import rest_in_full
 from ....talking import ask, by_hand, claude, heard, running
 from ....until import until
 
@@ -52,7 +53,7 @@ async def told(engine: Engine, upstream: Upstream) -> None:
     assert heard(upstream) == [f"remember {number}" for number in range(4)]
 
 
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", rest_in_full(*PLACES, quick=2))
 async def test_on_the_real_cli_turns_are_warm_wherever_var_lies(
     place: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:
