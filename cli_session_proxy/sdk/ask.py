@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
-from typing import Any, TypeVar, overload
+from typing import Any, TypedDict, TypeVar, Unpack, overload
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -65,51 +65,26 @@ class Episode:
         return Episode(**known)  # type: ignore[arg-type]  # checked above
 
 
+class AskOptions(TypedDict, total=False):
+    """What `ask` takes beside `schema`."""
+
+    tools: Sequence[Function]
+    episode: Episode | None
+    model: str | None
+    system: str | None
+    agent_id: str | None
+    base_url: str | None
+    api_key: str | None
+    timeout: float
+    max_rounds: int
+
+
 @overload
-async def ask(
-    prompt: str,
-    *,
-    schema: None = None,
-    tools: Sequence[Function] = (),
-    episode: Episode | None = None,
-    model: str | None = None,
-    system: str | None = None,
-    agent_id: str | None = None,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    timeout: float = TIMEOUT,
-    max_rounds: int = MAX_ROUNDS,
-) -> tuple[Episode, str]: ...
+async def ask(prompt: str, *, schema: None = None, **options: Unpack[AskOptions]) -> tuple[Episode, str]: ...
 @overload
-async def ask(
-    prompt: str,
-    *,
-    schema: type[T],
-    tools: Sequence[Function] = (),
-    episode: Episode | None = None,
-    model: str | None = None,
-    system: str | None = None,
-    agent_id: str | None = None,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    timeout: float = TIMEOUT,
-    max_rounds: int = MAX_ROUNDS,
-) -> tuple[Episode, T]: ...
+async def ask(prompt: str, *, schema: type[T], **options: Unpack[AskOptions]) -> tuple[Episode, T]: ...
 @overload
-async def ask(
-    prompt: str,
-    *,
-    schema: Mapping[str, Any],
-    tools: Sequence[Function] = (),
-    episode: Episode | None = None,
-    model: str | None = None,
-    system: str | None = None,
-    agent_id: str | None = None,
-    base_url: str | None = None,
-    api_key: str | None = None,
-    timeout: float = TIMEOUT,
-    max_rounds: int = MAX_ROUNDS,
-) -> tuple[Episode, Any]: ...
+async def ask(prompt: str, *, schema: Mapping[str, Any], **options: Unpack[AskOptions]) -> tuple[Episode, Any]: ...
 async def ask(
     prompt: str,
     *,

@@ -162,7 +162,7 @@ class Runtime:
                 self._ready.set_exception(exc)
 
     async def _main(self) -> None:
-        """Wait for `close`. What then still runs on the loop is cancelled by `asyncio.run`."""
+        """Wait for `close`. `asyncio.run` cancels what still runs then."""
         self._ready.set_result(asyncio.get_running_loop())
         await self._stop.wait()
         try:
@@ -200,7 +200,7 @@ class Runtime:
 
 
 class _Drawn(Generic[T]):
-    """An async generator drawn from step by step; a step that was cancelled has ended before it is closed."""
+    """Steps an async generator from another thread. It is closed only after a cancelled step has ended."""
 
     def __init__(self, source: AsyncGenerator[T, None]) -> None:
         self._source = source

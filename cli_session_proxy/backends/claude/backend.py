@@ -368,13 +368,13 @@ class _ClaudeExecution:
     async def keep(self, answered: Answered) -> KeptTurn:
         job = self._job
         said = TurnOutcome(
-            job.frame_uuid,
-            answered.output,
-            self._answered or self._ready.session.id,
-            self._total,
-            answered.calls,
-            answered.stopped or self._truncated is not None,
-            answered.partial,
+            output=answered.output,
+            calls=answered.calls,
+            stopped=answered.stopped or self._truncated is not None,
+            partial=answered.partial,
+            frame_uuid=job.frame_uuid,
+            session_id=self._answered or self._ready.session.id,
+            cost_total=self._total,
         )
         try:
             kept = await self._owner.sessions.capture(self._ready, job.turn, said)

@@ -15,6 +15,7 @@ from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
 from ....domain.parameters import Name
 from ....stores.base import Store
+from ...base import Answered
 from .. import transcript
 from ..process.events import WrongTranscript
 from ..process.frames import printable
@@ -41,22 +42,17 @@ FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
 
 
-@dataclass(frozen=True, slots=True)
-class TurnOutcome:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TurnOutcome(Answered):
     """How the CLI's side of a turn ended, as far as it concerns the session.
 
-    `calls` are the client's that wait for results; `stopped`: the answer was cut, by us or at
-    the tokens that it may have, where the CLI would go on. `partial`: which
-    blocks of `output` the CLI does not know, because the provider cut them off after a client had been given words.
+    `stopped` also where the answer reached its limit of tokens, and the CLI would go on. The CLI does not know the
+    `partial` blocks: the provider cut them off.
     """
 
     frame_uuid: str
-    output: tuple[Block, ...]
     session_id: str
     cost_total: float | None = None
-    calls: frozenset[str] = frozenset()
-    stopped: bool = False
-    partial: frozenset[int] = frozenset()
 
     @property
     def finished(self) -> tuple[Block, ...]:
