@@ -207,12 +207,12 @@ def _shared() -> list[Any]:
 
 
 def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The time as a person is told it everywhere else."""
+    """The time in the person's zone, as everywhere else."""
     return {**event, "timestamp": times.written(datetime.fromisoformat(event["timestamp"]).timestamp())}
 
 
 def _formatter(*renderers: Any) -> structlog.stdlib.ProcessorFormatter:
-    """Both ours and plain `logging` records, exceptions as text, secrets out, then these."""
+    """Formats our events and plain `logging` records: exceptions as text, secrets removed, then these."""
     return structlog.stdlib.ProcessorFormatter(
         foreign_pre_chain=_shared(),
         processors=[

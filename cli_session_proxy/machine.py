@@ -123,7 +123,7 @@ def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _numbers(*files: Path) -> list[int]:
-    """Those of the first of these files that holds nothing but numbers."""
+    """The numbers in the first of these files that holds only numbers."""
     for file in files:
         try:
             return [int(word) for word in file.read_text().split()]
@@ -138,7 +138,7 @@ def half_of_memory() -> int | None:
 
 
 def interpreter() -> str:
-    """In a frozen program, or in a server that embeds Python, `sys.executable` is that program."""
+    """The path of Python. `sys.executable` is another program where that embeds Python, or was frozen."""
     name = Path(sys.executable or "").name
     embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
     return (shutil.which("python3") or "python3") if embedded else sys.executable

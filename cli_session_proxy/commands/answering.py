@@ -34,12 +34,12 @@ class Drawn:
             self._live.update(self._end_of(self._rest), refresh=True)
 
     def end(self) -> None:
-        """Nothing more comes."""
+        """The answer is complete."""
         self._stay(self._rest)
         self._rest = ""
 
     def note(self, text: str) -> None:
-        """What is no part of the answer. The block that grows is shown again when it grows."""
+        """Print a line that is not part of the answer. The growing block is drawn again when it grows."""
         self._wipe()
         self._console.print(Text(text), end="", soft_wrap=True)
 
@@ -65,7 +65,7 @@ class Drawn:
 
 
 def blocks(text: str) -> tuple[list[str], str]:
-    """The blocks that are whole, and the rest: it may go on, such as a list or code with empty lines in it."""
+    """The complete blocks and the rest, which may go on, such as a list or code with empty lines in it."""
     lines = text.split("\n")
     whole: list[str] = []
     begins, fence = 0, ""

@@ -233,7 +233,7 @@ def _told(turn: JSON) -> str:
 
 
 def printable(text: str) -> str:
-    """Nothing in an answer may steer the terminal."""
+    """The answer without control characters that steer the terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
@@ -434,7 +434,7 @@ class Lines:
 
 
 class Interrupts:
-    """What Ctrl-C does now."""
+    """Decides what Ctrl-C does at the moment."""
 
     def __init__(self) -> None:
         self._do: Callable[[], object] = lambda: None

@@ -246,18 +246,18 @@ class Ownership:
         self._pauses = PauseWatch(self.proxy.lease)
 
     async def keep(self) -> None:
-        """Keep the leases alive. Until it is cancelled."""
+        """Renew the leases. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT * self.proxy.lease)
-            if self._held or self._instances.spans_hosts:  # elsewhere a turn that waits here needs a sign of life, too
+            if self._held or self._instances.spans_hosts:  # other hosts need a heartbeat for turns that wait here, too
                 try:
                     await self._renew()
                 except StoreUnavailable as exc:
                     log.warning("lease_not_renewed", error=exc.message)
 
     async def hand_over(self) -> None:
-        """Hand over the leases that other proxies ask for, where no turn uses them, and end the turns that they want
-        to end. Until it is cancelled."""
+        """Hand over leases that other proxies ask for once no turn uses them, and end turns that they cancel. Runs
+        until it is cancelled."""
         looks, peers = True, True
         while True:
             longest = LOOK * self.proxy.lease
@@ -274,7 +274,7 @@ class Ownership:
                     continue
                 asked = await self._store.asked(self.proxy.id)
             except (ProxyError, OSError) as exc:  # OSError: no descriptor is free
-                if looks:  # said once, however long it lasts
+                if looks:  # logged once, however long it lasts
                     log.warning("leases_not_looked_at", error=str(exc))
                 looks = False
                 continue
@@ -286,12 +286,12 @@ class Ownership:
             await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
 
     async def stop(self) -> None:
-        """Give every lease back. Called when no turn runs any more, and no process of ours."""
+        """Release every lease. Called when no turn and no process of ours runs any more."""
         self._held.clear()
         await self._store.resign(self.proxy.id)
 
     async def introduce(self, facts: Facts) -> None:
-        """Tell the store what this host is like, and the log what is otherwise elsewhere. Raises `StoreUnavailable`."""
+        """Tell the store this host's facts, and log what differs on other hosts. Raises `StoreUnavailable`."""
         await self.appear()
         await self._store.introduce(self.proxy.id, facts)
         for what, values in differences(await self._store.hosts()).items():

@@ -133,7 +133,7 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
 
 
 def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
-    """What is seen of a turn that is open."""
+    """The body of a turn, shown when it is unfolded."""
     lines = []
     for link in links:
         said = shown.link(link)
@@ -171,7 +171,7 @@ def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
 def _summary(
     turn: Turn, node: Node, shape: Outline, colours: dict[str, str], links: Sequence[Link], *, mended: bool
 ) -> str:
-    """What is seen of a turn that is not open, and where it belongs."""
+    """The line of a folded turn, with its anchor."""
     is_mended = mended or any(link.reason in REPAIR_REASONS for link in links)
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
     opened = " open" if node.number > len(shape.nodes) - OPEN else ""

@@ -28,7 +28,7 @@ OWNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Gateway:
-    """What the settings say of it: the header, and where it may come from."""
+    """The gateway of the settings: its header, and the addresses it may come from."""
 
     def __init__(self, settings: Settings) -> None:
         self.header = settings.trusted_header or ""
@@ -36,7 +36,7 @@ class Gateway:
         self._here = any(network.is_loopback for network in self._networks)
 
     def believes(self, scope: Scope) -> Address | None:
-        """The address of the peer, where it is the gateway's."""
+        """The peer's address where it is the gateway's; else None."""
         peer = peer_of(scope)
         if peer is None or not any(peer in network for network in self._networks):
             return None

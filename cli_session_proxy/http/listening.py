@@ -16,7 +16,7 @@ TURNS = 3
 
 
 class Listening(uvicorn.Server):
-    """Sets `ready` when it listens, and installs no signal handlers: the engine has to be stopped as well.
+    """Sets `ready` when it listens. Installs no signal handlers, because the engine has to be stopped too.
 
     It ends as soon as `should_exit` is set. uvicorn itself looks ten times a second, and then waits for a tenth of one,
     also where nobody is connected.

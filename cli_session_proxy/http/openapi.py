@@ -35,7 +35,7 @@ HEADERS: Mapping[str, JSON] = {
 
 
 class OpenApiRoute:
-    """The description of the app that it is added to."""
+    """Serves the OpenAPI document of the app that it is added to."""
 
     def __init__(self, wires: Table) -> None:
         self._wires = wires

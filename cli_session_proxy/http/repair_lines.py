@@ -40,7 +40,7 @@ class RepairLines:
         self.turn_ended(turn, (link,))
 
     def spawned(self, seconds: float) -> None:
-        """Not a repair."""
+        """Ignored: a start is not a repair."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         if not any(_sentences(turn, links)):

@@ -107,7 +107,7 @@ async def play(stage: Stage) -> None:
 
 
 async def _first(stage: Stage) -> SceneTalk | None:
-    """None where the CLI did not come to the end of a turn."""
+    """The first turn; None where the CLI did not finish it."""
     launch = stage.launch(stage.cli)
     first: SceneTalk | None = None
     async with stage.observing("start"), stage.running(launch) as process:
@@ -144,7 +144,7 @@ def _compare_answer(turn: StageTurn) -> None:
 
 
 async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
-    """At the moment of the result; then again, if it is late."""
+    """Compare the file at the moment of the result, and again if it is written late."""
 
     def place() -> Path:
         return stage.projects.written(launch.cwd, stage.transcript_of(launch), time.time() - AGO)
@@ -296,7 +296,7 @@ Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[None]]
 
 
 async def _running(stage: Stage) -> SceneTalk | None:
-    """Each step on a process that did what was asked of it before. The conversation of the last one."""
+    """Run each step on a process that passed the one before. The conversation of the last one."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
         ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
@@ -451,7 +451,7 @@ async def _ahead(stage: Stage) -> None:
 
 
 async def _asked(stage: Stage) -> None:
-    """It asks although its mode would let it write, does nothing where it may not, and does it where it may."""
+    """The CLI asks although its mode would let it write, does nothing when denied, and writes when allowed."""
     profile = Profile(tools=("Write",), approve=("Write",), permission_mode="acceptEdits")
     launch = replace(stage.launch(stage.hopeful, "asked"), profile=profile)
     async with stage.observing("can_use_tool"), stage.running(launch) as process:

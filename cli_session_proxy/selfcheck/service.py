@@ -176,7 +176,7 @@ class SelfChecks:
         return ESSENTIAL if by_use else (*ESSENTIAL, "login")
 
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
-        """Of those that this host still has."""
+        """The newest version that passed, of those that this host still has."""
         known = by_subject(await self._store.findings())
         passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen, essential)]
         config_dir = environment.config_dir(self._settings)
@@ -216,7 +216,7 @@ class SelfChecks:
 
 
 async def beside(settings: Settings, store: Findings, say: Say) -> None:
-    """As a server wants its services: until it is cancelled."""
+    """Run as a service of the server, until it is cancelled."""
     if settings.self_check:
         await SelfChecks(settings, store, say).run()
 
@@ -231,7 +231,7 @@ def by_subject(found: Iterable[Finding]) -> dict[tuple[str, str], Observed]:
 
 
 def findings_of(report: Report) -> dict[str, JSON]:
-    """As they are kept."""
+    """The observations as findings to store."""
     observations: dict[str, JSON] = {str(name): one.as_json() for name, one in report.observed.items()}
     about = {"version": report.version, "path": str(report.path), "day": report.day, "seconds": report.seconds}
     return {**observations, RUN: about}
@@ -240,7 +240,7 @@ def findings_of(report: Report) -> dict[str, JSON]:
 def sentence(
     cli: Capability, how: str, failed: Sequence[Observation], instead: Capability | None, passed: str | None
 ) -> str:
-    """What a person reads of a CLI that memory cannot be trusted to."""
+    """The sentence for a person about a CLI that failed what memory needs."""
     what = "; ".join(f"{one.name}: {one.detail or 'nothing was seen'}" for one in failed)
     begin = f"Claude CLI {cli.version} at {cli.path} {how} ({what})"
     if instead is not None:

@@ -96,17 +96,17 @@ class Target:
 
 
 def target_of(settings: Settings, name: str) -> Target:
-    """Raises `ConfigError`, at start: a key that is not there, a name that LiteLLM does not know."""
+    """Raises `ConfigError` at start, for a missing key or a name that LiteLLM does not know."""
     told = settings.models[name]
     module = litellm()
     _, provider, _, base = module.get_llm_provider(told.litellm, api_base=told.api_base)
     settings.refuse_loop(name, base)
     known: JSON = {}
-    with suppress(Exception):  # a server of one's own is in no list
+    with suppress(Exception):  # a self-hosted model is in no list
         known = dict(module.get_model_info(told.litellm))
 
     def takes(wanted: bool | None, what: str) -> bool:
-        # A model that LiteLLM does not know is asked: its server knows.
+        # Unknown to LiteLLM: assume that it can, its server will say otherwise.
         return wanted if wanted is not None else not known or bool(known.get(f"supports_{what}"))
 
     return Target(

@@ -177,5 +177,5 @@ def kinds_in(blocks: Iterable[Block]) -> set[str]:
 
 
 def _whole(text: str) -> str:
-    """Without halves of characters, which no JSON of a provider's holds."""
+    """Without unpaired surrogates, which providers refuse."""
     return _HALF.sub("\ufffd", text)

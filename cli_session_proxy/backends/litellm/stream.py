@@ -35,7 +35,7 @@ class ModelAnswer:
     _calls: dict[int, JSON] = field(default_factory=dict)
 
     def feed(self, chunk: Any) -> Iterator[BlockStart | BlockDelta | BlockStop]:
-        """What this chunk adds. Raises `UpstreamError` for what is no answer."""
+        """Events for this chunk. Raises `UpstreamError` where it is not part of an answer."""
         self.model = getattr(chunk, "model", None) or self.model
         if (used := getattr(chunk, "usage", None)) is not None:
             self.usage = usage(used)
@@ -65,7 +65,7 @@ class ModelAnswer:
         yield BlockDelta(len(self.blocks) - 1, {"type": f"{kind}_delta", kind: text})
 
     def close(self) -> Iterator[BlockStop]:
-        """The block that is open ends."""
+        """End the open block."""
         if self._open is not None:
             self._open = None
             yield BlockStop(len(self.blocks) - 1)

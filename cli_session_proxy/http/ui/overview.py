@@ -131,7 +131,7 @@ class Overview:
         )  # fmt: skip
 
     async def _remembered(self, facts: Sequence[TurnFacts]) -> Remembered | None:
-        """Of the agents that were answered last; each turn is looked at once."""
+        """How much of the path the newest requests held, for the agents answered last. Each turn is examined once."""
         newest: dict[int, str] = {}
         for one in facts:
             if one.status in ANSWERED and len(newest) < LOOKED_AT:
@@ -176,7 +176,7 @@ class Overview:
         return told
 
     async def _processes(self, owner: str) -> list[JSON]:
-        """Those that serve the owner's agents, and spares."""
+        """The processes that serve the owner's agents, and spares."""
         told: list[JSON] = []
         for one in self._engine.backend.processes():
             session = None if one.session_id is None else await self._engine.store.session(one.session_id)

@@ -378,12 +378,12 @@ def _closed() -> StoreUnavailable:
     return StoreUnavailable("the store is closed: start the proxy again")
 
 
-# What a transaction is refused with that may be done once more: another one was in its way.
+# SQLSTATEs of a conflict with another transaction: run it once more.
 ROLLED_BACK = ("40001", "40P01")
 LOCKED = "55P03"
-# What a store that was moved answers every write with; the message is the new place.
+# The SQLSTATE of every write to a store that was moved; the message is the new place.
 MOVED = "MOVED"
-# By SQLSTATE, or by its class; none: there was no server to say one.
+# By SQLSTATE, or by its class; "": no server answered.
 ADVICE = {
     "": "start PostgreSQL, or correct `store`",
     "08": "start PostgreSQL, or correct `store`",

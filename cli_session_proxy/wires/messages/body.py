@@ -259,8 +259,8 @@ def _head(turn_id: str, model: str) -> JSON:
     }  # fmt: skip
 
 
-# What Anthropic's types want beside what a block of the CLI has; its stand-in records of thinking have no signature.
-# A text has no `citations` where nothing is cited: so are the provider's own answers.
+# Fields that Anthropic's types require and the CLI's blocks may lack: its stand-ins for thinking have no signature.
+# A text without citations has no `citations`, as in the provider's own answers.
 _REQUIRED: Mapping[str, JSON] = {
     "thinking": {"signature": ""}, "tool_use": {"caller": {"type": "direct"}},
 }  # fmt: skip
@@ -278,7 +278,7 @@ def writer(call: MessagesCall, turn_id: str) -> MessagesWriter:
 class MessagesWriter(EventStream):
     """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
 
-    Indices are counted here: those of a turn may have gaps.
+    Blocks are numbered anew: the indices of a turn may have gaps.
     """
 
     def __init__(self, turn_id: str, model: str, request_id: str) -> None:
@@ -288,10 +288,10 @@ class MessagesWriter(EventStream):
         self._indices: dict[int, int] = {}
         self._begun = False
         self._next = 0
-        self._calls: set[str] = set()  # those that were told, by id
+        self._calls: set[str] = set()  # ids of those that were sent
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        """What this event adds to the stream; nothing for events without a form on this wire."""
         if isinstance(event, Started):
             self._model = event.model or self._model
         if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):

@@ -73,7 +73,7 @@ class Mender:
         return Message("assistant", self._sound(telling))
 
     def _sound(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
-        """The content of a message: something, and without halves of characters, which no JSON of the API's holds."""
+        """The content of a message: not empty, and without unpaired surrogates, which the API refuses."""
         if not blocks:
             self._mended["empty_messages"] += 1
             return ({"type": "text", "text": EMPTY},)
