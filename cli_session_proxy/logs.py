@@ -74,7 +74,7 @@ class _Event(dict[str, Any]):
         return line
 
 
-class _File(RotatingFileHandler):
+class _LogFile(RotatingFileHandler):
     """Makes every line once. Its base class makes it twice: to see whether it still fits, and to write it.
 
     A disk that is full is told once, and not by a traceback for each line that is lost.
@@ -139,7 +139,7 @@ def configure(settings: Settings, told: Collection[str] = ()) -> None:
     """
     path = file_of(settings)
     make_private(path.parent)
-    to_file = _File(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
+    to_file = _LogFile(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
     to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
@@ -169,7 +169,7 @@ def _forget(path: Path, wanted: set[bytes]) -> None:
     ours = [
         handler
         for handler in logging.getLogger(NAME).handlers
-        if isinstance(handler, _File) and handler.baseFilename == os.path.abspath(path)
+        if isinstance(handler, _LogFile) and handler.baseFilename == os.path.abspath(path)
     ]
     for handler in ours:
         handler.acquire()

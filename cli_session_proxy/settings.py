@@ -783,7 +783,7 @@ def load(**flags: Any) -> Settings:
     """
     given = {name: value for name, value in flags.items() if value is not None}
     named = given.get("config") or os.environ.get(f"{PREFIX}CONFIG")
-    file = _File.read(Path(named or CONFIG_FILE).expanduser(), must=named is not None)
+    file = _SettingsFile.read(Path(named or CONFIG_FILE).expanduser(), must=named is not None)
     mistakes = [*_unknown_variables(), *(_set_by_strangers(file) if named is None else ())]
     used = _file.set(file.data)
     try:
@@ -812,7 +812,7 @@ class WrongSettings(ConfigError):
 
 
 @dataclass(frozen=True, slots=True)
-class _File:
+class _SettingsFile:
     """The file of settings; empty where there is none."""
 
     path: Path
@@ -820,14 +820,14 @@ class _File:
     data: dict[str, Any]
 
     @staticmethod
-    def read(path: Path, *, must: bool) -> _File:
+    def read(path: Path, *, must: bool) -> _SettingsFile:
         try:
             text = path.read_bytes().decode()
-            return _File(path, text, tomllib.loads(text))
+            return _SettingsFile(path, text, tomllib.loads(text))
         except FileNotFoundError as exc:
             if must:
                 raise ConfigError(f"there is no {path}: give --config the file of your settings") from exc
-            return _File(path, "", {})
+            return _SettingsFile(path, "", {})
         except tomllib.TOMLDecodeError as exc:
             raise ConfigError(f"{path} is not valid TOML: {exc}; fix that line or move the file away") from exc
         except (OSError, UnicodeDecodeError) as exc:
@@ -853,7 +853,7 @@ def _keys(dotted: str) -> list[str]:
     return [part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", dotted)]
 
 
-def _told(exc: ValidationError, given: Mapping[str, Any], file: _File) -> Iterator[str]:
+def _told(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -> Iterator[str]:
     """A line for each setting that is wrong: what is wrong with it, and where it was set."""
     said: dict[tuple[str, ...], list[str]] = {}
     for one in exc.errors():
@@ -873,7 +873,7 @@ def _told(exc: ValidationError, given: Mapping[str, Any], file: _File) -> Iterat
         yield f"setting {'.'.join(setting)}: {'; '.join(wrong)} ({_place_of(setting, given, file)})"
 
 
-def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _File) -> str:
+def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _SettingsFile) -> str:
     if setting[0] in given:
         return f"from --{setting[0].replace('_', '-')}"
     for variable in os.environ if setting[0] in Settings.model_fields else ():
@@ -897,7 +897,7 @@ def _setting_at(place: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
     return tuple(parts), above
 
 
-def _set_by_strangers(file: _File) -> Iterator[str]:
+def _set_by_strangers(file: _SettingsFile) -> Iterator[str]:
     """Of a file that merely lies there: the settings that only one which the user named may hold."""
     profiles = file.data.get("profiles")
     sandbox = file.data.get("sandbox")

@@ -261,14 +261,14 @@ def test_the_clis_word_for_an_interruption_is_nobodys_prompt() -> None:
 @pytest.mark.parametrize(("parent", "adopted"), [("p", True), ("elsewhere", False)])
 async def test_only_what_hangs_on_the_path_is_adopted(parent: str, adopted: bool) -> None:
     [one] = cut(record("user", "u", parent, said("by hand")), record("assistant", "a", "u", said("Yes.")))
-    verdict = transcript.Verdict("tail", "", tail=tuple(one.path), leaf="p")
+    verdict = transcript.FileVerdict("tail", "", tail=tuple(one.path), leaf="p")
     found = await Tails(NoFrames()).theirs(AGENT, a_turn(1), verdict)  # type: ignore[arg-type]
     assert bool(found) is adopted
 
 
 async def test_nothing_behind_open_calls_is_adopted() -> None:
     [one] = cut(record("user", "u", "p", said("by hand")), record("assistant", "a", "u", said("Yes.")))
-    verdict = transcript.Verdict("tail", "", tail=tuple(one.path), leaf="p")
+    verdict = transcript.FileVerdict("tail", "", tail=tuple(one.path), leaf="p")
     waits: Turn = a_turn(1, output=(call("get_weather"),), status="requires_action")
     assert await Tails(NoFrames()).theirs(AGENT, waits, verdict) == ()  # type: ignore[arg-type]
 

@@ -29,7 +29,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Wrapper
-from ..transcript import Entry, Loading, Verdict
+from ..transcript import Entry, FileVerdict, Loading
 from ..transcript.entries import MAX_BYTES, contents
 from . import paths
 from .exchanges import exchanges, is_prompt
@@ -108,7 +108,7 @@ class Repairs:
         self._config_dir = projects.config_dir
         self._tails = Tails(store)
 
-    async def check(self, path: Path, session: Session, parent: Turn) -> Verdict:
+    async def check(self, path: Path, session: Session, parent: Turn) -> FileVerdict:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
         verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
         if verdict is None:
@@ -231,7 +231,9 @@ class Repairs:
 
     # --- somebody else's words
 
-    async def _settled(self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict) -> Verdict:
+    async def _settled(
+        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
+    ) -> FileVerdict:
         """Wait, bounded, for an exchange of somebody else's that is still open: it was asked, and has no answer yet.
 
         One whose CLI is gone will never be complete: it is not waited for.
@@ -283,7 +285,7 @@ class Repairs:
         return None
 
     async def _rebuild(
-        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: Verdict
+        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> PreparedSession:
         """Write the path again under the same id. What the chain does not know is kept aside."""
         if await self._tails.lacks_other_models(now.job.agent, parent, session, verdict):

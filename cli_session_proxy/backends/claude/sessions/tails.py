@@ -8,7 +8,7 @@ from typing import Literal
 from ....domain.client_tools import calls_of
 from ....domain.models import Agent, Session, Turn
 from ....stores.base import Store
-from ..transcript import Entry, Verdict, unbroken
+from ..transcript import Entry, FileVerdict, unbroken
 from . import paths
 from .exchanges import exchanges, invented, is_prompt
 
@@ -23,7 +23,7 @@ class Tails:
     def __init__(self, store: Store) -> None:
         self._store = store
 
-    async def theirs(self, agent: Agent, parent: Turn, verdict: Verdict) -> tuple[Entry, ...]:
+    async def theirs(self, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:
         """The complete exchanges of somebody else's that the tail begins with: those that may be adopted.
 
         It stops at the first exchange that is our own, is not complete, does not continue the path, or answers tool
@@ -42,7 +42,7 @@ class Tails:
             leaf = path[-1].uuid
         return tuple(found)
 
-    async def behind(self, agent: Agent, verdict: Verdict) -> Behind | None:
+    async def behind(self, agent: Agent, verdict: FileVerdict) -> Behind | None:
         """A code for what follows the path; None where the verdict is not a tail."""
         if verdict.found != "tail":
             return None
@@ -56,7 +56,7 @@ class Tails:
         *_, last = exchanges(verdict.tail)
         return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
-    async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: Verdict) -> bool:
+    async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: FileVerdict) -> bool:
         """Other models have answered since the session was last used, and nothing else happened to it.
 
         Its file ends where the chain was then, or with an attempt of ours that another model took over. Or there is

@@ -20,7 +20,7 @@ from ....stores.base import Store
 from ...base import ComparedRecord, Comparison
 from .. import transcript
 from ..process import environment
-from ..transcript import Entry, Pair, Verdict
+from ..transcript import Entry, FileVerdict, Pair
 from . import paths
 from .tails import Behind, Tails
 
@@ -83,7 +83,7 @@ class SessionLook:
     unwritten: bool = False
     differences: tuple[Difference, ...] = ()
     notes: tuple[Difference, ...] = ()
-    verdict: Verdict | None = None
+    verdict: FileVerdict | None = None
 
 
 class Verifier:
@@ -224,7 +224,7 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
     )
 
 
-def _side_by_side(own: list[Record], verdict: Verdict | None, *, is_tip: bool) -> tuple[ComparedRecord, ...]:
+def _side_by_side(own: list[Record], verdict: FileVerdict | None, *, is_tip: bool) -> tuple[ComparedRecord, ...]:
     """The turn's records as the comparator found them, and behind the last turn's what the chain does not know."""
     mine = transcript.parse_records(own).path
     if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # known by its hash
@@ -250,13 +250,13 @@ def _compared(state: str, chain: Entry | None, file: Entry | None) -> ComparedRe
     return ComparedRecord(either.uuid, either.kind, state, said(chain), None if state == "equal" else said(file))
 
 
-def _compare(path: Path, known: Sequence[Record]) -> Verdict:
+def _compare(path: Path, known: Sequence[Record]) -> FileVerdict:
     verdict = transcript.check(path, None, known)
     assert verdict is not None
     return verdict
 
 
-def _faults(verdict: Verdict) -> Iterator[tuple[str, str, int | None]]:
+def _faults(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
     """What a verdict means to a person: kind, text, number of the chain's record."""
     if verdict.found == "missing":
         yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None

@@ -5,7 +5,7 @@ A line with a `uuid` is part of the conversation (user, assistant, attachment, s
 belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Transcripts".
 """
 
-from .comparing import Found, Pair, Verdict, check
+from .comparing import FileVerdict, Found, Pair, check
 from .entries import (
     REWOUND,
     Entry,
@@ -79,6 +79,7 @@ __all__ = [
     "SUFFIX",
     "SUMMARY",
     "Entry",
+    "FileVerdict",
     "Found",
     "Head",
     "LeftOut",
@@ -89,7 +90,6 @@ __all__ = [
     "Reader",
     "Scribe",
     "TranscriptChanged",
-    "Verdict",
     "check",
     "copied_up_to",
     "copy_beside",

@@ -39,7 +39,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class FileVerdict:
     """How a transcript compares with the chain's path.
 
     `tail`: the path is there whole, and records that the chain does not know follow it. Where the path is damaged, its
@@ -69,7 +69,7 @@ class Verdict:
         return self.broken > 0
 
 
-def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> Verdict | None:
+def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> FileVerdict | None:
     """Compare a transcript with the path: by the mark's hash first, then record by record with `known`.
 
     Returns None when the hash does not decide and `known` was not given: load the records and call again.
@@ -89,12 +89,12 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         return _by_records(parse_records(known).path, parse(data, characters), stat, data)
     except FileNotFoundError:
         dangling = f": a link there leads to {os.readlink(path)}, which is not" if path.is_symlink() else ""
-        return Verdict("missing", f"no transcript at {path}{dangling}")
+        return FileVerdict("missing", f"no transcript at {path}{dangling}")
     except OSError as exc:
-        return Verdict("unreadable", f"{path}: {exc.strerror}")
+        return FileVerdict("unreadable", f"{path}: {exc.strerror}")
 
 
-def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
+def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> FileVerdict:
     wanted, have = as_loaded(path), as_loaded(parsed.path)
     unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
     verdict = _compared(wanted, have, parsed, stat, data)
@@ -105,7 +105,7 @@ def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: b
     return replace(verdict, unloaded=unloaded) if unloaded else verdict
 
 
-def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> Verdict:
+def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> FileVerdict:
     begins = len(have) >= len(wanted) and all(map(_equal, wanted, have))
     end = len(wanted) if begins else None
     renewed = _end_of_copy(wanted, have) if end is None else None
@@ -129,7 +129,9 @@ def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.s
     last = wanted[-1].uuid if wanted else None
     behind = next((have[at:] for at, entry in enumerate(have, 1) if last is not None and entry.uuid == last), [])
     tail = tuple(behind) if len(behind) <= MORE_RECORDS and not any(entry.uuid in known for entry in behind) else ()
-    return Verdict("different", note, pairs, unknown, tail, parsed.broken, leaf=last, read=len(data), earlier=earlier)
+    return FileVerdict(
+        "different", note, pairs, unknown, tail, parsed.broken, leaf=last, read=len(data), earlier=earlier
+    )
 
 
 def _whole(
@@ -140,16 +142,16 @@ def _whole(
     stat: os.stat_result,
     data: bytes,
     leaf: str | None,
-) -> Verdict:
+) -> FileVerdict:
     """The path is there, from its first record to its last. Raises OSError where more follows than is looked at."""
     if len(tail) > MORE_RECORDS:
         raise OSError(errno.EFBIG, f"more than {MORE_RECORDS:,} records follow what the chain knows")
     if tail or broken:
         follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
         more = f"{note}; {follow}" + (", the last line is cut" if broken else "")
-        return Verdict("tail", more, pairs, tail, tail, broken, leaf=leaf, read=len(data))
+        return FileVerdict("tail", more, pairs, tail, tail, broken, leaf=leaf, read=len(data))
     mark = mark_of(stat, len(data), _sha(data), leaf)
-    return Verdict("equal", note, pairs, mark=mark, leaf=leaf, read=len(data))
+    return FileVerdict("equal", note, pairs, mark=mark, leaf=leaf, read=len(data))
 
 
 def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
