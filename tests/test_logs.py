@@ -70,7 +70,7 @@ def test_what_is_told_there_in_words_reaches_the_file_alone(
 def test_a_full_disk_is_told_once_and_without_a_traceback(
     settings: Settings, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (file,) = [one for one in logging.getLogger(logs.NAME).handlers if isinstance(one, logs._File)]
+    (file,) = [one for one in logging.getLogger(logs.NAME).handlers if isinstance(one, logs._LogFile)]
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
