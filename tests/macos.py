@@ -1,8 +1,9 @@
 """What macOS does not have or does otherwise, forced on Linux. Nobody has run the tests on a Mac.
 
-No /proc, no CLOCK_BOOTTIME, no `sched_getaffinity`; the environment of the system's own programs is hidden; what a
-process weighs for itself is refused; the time when a process started moves with the clock; F_FULLFSYNC fails, as on a
-network's or FUSE's file system.
+No /proc and no /sys for our own code, no CLOCK_BOOTTIME, no `sched_getaffinity`; the environment of the system's own
+programs is hidden; what a process weighs for itself is refused; the time of the boot, and with it when a process
+started, moves with the clock; F_FULLFSYNC fails, as on a network's or FUSE's file system. psutil still reads /proc: on
+macOS it asks the kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import os
 import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import cache
 from typing import Any
 
 import psutil
@@ -22,16 +23,39 @@ import psutil
 from cli_session_proxy import machine
 
 HIDDEN = ("/bin/", "/sbin/", "/usr/bin/", "/usr/sbin/")
-NOWHERE = Path("/nowhere")
+LINUX_ONLY = ("/proc", "/sys")
 FULLFSYNC = 51
 
 Set = Callable[[Any, str, Any], None]
 Delete = Callable[[Any, str], None]
 
 
+hides_linux = False  # an audit hook cannot be taken away again
+
+
+def _refuse_linux(event: str, arguments: tuple[Any, ...]) -> None:
+    """To the program, not to psutil and not to the tests."""
+    if not hides_linux or event not in ("open", "os.listdir", "os.scandir"):
+        return
+    path = arguments[0]
+    if isinstance(path, str) and path.startswith(LINUX_ONLY):
+        frame = sys._getframe()
+        while (frame := frame.f_back) is not None:  # type: ignore[assignment]
+            if "/psutil/" in frame.f_code.co_filename:
+                return
+            if "/cli_session_proxy/" in frame.f_code.co_filename:
+                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
+
+
+@cache
+def _hook() -> None:
+    sys.addaudithook(_refuse_linux)
+
+
 def like_macos(set_: Set = setattr, delete: Delete = delattr) -> None:
     """In this process; with a monkeypatch's functions for the time of a test."""
-    environ, create_time, control = psutil.Process.environ, psutil.Process.create_time, fcntl.fcntl
+    kernel: Any = vars(psutil)["_psplatform"]
+    environ, boot_time, control = psutil.Process.environ, kernel.boot_time, fcntl.fcntl
     seconds = itertools.count(1)
 
     def hidden(process: psutil.Process) -> dict[str, str]:
@@ -40,8 +64,8 @@ def like_macos(set_: Set = setattr, delete: Delete = delattr) -> None:
     def refused(process: psutil.Process, *_: Any) -> None:
         raise psutil.AccessDenied(process.pid)
 
-    def moving(process: psutil.Process) -> float:
-        return create_time(process) + next(seconds)
+    def moving() -> float:
+        return float(boot_time()) + next(seconds)
 
     def fails(fd: Any, command: int, *more: Any) -> Any:
         if command == FULLFSYNC:
@@ -51,10 +75,11 @@ def like_macos(set_: Set = setattr, delete: Delete = delattr) -> None:
     set_(sys, "platform", "darwin")
     set_(psutil.Process, "environ", hidden)
     set_(psutil.Process, "memory_full_info", refused)
-    set_(psutil.Process, "create_time", moving)
+    set_(kernel, "boot_time", moving)
     set_(fcntl, "fcntl", fails)
-    for function in (machine.memory, machine.cores):
-        set_(function, "__defaults__", (NOWHERE, NOWHERE))
+    _hook()
+    set_(machine, "SYSTEM", "macos")
+    set_(sys.modules[__name__], "hides_linux", True)
     for owner, name in ((time, "CLOCK_BOOTTIME"), (os, "sched_getaffinity")):
         if hasattr(owner, name):
             delete(owner, name)

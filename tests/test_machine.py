@@ -8,9 +8,11 @@ import sys
 from pathlib import Path
 from typing import get_args
 
+import psutil
 import pytest
 
 from cli_session_proxy import machine
+from cli_session_proxy.backends.claude.process import guardian_program
 from cli_session_proxy.settings import Settings
 
 from .backends.claude.process.helpers import free_descriptors
@@ -56,6 +58,11 @@ def test_without_proc_it_is_what_the_system_says(macos: None) -> None:
     assert machine.memory() == pages * size
     assert Settings().max_memory == pages * size // 2
     assert machine.cores() == os.cpu_count()
+
+
+def test_like_macos_our_own_code_finds_no_proc_and_psutil_does(macos: None) -> None:
+    assert guardian_program.status(os.getpid()) is None
+    assert psutil.Process().status()
 
 
 def test_where_nobody_says_it_is_not_guessed(macos: None, monkeypatch: pytest.MonkeyPatch) -> None:

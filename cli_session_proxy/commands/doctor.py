@@ -274,10 +274,8 @@ def _sandbox(settings: Settings) -> Checkup:
 
 
 def _place(settings: Settings) -> Checkup:
-    for what, path in (("var", settings.var), ("the program", Path(__file__).parent)):
-        if (why := places.unsafe(path)) is not None:
-            mend = "choose another with --var" if what == "var" else "install it elsewhere"
-            return Checkup("place", "warning", f"{what} ({path}) lies {why}", mend)
+    for says, mend in places.warnings(settings):
+        return Checkup("place", "warning", says, mend)
     return Checkup("place", "ok", "not in a synced folder, not on a network disk")
 
 

@@ -21,6 +21,7 @@ from ..http.binding import is_loopback
 from ..http.keys import Keys
 from ..sandbox import LOCAL_OWNER
 from ..settings import MODELS, Settings
+from . import places
 
 # Anthropic's own page; it changes, so it is linked and never quoted as law.
 TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
@@ -38,6 +39,8 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
     for profile, variable in sorted(settings.logins.items()):
         if not os.environ.get(variable):
             yield f"profile {profile}: its login is to be in {variable}, which is not set: its turns fail with 401"
+    for says, mend in places.warnings(settings):
+        yield f"{says}: {mend}"
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from ..backends.claude.mounts import file_system
+from ..settings import Settings
 
+PROGRAM = Path(__file__).parent
 # Folders of programs that copy what is in them to other machines, in the middle of a write and without their locks.
 SYNCED = {
     "Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud's folder", "Dropbox": "Dropbox",
@@ -21,6 +24,14 @@ NETWORK = {
     "nfs": "NFS", "nfs4": "NFS", "smbfs": "SMB", "cifs": "SMB", "smb3": "SMB", "afpfs": "AFP", "webdav": "WebDAV",
     "9p": "a Windows drive", "drvfs": "a Windows drive", "fuse.sshfs": "sshfs",
 }  # fmt: skip
+
+
+def warnings(settings: Settings) -> Iterator[tuple[str, str]]:
+    """What lies where it should not, and what to do about it."""
+    asked = ("var", settings.var, "choose another with --var"), ("the program", PROGRAM, "install it elsewhere")
+    for what, path, mend in asked:
+        if (why := unsafe(path)) is not None:
+            yield f"{what} ({path}) lies {why}", mend
 
 
 def unsafe(path: Path) -> str | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import socket
 from collections import OrderedDict
+from collections.abc import Collection
 from typing import Any, cast
 
 import httptools
@@ -41,6 +42,9 @@ log = logs.get(__name__)
 
 # Open connections at most; one that waits for nothing gives way to a new one.
 MOST = connections()
+# Seconds in which a client says what it has connected for: until then its connection is not taken for an idle one. Of
+# few connections the oldest may have come just now; of many, a flood of silent ones does not hold up the next.
+FIRST_WORD = 1.0 if MOST < 256 else 0.1
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
@@ -109,6 +113,10 @@ class Unread:
         oldest, _ = self._stalled[stranger].popitem(last=False)
         log.warning("unread_answer_dropped", stranger=stranger, bytes=size)
         oldest.abort()
+
+    @property
+    def has_stranger(self) -> bool:
+        return bool(self._stalled[True])
 
     def drop_stranger(self) -> bool:
         """End one stranger's connection to make room; False where there is none."""
@@ -221,6 +229,15 @@ class Connection(HttpToolsProtocol):
         elif not self._untaken.unread.drop_stranger():
             self.transport.write(TOO_MANY)
             self.transport.close()
+
+    @staticmethod
+    def has_room(connections: Collection[object]) -> bool:
+        """Whether one more beside these would not be refused."""
+        if len(connections) < MOST or Untaken.unread.has_stranger:
+            return True
+        before = asyncio.get_running_loop().time() - FIRST_WORD
+        idle = (one for one in connections if isinstance(one, Connection) and one._idle())
+        return any(one.cycle is not None or one._idle_since < before for one in idle)
 
     # --- what it reads
 

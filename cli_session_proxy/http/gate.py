@@ -390,8 +390,9 @@ RETRY_AFTER = 1.0
 OPEN_FILES = (65_536, 10_240)
 # Open connections in all, at most: half of the files that this process may have open; the CLIs' pipes need theirs.
 MOST_CONNECTIONS = 2048
-# Files that are left for the rest where few may be open: 33 of an idle `serve`, and the start of a CLI.
-OWN = 52
+# Files that are left for the rest where few may be open: 34 of an idle `serve`, the start of a CLI, a client in hand.
+OWN = 54
+LEAST_CONNECTIONS = 4
 
 
 def raise_open_files() -> None:
@@ -412,9 +413,9 @@ def connections() -> int:
 
 
 def max_connections(files: int) -> int:
-    return (
-        MOST_CONNECTIONS if files == resource.RLIM_INFINITY else max(8, min(MOST_CONNECTIONS, files // 2, files - OWN))
-    )
+    if files == resource.RLIM_INFINITY:
+        return MOST_CONNECTIONS
+    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // 2, files - OWN))
 
 
 @dataclass(slots=True)

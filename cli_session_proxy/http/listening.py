@@ -1,11 +1,11 @@
-"""A uvicorn server that runs in a task of ours."""
+"""A uvicorn server that runs in a task of ours, and takes no more connections than it has room for."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 
@@ -13,6 +13,11 @@ import uvicorn
 SECOND, TICKS = 1.0, 10
 # Turns of the loop in which an idle connection that was closed is gone.
 TURNS = 3
+# Seconds between two looks whether there is room, or a descriptor, for a client that has called.
+LOOK = 0.05
+# Seconds without room after which clients are refused: so long they wait in the system's queue, which takes none of our
+# descriptors. Where few may be open (a limit of 60), 14 agents that ask at once all get their turn.
+PATIENCE = 60.0
 
 
 class Listening(uvicorn.Server):
@@ -25,6 +30,8 @@ class Listening(uvicorn.Server):
     def __init__(self, config: uvicorn.Config) -> None:
         self.ready = asyncio.Event()
         self._told = asyncio.Event()
+        self._accepting: list[asyncio.Task[None]] = []
+        self._full_since: float | None = None
         super().__init__(config)
 
     @property
@@ -38,9 +45,46 @@ class Listening(uvicorn.Server):
         else:
             self._told.clear()
 
+    def has_room(self) -> bool:
+        """For one more connection."""
+        return True
+
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets=sockets)
+        await super().startup(sockets=[])
+        self._accepting = [asyncio.create_task(self._accept(listener)) for listener in sockets or ()]
         self.ready.set()
+
+    async def _accept(self, listener: socket.socket) -> None:
+        loop = asyncio.get_running_loop()
+        listener.setblocking(False)
+        while True:
+            try:
+                client, _ = await loop.sock_accept(listener)
+            except OSError:  # no descriptor is free, or the client has left
+                await asyncio.sleep(LOOK)
+                continue
+            try:
+                await self._room()
+                await loop.connect_accepted_socket(self._connection, client)
+            except OSError:  # it has left meanwhile
+                client.close()
+            except BaseException:
+                client.close()
+                raise
+
+    async def _room(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while not self.has_room():
+            if self._full_since is None:
+                self._full_since = clock()
+            if clock() - self._full_since >= PATIENCE:
+                return  # this one is refused, and those behind it until there is room
+            await asyncio.sleep(LOOK)
+        self._full_since = None
+
+    def _connection(self) -> asyncio.Protocol:
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
+        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
         tick = 0
@@ -51,8 +95,9 @@ class Listening(uvicorn.Server):
                     await self._told.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        for server in self.servers:
-            server.close()
+        for accepting in self._accepting:
+            accepting.cancel()
+        await asyncio.gather(*self._accepting, return_exceptions=True)
         for connection in list(self.server_state.connections):
             connection.shutdown()
         for _ in range(TURNS):

@@ -264,6 +264,9 @@ class Server(Listening):
             )
         )  # fmt: skip
 
+    def has_room(self) -> bool:
+        return Connection.has_room(self.server_state.connections)
+
 
 def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
     """Where it listens, the page, and a line to paste. What the CLI lacks is said after them, by `login.report`."""

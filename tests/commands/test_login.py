@@ -110,6 +110,12 @@ async def test_a_misspelt_default_model_is_told_at_the_start(
     assert told == ([] if meant is None else [f"default_model is {model!r}: did you mean {meant}?"])
 
 
+async def test_a_directory_that_is_synced_is_told_at_the_start(tmp_path: Path) -> None:
+    told = await said(tmp_path / "Dropbox", tmp_path / "nothing")
+    (line,) = [one for one in told if "Dropbox, which copies files" in one]
+    assert line.endswith("choose another with --var")
+
+
 async def test_a_missing_cli_is_a_line_not_an_error(tmp_path: Path) -> None:
     (line,) = await said(tmp_path, tmp_path / "nothing")
     assert "--claude-bin" in line

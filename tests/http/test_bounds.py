@@ -9,10 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from cli_session_proxy.http import connection, gate
+from cli_session_proxy.http import listening as waiting
+from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.gate import Bounds
+from cli_session_proxy.http.server import Server
 from cli_session_proxy.settings import Settings
 
 from ..fakes import Step, hello
@@ -175,6 +179,52 @@ async def test_where_all_connections_are_in_use_a_new_one_is_told_to_come_back(
         assert b"200" in await asyncio.wait_for(reader.readline(), SOON)
         writer.close()
         other.close()
+
+
+@contextlib.asynccontextmanager
+async def served(app: Any, tmp_path: Path) -> AsyncIterator[int]:
+    settings = Settings(var=tmp_path / "var", port=0)
+    with contextlib.closing(bind(settings)) as listener:
+        server = Server(app, settings)
+        task = asyncio.create_task(server.serve(sockets=[listener]))
+        await server.ready.wait()
+        try:
+            yield listener.getsockname()[1]
+        finally:
+            server.should_exit = True
+            await task
+
+
+@pytest.mark.parametrize("patience", [60.0, 0.0])
+async def test_the_server_lets_a_new_one_wait_for_room_without_a_descriptor_and_refuses_it_in_the_end(
+    patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "MOST", 1)
+    monkeypatch.setattr(waiting, "PATIENCE", patience)
+    go, busy = asyncio.Event(), asyncio.Event()
+
+    async def app(_scope: Any, _receive: Any, send: Any) -> None:
+        busy.set()
+        await go.wait()
+        await answer(send)
+
+    async with served(app, tmp_path) as port:
+        first = await asyncio.open_connection("127.0.0.1", port)
+        first[1].write(ASK)
+        await asyncio.wait_for(busy.wait(), SOON)
+        before = psutil.Process().num_fds()
+        others = [await asyncio.open_connection("127.0.0.1", port) for _ in range(4)]
+        for _, writer in others:
+            writer.write(ASK)
+        for reader, _ in others if not patience else ():
+            assert (await asyncio.wait_for(reader.read(), SOON)).startswith(b"HTTP/1.1 503")
+        assert psutil.Process().num_fds() - before - len(others) <= 1
+        go.set()
+        for reader, writer in [first, *(others if patience else ())]:
+            assert b"200" in await asyncio.wait_for(reader.readline(), SOON)
+            writer.close()
+        for _, writer in others:
+            writer.close()
 
 
 def test_the_bound_is_within_what_this_process_may_have_open() -> None:

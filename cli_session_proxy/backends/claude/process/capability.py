@@ -38,7 +38,7 @@ PACKAGE = "@anthropic-ai/claude-code"
 
 
 def how_to_install() -> str:
-    """On musl (Alpine) there is no wheel of claude-agent-sdk."""
+    """On musl (Alpine) claude-agent-sdk comes as source, without the CLI that its wheels carry."""
     wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
     others = "" if machine.SYSTEM == "musl" else wheel
     return f"install it ({machine.command_to('install the CLI')}), or {others}name it with --claude-bin"
