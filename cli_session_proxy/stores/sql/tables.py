@@ -246,8 +246,7 @@ forgotten = Table(
     Column("cost_usd", Double, nullable=False),
 )
 
-# What accounts with a budget spent in a minute, a day or a month, which began `begins`; `most_…` by the dearest turn
-# .
+# What accounts with a budget spent in a minute, a day or a month, which began `begins`; `most_…` by the dearest turn.
 spent = Table(
     "spent",
     metadata,
