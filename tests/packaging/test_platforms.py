@@ -55,11 +55,12 @@ def test_everything_is_installed_without_a_compiler(platform: str, python: str, 
 
 @pytest.mark.full
 def test_the_source_that_musl_takes_needs_no_compiler(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
     done = run(
-        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-binary", SOURCE, "-w", tmp_path, SOURCE
+        sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-binary", SOURCE, "-w", wheels, SOURCE
     )
     assert done.returncode == 0, done.stderr
-    (built,) = tmp_path.iterdir()
+    (built,) = wheels.iterdir()
     assert built.name.endswith("-py3-none-any.whl")
 
 
