@@ -20,7 +20,7 @@ from cli_session_proxy.commands import changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.login import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
-from cli_session_proxy.http.binding import bound
+from cli_session_proxy.http.binding import bind, bound
 from cli_session_proxy.http.keys import PREFIX, Keys, make
 from cli_session_proxy.http.served import Served, served_at, server_pid
 from cli_session_proxy.http.server import notices
@@ -304,3 +304,15 @@ def test_a_sandbox_is_said_to_be_no_boundary(tmp_path: Path) -> None:
     assert "not a boundary" in said
     assert "talker" not in said
     assert "safe" not in said
+
+
+def test_on_bsd_a_port_that_another_program_has_at_all_addresses_is_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There the system itself would let both listen, and each client would reach the one that names its address."""
+    with socket.create_server(("0.0.0.0", 0)) as other:
+        settings = Settings(var=tmp_path / "var", port=other.getsockname()[1])
+        monkeypatch.setattr(sys, "platform", "darwin")
+        monkeypatch.setattr(socket, "create_server", lambda *_, **__: pytest.fail("it was bound"))
+        with pytest.raises(ConfigError, match="is taken by another program"):
+            bind(settings)
