@@ -90,7 +90,7 @@ async def fill(store: Store) -> None:
     shot = await an_agent(store, "shot", named=False)
     await complete(store, shot, "shot1", session="s-shot")
     assert await store.delete_agent(shot.key, Expiry(one_shots=99.0))
-    budgets = (budget_of("local", None, [Limit("usd", "month", 9.0)]),)
+    budgets = (budget_of("local", None, [Limit("requests", "month", 9)]),)
     await store.accept(a_turn(await an_agent(store, "late"), "late", budgets=budgets))
 
 
