@@ -78,8 +78,10 @@ async def test_tab_completes_in(name: str, settings: str, text: str, tmp_path: P
         assert await left(terminal) == 0
     async with in_terminal(env, shell, "-i") as terminal:
         await terminal.see("ready> ")
-        # What these shells draw is full of moves of the cursor: whether it was completed, the command tells.
-        terminal.type("cli-session-proxy migr\t--gi\t--help\n")
+        # What these shells draw is full of moves of the cursor: whether it was completed, the command tells. In zsh the
+        # first Tab only loads what Typer installed.
+        load = "cli-session-proxy mig\t\x15" if name == "zsh" else ""
+        terminal.type(f"{load}cli-session-proxy migr\t--gi\t--help\n")
         await terminal.see("Usage: cli-session-proxy migrate")
         await terminal.see("ready> ")
         terminal.type("exit\n")

@@ -154,7 +154,7 @@ async def test_an_application_of_the_agent_sdk_resumes_what_another_model_said(
         ('[models.gpt]\nlitellm = "openai/x"\napi_base = "http://127.0.0.1:8787/v1"', "is this proxy itself"),
         ('[models.gpt]\nlitellm = "openai/x"\napi_base = "http://localhost:8787"', "is this proxy itself"),
         ('[models.gpt]\nlitellm = "openai/x"\napi_base = "ftp://x"', "models.gpt.api_base"),
-        ('[models.gpt]\nlitellm = "openai/x"\napi_key_env = "sk-123"', "never a key itself"),
+        ('[models.gpt]\nlitellm = "openai/x"\napi_key_env = "sk-123"', "never what it holds"),
         ('[models.gpt]\nlitellm = "openai/x"\nwindow = "40"', "models.gpt.window"),
         ('[models.gpt]\nlitellm = "openai/x"\nparams = { messages = [] }', "messages is set by the proxy itself"),
         ('[models.gpt]\nlitellm = "openai/x"\nfallbacks = ["gtp"]', "there is no model 'gtp'"),

@@ -11,6 +11,7 @@ import errno
 import hashlib
 import json
 import os
+import re
 import signal
 import socket
 import tempfile
@@ -54,6 +55,8 @@ KNOWN_TOOLS = (
 # Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
+# No spare takes over a directory whose path could be a short name of Windows: it answers `unsafe_path` (2.1.332).
+SHORT_NAME = re.compile(r"~\d")
 
 
 Wrapper = Callable[[], Awaitable[tuple[str, ...]]]
@@ -113,7 +116,7 @@ class Launch:
         own = own or self.wrapper is not None  # a summary of a confined agent: its boundary is nobody else's
         if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
             return None
-        if not self.ahead and not (self.system_prompt or "").strip():
+        if not self.ahead and (not (self.system_prompt or "").strip() or SHORT_NAME.search(str(self.cwd))):
             return None
         choices = replace(self, system_prompt=None)._choices(None), self.settings
         env = [(name, value) for name, value in self.env if name != "TMPDIR"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +14,7 @@ from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Tool, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import Instances
+from cli_session_proxy.sandbox import directory_name
 from turnfault.provider.script import ToolUse
 from turnfault.provider.upstream import Upstream
 
@@ -40,6 +42,20 @@ def plain_file_in(folder: Path, file: str) -> bool:
 def pid(engine: Engine, turn: Turn) -> int | None:
     process = claude(engine).pool.peek(turn.session_id or "")
     return process.pid if process else None
+
+
+async def test_an_agent_whose_directory_no_spare_may_take_over_leaves_the_spare_to_the_next_one(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    settings = make_settings(claude_bin=claude_2, spares=1)
+    async with running(settings) as engine:
+        digit = next(name for n in range(1000) if re.search(r"~\d", directory_name("local", name := f"Agent {n}")))
+        await ask(engine, "hello", agent="first")
+        spare = await ready(engine)
+        await ask(engine, "hello", agent=digit)
+        assert await ready(engine) == spare
+        taken = await ask(engine, "hello", agent="second")
+        assert pid(engine, taken) == spare
 
 
 async def test_a_new_agent_speaks_to_a_process_that_was_there_before_and_keeps_all_it_said(
