@@ -20,6 +20,7 @@ from cli_session_proxy.commands import upkeep
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
+from cli_session_proxy.export import portable
 from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
@@ -134,6 +135,16 @@ async def test_the_file_is_this_users_only_and_never_written_over(here: Settings
     with pytest.raises(NotFound):
         await upkeep.export(here, "local", "nobody", tmp_path / "y.jsonl")
     assert not (tmp_path / "y.jsonl").exists()
+
+
+async def test_the_file_reaches_the_drive_whole(
+    here: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(here, turn(1))
+    path, given = tmp_path / "x.jsonl", list[tuple[int, int]]()
+    monkeypatch.setattr(portable, "to_drive", lambda fd: given.append((os.fstat(fd).st_ino, os.fstat(fd).st_size)))
+    await upkeep.export(here, "local", "a", path)
+    assert given == [(path.stat().st_ino, path.stat().st_size)]
 
 
 async def test_a_cut_or_changed_file_is_refused_and_nothing_is_kept(
