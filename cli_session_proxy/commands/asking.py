@@ -27,13 +27,22 @@ HEALTH_TIMEOUT = 2.0
 def client_of(
     served: Served, timeout: float | httpx.Timeout, headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """A client of the server at this place, over its unix socket where it has one."""
+    """A client of the server at this place, over its unix socket where it has one.
+
+    The server proves itself before each request: it may have ended since the last one, and another program have its
+    port now. Raises `httpx.ConnectError` where it does not.
+    """
     import httpx  # noqa: PLC0415 - 0.1 s of a core, which `status` does without
+
+    async def prove(request: httpx.Request) -> None:
+        if not await alive(served):
+            raise httpx.ConnectError(f"{served} is not the server of this --var any more", request=request)
 
     transport = None if served.uds is None else httpx.AsyncHTTPTransport(uds=served.uds)
     return httpx.AsyncClient(
-        transport=transport, base_url=served.url, trust_env=False, timeout=timeout, headers=headers or {}
-    )
+        transport=transport, base_url=served.url, trust_env=False, timeout=timeout, headers=headers or {},
+        event_hooks={"request": [prove]},
+    )  # fmt: skip
 
 
 async def alive(served: Served) -> bool:

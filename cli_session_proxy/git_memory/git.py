@@ -94,6 +94,7 @@ class Repository:
             with contextlib.suppress(Failed):
                 worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
             await asyncio.to_thread(found._check, top, git_dir, common, worktree)
+            await found._refuse_hooks()
             found._directories = tuple({str(git_dir), str(common)})
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
@@ -113,13 +114,17 @@ class Repository:
 
         `worktree`: which work tree the git directory's own configuration names, as that of a submodule does.
         """
-        if top is None or git_dir == top / ".git":
+        if top is None:
+            at = self.path.resolve()
+            is_own = common == git_dir and any(git_dir in (above, above / ".git") for above in (at, *at.parents))
+        elif git_dir == top / ".git":
             is_own = common == git_dir and not git_dir.is_symlink()
         elif common == git_dir.parent.parent != git_dir:  # of several work trees: it names the one that it is of
             named = git_dir / "gitdir"
             is_own = named.is_file() and named.read_text("utf-8", "replace").strip() == str(top / ".git")
-        else:
-            is_own = common == git_dir and bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
+        else:  # of a submodule: any other work tree could be the user's own files
+            named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
+            is_own = common == git_dir and named_here and (top / ".git").is_file()
         if not is_own or any(_has_link(at / name) for at in {git_dir, common} for name in _OWN):
             raise ConfigError(
                 f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
@@ -131,6 +136,16 @@ class Repository:
                 f"the repository {self.path} was replaced by another one since it was first used: restart the proxy if "
                 "that was you"
             )
+
+    async def _refuse_hooks(self) -> None:
+        """Hooks that the repository's configuration names (git 2.54) run whatever `core.hooksPath` says."""
+        told = (await self.run("config", "--list", "-z", "--name-only", "--show-scope")).split("\0")
+        for scope, name in zip(told[::2], told[1::2], strict=False):
+            if scope in ("local", "worktree") and name.lower().startswith("hook."):
+                raise ConfigError(
+                    f"the configuration of the git repository {self.path} names a hook ({name}): git memory runs none. "
+                    "Remove it there, or set it in your own configuration of git"
+                )
 
     async def own_programs(self) -> list[str]:
         """Options by which a program that the repository's files name is the user's own choice again, or none."""

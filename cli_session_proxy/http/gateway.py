@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
 from urllib.parse import urlsplit
 
+import psutil
 from starlette.types import Scope
 
 from ..errors import InvalidRequest, Unauthorized
@@ -73,8 +74,12 @@ def peer_of(scope: Scope) -> Address | None:
 
 
 def is_this_machine(peer: Address) -> bool:
-    """Loopback, or an address of this machine's own: to reach one, the kernel takes it as the source as well."""
+    """Loopback, or an address of this machine's own: to reach one, the kernel takes it as the source as well, or
+    another one of the same interface."""
     if peer.is_loopback:
+        return True
+    told = (each.address.partition("%")[0] for own in psutil.net_if_addrs().values() for each in own)
+    if str(peer) in told:
         return True
     with socket.socket(socket.AF_INET if peer.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         try:

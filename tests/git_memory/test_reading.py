@@ -312,6 +312,35 @@ async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_
     assert other.message() == attempt(7).strip()
 
 
+async def test_a_hook_that_the_configuration_names_is_refused(repo: Repo) -> None:
+    """git 2.54 runs those whatever `core.hooksPath` says."""
+    repo.commit(attempt(1), file="a")
+    repo("config", "hook.mine.command", "touch ran")
+    repo("config", "hook.mine.event", "reference-transaction")
+    for ask in (lambda: earlier(repo.path, FIX, 10), lambda: write(repo.path, attempt(2))):
+        with pytest.raises(ConfigError, match=r"names a hook \(hook\.mine\.command\)"):
+            await ask()
+
+
+async def test_a_git_file_that_leads_to_a_bare_repository_is_refused(repo: Repo, tmp_path: Path) -> None:
+    repo.commit(attempt(7), file="a")
+    bare, led = tmp_path / "bare.git", tmp_path / "led"
+    repo("clone", "--bare", "--quiet", str(repo.path), str(bare))
+    assert (await earlier(bare, FIX, 10)).last == 7
+    led.mkdir()
+    (led / ".git").write_text(f"gitdir: {bare}\n")
+    with pytest.raises(ConfigError, match="not its own"):
+        await earlier(led, FIX, 10)
+
+
+async def test_a_work_tree_that_is_the_users_own_files_is_refused(repo: Repo, tmp_path: Path) -> None:
+    """`commit -- --all` would take them in."""
+    repo.commit(attempt(1), file="a")
+    repo("config", "core.worktree", str(tmp_path))
+    with pytest.raises(ConfigError, match="not its own"):
+        await earlier(repo.path, FIX, 10)
+
+
 @pytest.mark.parametrize("place", ["logs/HEAD", "logs", "refs/heads", "index", "COMMIT_EDITMSG", "objects/pack"])
 async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path: Path, place: str) -> None:
     """git appends to a log and writes refs through links, in any file and any other repository."""

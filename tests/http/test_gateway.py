@@ -7,6 +7,7 @@ import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -197,7 +198,7 @@ def test_the_peer_of_the_socket_decides(peer: str | None, networks: list[str], b
     assert (gateway.believes(scope(peer, "alice")) is not None) is believed
 
 
-def test_no_address_of_this_machine_is_a_gateways_unless_loopback_is_named() -> None:
+def test_no_address_of_this_machine_is_a_gateways_unless_loopback_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """An agent's shell reaches the proxy from all of them."""
     own = {
         ipaddress.ip_address(one.address.partition("%")[0])
@@ -208,7 +209,12 @@ def test_no_address_of_this_machine_is_a_gateways_unless_loopback_is_named() -> 
     usable = [address for address in own if not address.is_link_local]
     assert usable
     assert [str(address) for address in usable if not is_this_machine(address)] == []
-    assert not is_this_machine(ipaddress.ip_address("198.51.100.7"))
+    other = ipaddress.ip_address("198.51.100.7")
+    assert not is_this_machine(other)
+    # The second address of an interface: the kernel takes the first one as the source to reach it.
+    second = {"eth0": [SimpleNamespace(address=str(other))]}
+    monkeypatch.setattr(psutil, "net_if_addrs", lambda: second)
+    assert is_this_machine(other)
     assert peer_of(scope("::ffff:198.51.100.7")) == ipaddress.ip_address("198.51.100.7")
 
 

@@ -82,6 +82,10 @@ async def test_a_program_on_the_port_of_a_killed_proxy_is_sent_no_key(tmp_path: 
         assert served_at(var) == where
         _, there = await status.look(Settings(var=var, claude_bin=var / "no-claude"))
         assert there is None
+        # `chat` has asked it before it was killed.
+        async with client_of(where, 5.0, key_of(Settings(var=var), "local")) as asked:
+            with pytest.raises(httpx.ConnectError, match="not the server of this --var any more"):
+                await asked.post("/v1/chat/completions", json={"messages": []})
     assert heard
     assert not any(b"authorization" in said.lower() for said in heard)
 
