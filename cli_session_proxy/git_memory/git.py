@@ -139,7 +139,7 @@ class Repository:
 
     async def _refuse_hooks(self) -> None:
         """Hooks that the repository's configuration names (git 2.54) run whatever `core.hooksPath` says."""
-        told = (await self.run("config", "--list", "-z", "--name-only", "--show-scope")).split("\0")
+        told = (await self.run("config", "--list", "-z", "--name-only", "--show-scope", whole=True)).split("\0")
         for scope, name in zip(told[::2], told[1::2], strict=False):
             if scope in ("local", "worktree") and name.lower().startswith("hook."):
                 raise ConfigError(
@@ -151,7 +151,7 @@ class Repository:
         """Options by which a program that the repository's files name is the user's own choice again, or none."""
         theirs: dict[str, str] = {}
         named = set()
-        told = (await self.run("config", "--list", "-z", "--show-scope")).split("\0")
+        told = (await self.run("config", "--list", "-z", "--show-scope", whole=True)).split("\0")
         for scope, entry in zip(told[::2], told[1::2], strict=False):
             name, _, value = entry.partition("\n")
             if _PROGRAMS.fullmatch(name.lower()):
@@ -170,10 +170,11 @@ class Repository:
         limit: float = LIMIT,
         environment: dict[str, str] | None = None,
         writes: bool = False,
+        whole: bool = False,
     ) -> str:
         """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory.
 
-        `writes`: it changes the repository, and nothing else.
+        `writes`: it changes the repository, and nothing else. `whole`: an answer over the limit is an error, not cut.
         """
         child = await self._started(words, environment, stdin, within=self._directories if writes else ())
         try:
@@ -186,6 +187,8 @@ class Repository:
         if child.returncode:
             lines = error[:ANSWER].decode("utf-8", "replace").strip().splitlines() or [f"exit {child.returncode}"]
             raise Failed(child.returncode, lines[0].removeprefix("fatal: ").removeprefix("error: "))
+        if whole and len(out) > ANSWER:
+            raise Failed(-1, f"git {words[0]} printed more than {ANSWER} bytes")
         return out[:ANSWER].decode("utf-8", "replace").strip()
 
     async def pieces(self, *words: str) -> AsyncGenerator[bytes, None]:

@@ -322,6 +322,15 @@ async def test_a_hook_that_the_configuration_names_is_refused(repo: Repo) -> Non
             await ask()
 
 
+async def test_a_configuration_too_long_to_be_looked_through_is_refused(repo: Repo) -> None:
+    repo.commit(attempt(1), file="a")
+    with (repo.path / ".git" / "config").open("a") as file:
+        file.write("".join(f"[pad]\n\tp{number} = x\n" for number in range(150_000)))
+        file.write('[hook "mine"]\n\tcommand = touch ran\n')
+    with pytest.raises(ConfigError, match="printed more than"):
+        await earlier(repo.path, FIX, 10)
+
+
 async def test_a_git_file_that_leads_to_a_bare_repository_is_refused(repo: Repo, tmp_path: Path) -> None:
     repo.commit(attempt(7), file="a")
     bare, led = tmp_path / "bare.git", tmp_path / "led"

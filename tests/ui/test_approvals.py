@@ -24,7 +24,7 @@ from .conftest import barriers, page_of, store_only
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 HOSTILE = "echo '<img src=x onerror=alert(1)>' \u202e reversed"
-EDIT = {"file_path": "/work/notes.md", "old_string": "one\ntwo", "new_string": "one\n2"}
+EDIT = {"file_path": "/home/ada/notes.md", "old_string": "one\ntwo", "new_string": "one\n2"}
 
 
 @asynccontextmanager
@@ -67,7 +67,7 @@ async def test_what_waits_is_told_on_every_view_and_shown_as_what_it_would_do(
             await expect(cards.first.locator(".left")).to_have_text(re.compile(r"^(9:5\d|10:00)$"))
             lines = cards.last.locator(".wish span")
             assert [line.rstrip("\n") for line in await lines.all_text_contents()] == [
-                "in /work/notes.md", " one", "-two", "+2",
+                "in /home/ada/notes.md", " one", "-two", "+2",
             ]  # fmt: skip
             assert await cards.last.locator('[data-line="-"]').all_text_contents() == ["-two\n"]
             assert await barriers(page, axe) == []
