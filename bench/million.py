@@ -136,10 +136,10 @@ class Cases:
     async def warm_turn(self, agent: Agent) -> None:
         self._number += 1
         name = f"turn_{self._stored}_{self._number}"
-        assert (await self._store.arrival("local", name, agent.agent_id)).agent is not None
+        _, found = await self._store.arrival("local", name, agent.agent_id)
+        assert found is not None
         new = a_turn(agent, name, None, time.time(), fingerprint=name, placed=Placed("head"), instance=HOLDER.id)
-        accepted = await self._store.accept_next(new)
-        turn, state = accepted.turn, accepted.state
+        turn, state = await self._store.accept_next(new)
         assert state is not None
         assert state.parent is not None
         assert state.session is not None

@@ -324,20 +324,6 @@ class Execution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Settled:
-    """The whole answer of a turn that a crash left open."""
-
-    output: tuple[Block, ...]
-    stop_reason: str | None
-    usage: Usage
-    tools: tuple[JSON, ...]
-    records: tuple[Record, ...]
-    session: Session
-    links: tuple[Link, ...]
-    model: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class TakenOver:
     """Exchanges of a session that an application runs by itself, as turns; the first `lines` of its lines."""
 
@@ -480,8 +466,8 @@ class Backend(ABC):
         """What somebody else said after `parent`, if that is all that changed. Only looks."""
         return None
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
-        """The whole answer of a turn that ran when its proxy ended; None where it is not there. Only looks."""
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+        """The turn that ran when its proxy ended, with its whole answer; None where that is not there. Only looks."""
         return None
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:

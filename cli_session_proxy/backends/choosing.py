@@ -15,10 +15,10 @@ from .base import (
     Counts,
     Execution,
     Job,
+    KeptTurn,
     Process,
     Program,
     RequestSeen,
-    Settled,
     TakenOver,
 )
 from .litellm.backend import NAME, LiteLLMBackend
@@ -47,7 +47,7 @@ class Backends(Backend):
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         return await self.own.adoptable(agent, parent)
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         return await self.own.settled(agent, turn)
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:

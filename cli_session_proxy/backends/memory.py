@@ -43,7 +43,6 @@ from .base import (
     Job,
     KeptTurn,
     Refused,
-    Settled,
 )
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
@@ -66,7 +65,7 @@ class MemoryBackend(Backend):
         self.seen: list[tuple[Message, ...]] = []
         self.retired: list[str] = []
         self.paths: dict[str, tuple[Message, ...]] = {}  # by turn; lost with the backend, and told again by the chain
-        self.left: dict[str, Settled] = {}  # what a crash left, by turn
+        self.left: dict[str, tuple[Turn, KeptTurn]] = {}  # what a crash left, by turn
 
     async def prepare(self, job: Job) -> Execution | Adoptable:
         known = job.parent is None or job.parent.id in self.paths
@@ -77,7 +76,7 @@ class MemoryBackend(Backend):
             before = (*job.parent.input, Message("assistant", job.parent.output))
         return _MemoryExecution(self, job, before, session_id, continuity)
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         return self.left.get(turn.id)
 
     def imported(

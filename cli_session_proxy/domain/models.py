@@ -197,7 +197,11 @@ class TurnRequest:
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
     call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
     compose: Compose | None = None  # decides what the turn says when it runs
-    composed: Composed | None = None  # as stored at acceptance, where that is whole
+    composed: TurnRequest | None = None  # what it said at acceptance, where that was whole
+    # Of a composed one: which item of its conversation each message is (None: it has no id of its own); and the
+    # hand-written items, of the messages and of `system`.
+    items: tuple[str | None, ...] = ()
+    takes: tuple[str, ...] = ()
     kept: bool = True  # False: its chain is deleted once the answer was delivered
     client: str | None = None  # of an unnamed request that stores nothing: kept only where this one may go on from it
 
@@ -320,26 +324,10 @@ class Turn(Recorded):
         return self.fallback.model if self.fallback is not None and self.fallback.here else self.model
 
 
-@dataclass(frozen=True, slots=True)
-class Composed:
-    """What a turn says, decided when it runs.
-
-    It continues the turn `continues` (None: it is a new root). Exchanges among `messages` become turns in between.
-    `items`: which item of the conversation each message is (None: it has no id of its own). `takes`: the hand-written
-    items among them, and those that are part of `system`.
-    """
-
-    continues: str | None
-    messages: tuple[Message, ...]
-    items: tuple[str | None, ...]
-    takes: tuple[str, ...]
-    system: str | None
-    options: TurnOptions
-    call: JSON
-
-
-# Asked under the agent's lease, with the turn whose answer the next one would continue (None: there is none).
-Compose = Callable[[Turn | None], Awaitable[Composed]]
+# Decides, when a turn runs, what it says and which turn it continues (None: it is a new root). Exchanges among the
+# messages become turns in between. Asked under the agent's lease, with the turn whose answer the next one would
+# continue.
+Compose = Callable[[Turn | None], Awaitable[TurnRequest]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ from ..errors import (
 from ..sandbox import Sandboxes
 from ..settings import NO_PROFILE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
-from ..stores.base import Accepted, Expiry, KeyTaken, Lease, MirrorKey, Store
+from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
 from .approvals import Question
@@ -97,7 +97,7 @@ END_ELSEWHERE = 10.0
 class Known(NamedTuple):
     """What was read when a turn was accepted. It is true when the turn begins if its lease was `unused` until then."""
 
-    accepted: Accepted
+    state: AgentState | None
     unused: Unused | None
 
 
@@ -359,9 +359,10 @@ class Engine:
                     return answer
                 anew = found
                 continue
+            agent, new = found
             # One at a time: the order of the lane is the order in the store, also where that writes side by side.
-            async with self._accepting.setdefault(found.agent.key, asyncio.Lock()):
-                place = self._lanes.take(found.agent.key)
+            async with self._accepting.setdefault(agent.key, asyncio.Lock()):
+                place = self._lanes.take(agent.key)
                 try:
                     await self._ownership.appear()
                     if has_left is not None and has_left():
@@ -371,34 +372,33 @@ class Engine:
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
-                    unused = self._ownership.unused(found.agent.key)
-                    new = found.new
+                    unused = self._ownership.unused(agent.key)
                     # Hardly ever: only behind others of its lane.
                     whole = request.compose is None or request.composed is not None
-                    if whole and self._lanes.waiting(found.agent.key) > 1:
-                        lives = (live for live in self._live.values() if live.turn.agent_key == found.agent.key)
+                    if whole and self._lanes.waiting(agent.key) > 1:
+                        lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
                         new = replace(new, turn=replace(new.turn, limit_wait=wait), promised=new.promised or bool(wait))
-                    accepted = await self.store.accept_next(new)
+                    turn, state = await self.store.accept_next(new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)
                     continue
                 except BudgetExceeded as exc:
                     self._lanes.give_up(place)
-                    self.budgets.refuse(exc, found.new.turn.created_at)
+                    self.budgets.refuse(exc, new.turn.created_at)
                     raise
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
                     with contextlib.suppress(StoreUnavailable):
-                        if not found.agent.named and await self.store.agent_by_key(found.agent.key) is None:
+                        if not agent.named and await self.store.agent_by_key(agent.key) is None:
                             continue  # forgotten meanwhile: the request is placed anew
                     if exc.detail.get("in_doubt"):
-                        self._ends.never_ran(found.new.turn.id)
+                        self._ends.never_ran(new.turn.id)
                     raise not_run(exc) from exc
                 except BaseException:
                     self._lanes.give_up(place)
                     raise
-                return self._launch(accepted.turn, found.agent, place, request, Known(accepted, unused))
+                return self._launch(turn, agent, place, request, Known(state, unused))
 
     def _admit(self, request: TurnRequest) -> None:
         self._lanes.admit()
@@ -764,7 +764,7 @@ class Engine:
                     if self._ends.waiting:
                         await self._ends.store_all()
                     live.does("lease")
-                    first = None if known is None or known.accepted.others else known.unused
+                    first = None if known is None or known.state is None or known.state.others else known.unused
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn, first=first))
                     if not place.granted.done():  # turns that were accepted before it came from another proxy
                         return False
@@ -773,7 +773,7 @@ class Engine:
                     await held.enter_async_context(self._slots.slot())
                     now = None
                     if known is not None and not waited and self._ownership.since(known.unused):
-                        now = known.accepted.state
+                        now = known.state
                     if now is None:  # other proxies may have moved the head until a moment ago
                         now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:

@@ -53,7 +53,6 @@ from ..domain.models import (
     BlockStart,
     BlockStop,
     Compose,
-    Composed,
     Delivery,
     Fallback,
     LimitWait,
@@ -61,6 +60,7 @@ from ..domain.models import (
     Started,
     Status,
     Turn,
+    TurnRequest,
     Usage,
 )
 from ..domain.stop_sequences import StopCutter
@@ -77,7 +77,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart, TurnWords
+from ..stores.base import SAID, AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
 from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
@@ -118,8 +118,8 @@ class Say(Protocol):
     """See `Placement.say`."""
 
     async def __call__(
-        self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None
-    ) -> tuple[str | None, TurnWords]: ...
+        self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
+    ) -> tuple[Turn, tuple[tuple[str, str], ...]]: ...
 
 
 class Own(Protocol):
@@ -147,7 +147,7 @@ class Attempt:
     frame_uuid: str
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
-    said: TurnWords | None = None  # what the turn says, where that is decided only now
+    takes: tuple[tuple[str, str], ...] | None = None  # see `TurnStart`
     kept_system: str | None = None
     recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
     uses_tools: bool = False  # of its profile: what they did cannot be done again
@@ -485,20 +485,22 @@ class Executor:
             attempt.asked = True
             await self.store.begin(
                 TurnStart(
-                    lease=lease,
-                    turn_id=live.turn.id,
-                    parent_id=parent.id if parent else None,
-                    session_id=exchange.session_id,
-                    frame_uuid=attempt.frame_uuid,
-                    continuity=exchange.continuity,
-                    system=attempt.kept_system,
-                    evidence=attempt.evidence,
-                    started_at=now,
+                    lease,
+                    replace(
+                        live.turn,
+                        parent_id=parent.id if parent else None,
+                        session_id=exchange.session_id,
+                        frame_uuid=attempt.frame_uuid,
+                        continuity=exchange.continuity,
+                        evidence=attempt.evidence,
+                        started_at=now,
+                        instance=self._instances.id,
+                    ),
                     attempt=dict(entry),
-                    instance=self._instances.id,
+                    system=attempt.kept_system,
                     left_off=tuple(attempt.left_off),
                     home=home,
-                    said=attempt.said,
+                    takes=attempt.takes,
                 )
             )
             live.goes_out()
@@ -522,17 +524,14 @@ class Executor:
             return standing
         if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
             live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
-        _, parent, said = live.said
-        attempt.said = said
-        live.turn = replace(
-            live.turn, input=said.input, system=said.system, placed=said.placed, options=said.options, call=said.call
-        )
-        if parent != (before.id if before else None):
+        _, said, attempt.takes = live.said
+        live.turn = replace(live.turn, **{name: getattr(said, name) for name in SAID})
+        if said.parent_id != (before.id if before else None):
             attempt.at_head = False
             if before is not None and before.delivery != "delivered":
                 # What it said stands on the path from now on, told anew.
                 await self.store.set_delivery(before.id, "delivered")
-            standing = await self._standing(attempt.lease, parent, at_head=False)
+            standing = await self._standing(attempt.lease, said.parent_id, at_head=False)
         attempt.parent = standing.parent
         return standing
 

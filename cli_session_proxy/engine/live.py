@@ -22,17 +22,17 @@ from ..domain.models import (
     BlockStop,
     CancelledBy,
     Compose,
-    Composed,
     Delivery,
     Finished,
     LimitWait,
     Started,
     Turn,
     TurnEvent,
+    TurnRequest,
     Waits,
 )
 from ..errors import Interrupted, LeaseLost, ProxyError, RateLimited, StoreUnavailable, TurnCancelled, TurnTimeout
-from ..stores.base import Lease, Store, TurnWords
+from ..stores.base import Lease, Store
 from ..tasks import Tasks
 from .ownership import Instances
 from .passing import ORIGIN
@@ -146,8 +146,8 @@ class LiveTurn:
         self.requested: Requested | None = None
         self.lease: Lease | None = None  # under which it runs
         self.compose: Compose | None = None  # decides what it says when it runs
-        self.composed: Composed | None = None  # what it says if the path is as it was at acceptance
-        self.said: tuple[Composed, str | None, TurnWords] | None = None  # as it was decided last, and its parent
+        self.composed: TurnRequest | None = None  # what it says if the path is as it was at acceptance
+        self.said: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = None  # see `Placement.say`
         self.task: asyncio.Task[None] | None = None
         self.waited: LimitWait | None = None  # for which limit it waits, or waited last; the store has it so
         self._waits = False  # until it has begun again

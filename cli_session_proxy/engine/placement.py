@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
 from typing import NamedTuple
 
@@ -22,7 +22,6 @@ from ..domain.models import (
     ONCE,
     THINKING,
     Agent,
-    Composed,
     Message,
     Placed,
     Record,
@@ -32,7 +31,7 @@ from ..domain.models import (
 )
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import NewTurn, Store, TurnWords, WholeTurn
+from ..stores.base import NewTurn, Store, WholeTurn
 from .budgets import BudgetsOf
 from .fitting import RequestFitting
 
@@ -54,14 +53,6 @@ _ROLE = attrgetter("role")
 
 def new_id(kind: str) -> str:
     return f"{kind}_{os.urandom(16).hex()}"
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """A turn to accept, for this agent. What comes before it is stored."""
-
-    agent: Agent
-    new: NewTurn
 
 
 class Placement:
@@ -97,8 +88,8 @@ class Placement:
         admit: Callable[[], None],
         anew: Turn | None = None,
         send_on: Callable[[Agent], Awaitable[None]] | None = None,
-    ) -> Turn | Resolved:
-        """The turn that this very request is already, or the one to accept for it.
+    ) -> Turn | tuple[Agent, NewTurn]:
+        """The turn that this very request is already, or the one to accept for it; what comes before that is stored.
 
         It is one already by its key, as a client's own retry, or undelivered; but never `anew`, which the conversation
         went on without. `admit` is called before anything is kept of the request; what it raises goes to the caller.
@@ -106,21 +97,21 @@ class Placement:
         """
         if not request.kept:
             _check_once(request)
-        known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
+        latest, known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier: Turn | None = None
-        if known.latest is not None or request.idempotency_key is not None:
-            earlier = await self._earlier(request, known.latest, self._clock())
+        if latest is not None or request.idempotency_key is not None:
+            earlier = await self._earlier(request, latest, self._clock())
         if earlier is not None and (anew is None or earlier.id != anew.id):
             return earlier
-        if send_on is not None and known.agent is not None:
-            await send_on(known.agent)
+        if send_on is not None and known is not None:
+            await send_on(known)
         admit()
         fitting = RequestFitting(self._aside)
         for block in request.messages[-1].content if request.messages else ():
             if block.get("type") == "document":
                 await fitting.check(block)
-        agent, decision = await self.place(request, known.agent)
-        if send_on is not None and known.agent is None:
+        agent, decision = await self.place(request, known)
+        if send_on is not None and known is None:
             await send_on(agent)
         if decision.imported:
             decision = await self._bring_in(agent, decision, request.model, fitting)
@@ -148,7 +139,7 @@ class Placement:
         until = now + self._hours * HOUR if key else None
         promised = bool((request.call or {}).get("background"))
         budgets = self._budgets(agent.owner, agent.agent_id)
-        return Resolved(agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised, budgets))
+        return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised, budgets)
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""
@@ -245,9 +236,10 @@ class Placement:
         return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
 
     async def say(
-        self, agent: Agent, turn: Turn, composed: Composed, before: Turn | None
-    ) -> tuple[str | None, TurnWords]:
-        """The turn that this one continues, and what it says: exchanges in front of that are stored as turns.
+        self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
+    ) -> tuple[Turn, tuple[tuple[str, str], ...]]:
+        """The turn as it goes on and speaks now, and the hand-written items of it, each with the turn that it is part
+        of: exchanges in front of what it says are stored as turns.
 
         The path ends with `before` until then.
         """
@@ -257,7 +249,7 @@ class Placement:
         at = len(decision.imported)
         placed = replace(turn.placed, messages=len(composed.messages), imported=at)
         takes = dict.fromkeys(composed.takes, turn.id)
-        call, items = composed.call, list(composed.items[at:])
+        call, items = composed.call or {}, list(composed.items[at:])
         if any(items):
             call = {**call, "items": {"input": items}}
         if decision.imported:
@@ -268,8 +260,16 @@ class Placement:
             decision = await self._bring_in(agent, decision, turn.model, RequestFitting(self._aside), pieces)
         if before is not None and decision.parent != before.id:
             call = {**call, "behind": before.id}
-        said = TurnWords(decision.new, composed.system, placed, composed.options, call, tuple(takes.items()))
-        return decision.parent, said
+        said = replace(
+            turn,
+            parent_id=decision.parent,
+            input=decision.new,
+            system=composed.system,
+            placed=placed,
+            options=composed.options,
+            call=call,
+        )
+        return said, tuple(takes.items())
 
     async def _bring_in(
         self, agent: Agent, decision: Decision, model: str, fitting: RequestFitting, pieces: Sequence[_Piece] = ()
@@ -397,7 +397,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Piece]:
-    """`messages` end with an answer. `items` are as in `Composed`; an answer's stand for each of its blocks."""
+    """`messages` end with an answer. `items` are as in `TurnRequest`; an answer's stand for each of its blocks."""
     pieces: list[_Piece] = []
     sizes: tuple[int, ...] = ()
     asked_as: list[str | None] = []

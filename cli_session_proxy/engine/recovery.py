@@ -16,7 +16,7 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from .. import logs
-from ..backends.base import Backend, Settled
+from ..backends.base import Backend, KeptTurn
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, Turn
 from ..errors import StoreUnavailable
@@ -92,7 +92,7 @@ class Recovery:
                 if found is None:
                     await self._interrupted(lease, turn)
                 else:
-                    await self._completed(agent, lease, turn, found)
+                    await self._completed(agent, lease, *found)
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
@@ -194,29 +194,25 @@ class Recovery:
         await self._store.fail(turn.id, "cancelled", error, attempts, {}, now, lease=lease)
         log.info("interrupted", turn_id=turn.id, was=turn.status)
 
-    async def _completed(self, agent: Agent, lease: Lease, turn: Turn, found: Settled) -> None:
+    async def _completed(self, agent: Agent, lease: Lease, turn: Turn, kept: KeptTurn) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
         now = self._instances.now()
         commit = Commit(
             lease=lease,
             turn=replace(
-                lineage.answered(turn, parent, found.output),
+                lineage.answered(turn, parent, turn.output),
                 status="completed",
-                stop_reason=found.stop_reason,
-                usage=found.usage,
                 cost_usd=None,
-                tools=found.tools,
                 timings={},
                 attempts=tuple(with_end(turn.attempts, {"ended_at": now, "status": "completed", "settled": True})),
                 delivery="uncertain",
                 finished_at=now,
                 backend=self._backend.name,
-                answered_by=found.model,
                 evidence=replace(turn.evidence, settled=True),
             ),
-            records=found.records,
-            session=found.session,
-            links=found.links,
+            records=kept.records,
+            session=kept.session,
+            links=kept.links,
             move_head=agent.moves_head_to(turn),
             budgets=self._budgets(agent.owner, agent.agent_id),
         )
@@ -224,9 +220,9 @@ class Recovery:
         requested = Requested(agent.owner, agent.agent_id, turn.created_at)
         for observer in self._observers:
             observer.turn_ended(settled, commit.links, requested, now)
-        log.info("settled", turn_id=turn.id, session_id=found.session.id)
+        log.info("settled", turn_id=turn.id, session_id=kept.session.id)
 
-    async def _found(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def _found(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         """The answer of this turn, unless the chain has gone on without it, or its client was told that it failed."""
         if turn.status == "queued" or self._instances.has_failed(turn) or turn.options.format is not None:
             return None  # a structured answer was never checked: its client must not get it

@@ -16,7 +16,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
 from ..domain.budgets import Budget, Spent
@@ -27,7 +27,6 @@ from ..domain.models import (
     CancelledBy,
     Chain,
     ChainSummary,
-    Continuity,
     Conversation,
     Delivery,
     Item,
@@ -35,12 +34,10 @@ from ..domain.models import (
     Link,
     LinkReason,
     Message,
-    Placed,
     Record,
     Session,
     Status,
     Turn,
-    TurnOptions,
     Usage,
 )
 from ..domain.searching import Found, Indexed, Search
@@ -207,41 +204,26 @@ class Taken:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnWords:
-    """What a turn says where that was decided when it began (`TurnRequest.compose`).
-
-    `takes`: hand-written items, each with the turn that it is part of. The input begins with some of them.
-    """
-
-    input: tuple[Message, ...]
-    system: str | None
-    placed: Placed
-    options: TurnOptions
-    call: JSON
-    takes: tuple[tuple[str, str], ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
-    `left_off`: turns before the parent that are left off the path, because their answers never arrived.
+    Of `turn` the store takes what its beginning decides (`BEGUN`); where it is known only now what it says
+    (`TurnRequest.compose`), that too (`SAID`), with the hand-written items that it `takes`, each with the turn that it
+    is part of. `left_off`: turns before the parent that are left off the path, because their answers never arrived.
     """
 
     lease: Lease
-    turn_id: str
-    parent_id: str | None
-    session_id: str
-    frame_uuid: str
-    continuity: Continuity
-    evidence: Evidence
-    started_at: float
+    turn: Turn
     attempt: JSON
-    instance: str | None = None
     system: str | None = None  # taken over from the parent; None leaves the turn's own
     left_off: tuple[str, ...] = ()
     home: Home | None = None  # where its tools leave their files from now on; None: as before
-    said: TurnWords | None = None  # None: what was accepted
+    takes: tuple[tuple[str, str], ...] | None = None  # None: it says what was accepted
+
+
+# The fields of a turn that its beginning decides, and those that say what is asked.
+BEGUN = ("parent_id", "session_id", "frame_uuid", "continuity", "evidence", "started_at", "instance")
+SAID = ("input", "system", "placed", "options", "call")
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,33 +252,16 @@ ENDED = (
 
 
 @dataclass(frozen=True, slots=True)
-class RequestMatch:
-    """What the store knows of a request on arrival: the latest equal turn, and the agent."""
-
-    latest: Turn | None
-    agent: Agent | None
-
-
-@dataclass(frozen=True, slots=True)
 class AgentState:
-    """An agent when its turn begins: the turn to continue, and the session that ends there."""
+    """An agent when its turn begins: the turn to continue, and the session that ends there.
+
+    `others`: turns of the agent that other proxies accepted before this one may be unfinished.
+    """
 
     agent: Agent
     parent: Turn | None
     session: Session | None
-
-
-@dataclass(frozen=True, slots=True)
-class Accepted:
-    """A turn that was just accepted, and how its agent stood by then.
-
-    `state`: as `Turns.standing` tells it; None where it has to be read by itself. `others`: turns of the agent that
-    other proxies accepted before this one may be unfinished.
-    """
-
-    turn: Turn
-    state: AgentState | None = None
-    others: bool = True
+    others: bool = field(default=True, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -507,7 +472,7 @@ class Agents(Protocol):
 class Turns(Protocol):
     """The life of a turn: accepted, begun, and committed or failed."""
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         """The latest turn with this fingerprint, whatever its status, and the agent of this name, if there is one."""
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
@@ -524,8 +489,9 @@ class Turns(Protocol):
         at the latest when it begins.
         """
 
-    async def accept_next(self, new: NewTurn) -> Accepted:
-        """`accept`, for a turn that may be the next one of its agent: it tells the state in which that would begin."""
+    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
+        """`accept`, for a turn that may be the next one of its agent: with the state in which that would begin, as
+        `standing` tells it; None where it has to be read by itself."""
 
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.

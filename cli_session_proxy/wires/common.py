@@ -12,13 +12,13 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from ..domain import limits
 from ..domain.client_tools import UNPARSED
 from ..domain.limits import is_model
-from ..domain.models import JSON, Block, Message, Status, Turn, TurnRequest
+from ..domain.models import JSON, PLAIN, Block, Message, Status, Turn, TurnOptions, TurnRequest
 from ..domain.parameters import Name, Parameters
 from ..domain.reminders import reminder
 from ..domain.windows import Window
@@ -102,6 +102,45 @@ class Naming:
                 return checked_agent_id(value, place)
         return None
 
+    def request(
+        self,
+        wire: str,
+        body: Mapping[str, Any],
+        model: str,
+        messages: tuple[Message, ...],
+        *,
+        address: str = "",
+        system: str | None = None,
+        keep_system: bool = True,
+        effort: str | None = None,
+        continues: str | None = None,
+        options: TurnOptions = PLAIN,
+        call: JSON | None = None,
+    ) -> TurnRequest:
+        """What a body of this wire asks, with what is said outside of it. `address`: what else tells two requests with
+        the same body apart."""
+        agent_id = self.agent_id(body)
+        return TurnRequest(
+            model=model,
+            messages=messages,
+            fingerprint=fingerprint(self.owner, agent_id, wire + address, body, fresh=self.fresh),
+            owner=self.owner,
+            agent_id=agent_id,
+            system=system,
+            keep_system=keep_system,
+            effort=effort,
+            fresh=self.fresh,
+            continues=continues,
+            idempotency_key=self.idempotency_key,
+            is_retry=self.is_retry,
+            wire=wire,
+            request_id=self.request_id,
+            options=replace(options, window=self.window, metadata=noted(body)),
+            # What is not kept cannot be asked for later.
+            call=call if call is None or self.keep else {**call, "store": False},
+            kept=self.keep,
+        )
+
 
 def checked_agent_id(value: object, param: str = "agent_id") -> str:
     if not isinstance(value, str) or not value or len(value) > AGENT_ID_LIMIT:
@@ -162,21 +201,8 @@ def encoded_agent_id(agent_id: str) -> str:
 
 
 def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
-    """What a wire's `read` makes of a body, with what every wire notes of it. Raises `InvalidRequest`."""
-    body = parse_body(raw)
-    call: Any = read(body, about)
-    request = getattr(call, "request", None)
-    if isinstance(request, TurnRequest) and (about.window is not None or "metadata" in body):
-        options = replace(request.options, window=about.window, metadata=noted(body))
-        call = replace(call, request=replace(request, options=options))
-    if isinstance(request, TurnRequest) and not about.keep:
-        call = replace(call, request=unkept(call.request))
-    return cast(T, call)
-
-
-def unkept(request: TurnRequest) -> TurnRequest:
-    """The request without anything to come back for."""
-    return replace(request, kept=False, call=None if request.call is None else {**request.call, "store": False})
+    """What a wire's `read` makes of a body. Raises `InvalidRequest`."""
+    return read(parse_body(raw), about)
 
 
 def noted(body: Mapping[str, Any]) -> JSON:

@@ -45,7 +45,7 @@ async def owners_never_meet(factory: StoreFactory) -> None:
         await store.accept(a_turn(theirs, "t1", fingerprint="f", idempotency_key="k", idempotency_until=99.0))
         await store.commit(a_commit(await turn_of(store, "t1"), theirs, path_hash="h"))
         assert await store.turn_by_key("me", "k", 20.0) is None
-        assert (await store.arrival("me", "f", None)).latest is None
+        assert (await store.arrival("me", "f", None))[0] is None
         assert await store.deepest("me", ["h"]) is None
         assert await store.deepest("me", ["h"], theirs.key) is None
         assert (await store.deepest("them", ["h"]) or mine) == await turn_of(store, "t1")

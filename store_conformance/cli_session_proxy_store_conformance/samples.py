@@ -91,13 +91,14 @@ def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Sessi
 
 
 def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
+    """`more`: fields of the step, or of the turn as it begins."""
+    beside: dict[str, Any] = {"lease": more.get("lease") or a_lease(turn.agent_key), "attempt": {"n": 1}}
+    beside |= {name: more.pop(name) for name in TurnStart.__slots__ if name in more and name != "turn"}
     values: dict[str, Any] = {
-        "lease": more.get("lease") or a_lease(turn.agent_key), "turn_id": turn.id, "parent_id": turn.parent_id,
-        "session_id": session, "frame_uuid": f"frame-{turn.id}",
-        "continuity": "warm", "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
-        "attempt": {"n": 1},
+        "session_id": session, "frame_uuid": f"frame-{turn.id}", "continuity": "warm",
+        "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
     }  # fmt: skip
-    return TurnStart(**{**values, **more})
+    return TurnStart(turn=replace(turn, **{**values, **more}), **beside)
 
 
 def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:

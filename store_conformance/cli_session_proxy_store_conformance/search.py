@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cli_session_proxy.stores.base import AgentState, RequestMatch
+from cli_session_proxy.stores.base import AgentState
 
 from .samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
 
@@ -61,7 +61,7 @@ async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:
         for turn_id in ("t1", "t2", "t3"):
             await store.accept(a_turn(agent, turn_id, fingerprint="other" if turn_id == "t3" else "f"))
         await store.fail("t2", "failed", {}, (), {}, 20.0, lease=a_lease(agent.key))
-        found = (await store.arrival("local", "f", None)).latest
+        found = (await store.arrival("local", "f", None))[0]
         assert found is not None
         assert found.id == "t2"
 
@@ -82,14 +82,14 @@ async def what_is_open_is_listed(factory: StoreFactory) -> None:
 
 async def one_read_tells_what_a_request_meets(factory: StoreFactory) -> None:
     async with opened(factory) as store:
-        assert await store.arrival("local", "f", "a") == RequestMatch(None, None)
+        assert await store.arrival("local", "f", "a") == (None, None)
         agent = await an_agent(store, "a")
         first = await store.accept(a_turn(agent, "t1", fingerprint="f"))
         latest = await store.accept(a_turn(agent, "t2", fingerprint="f"))
         assert latest.seq > first.seq
-        assert await store.arrival("local", "f", "a") == RequestMatch(latest, agent)
-        assert await store.arrival("local", "f", None) == RequestMatch(latest, None)
-        assert await store.arrival("another", "f", "a") == RequestMatch(None, None)
+        assert await store.arrival("local", "f", "a") == (latest, agent)
+        assert await store.arrival("local", "f", None) == (latest, None)
+        assert await store.arrival("another", "f", "a") == (None, None)
 
 
 async def one_read_tells_where_an_agent_stands(factory: StoreFactory) -> None:

@@ -349,16 +349,17 @@ async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session
 async def a_turn_that_is_accepted_is_told_how_its_agent_stands(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        first = await store.accept_next(a_turn(agent, "t1", placed=Placed("head"), instance="here"))
-        assert (first.state, first.others) == (AgentState(agent, None, None), False)
-        await store.begin(a_begin(first.turn))
-        done = await store.commit(a_commit(first.turn, agent))
+        first, state = await store.accept_next(a_turn(agent, "t1", placed=Placed("head"), instance="here"))
+        assert state == AgentState(agent, None, None)
+        assert not state.others
+        await store.begin(a_begin(first))
+        done = await store.commit(a_commit(first, agent))
         for name, placed, instance in (("t2", Placed("head"), "here"), ("t3", Placed("id"), "there")):
-            accepted = await store.accept_next(a_turn(agent, name, "t1", placed=placed, instance=instance))
-            assert accepted.turn == await store.turn(name)
-            assert accepted.state == await store.standing(agent.key, "t1", at_head=True)
-            assert accepted.state == AgentState(replace(agent, head="t1"), done, a_session(agent, "s1", "t1"))
-            assert accepted.others is (name == "t3")
-        lost = await store.accept_next(a_turn(agent, "t4", placed=Placed("id"), instance="there"))
-        assert lost.state == AgentState(replace(agent, head="t1"), None, None)
+            turn, state = await store.accept_next(a_turn(agent, name, "t1", placed=placed, instance=instance))
+            assert turn == await store.turn(name)
+            assert state == await store.standing(agent.key, "t1", at_head=True)
+            assert state == AgentState(replace(agent, head="t1"), done, a_session(agent, "s1", "t1"))
+            assert state.others is (name == "t3")
+        _, lost = await store.accept_next(a_turn(agent, "t4", placed=Placed("id"), instance="there"))
+        assert lost == AgentState(replace(agent, head="t1"), None, None)
         assert lost.others

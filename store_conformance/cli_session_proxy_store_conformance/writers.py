@@ -198,7 +198,7 @@ async def an_answer_that_was_written_and_never_acknowledged_is_there_once(factor
         written = await store.commit(a_commit(turn, agent, lease=lease))
     async with opened(factory) as store:
         now = await granted(store, agent, TWO, dead=("one",))
-        assert (await store.arrival("local", "f", None)).latest == written
+        assert (await store.arrival("local", "f", None))[0] == written
         assert await store.pending_deliveries() == [written]
         assert await raised(store.commit(a_commit(turn, agent, output=(), lease=now))) is not None
         assert await raised(store.requeue(turn.id, "two")) is not None

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.base import Lost, Settled
+from cli_session_proxy.backends.base import KeptTurn, Lost
 from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import (
@@ -22,7 +23,6 @@ from cli_session_proxy.domain.models import (
     Tool,
     Turn,
     TurnOptions,
-    Usage,
 )
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost, ProxyError, TurnCancelled, UpstreamError
@@ -57,7 +57,7 @@ def settings(tmp_path: Path) -> Settings:
 
 @asynccontextmanager
 async def core(
-    settings: Settings, model: Model | None = None, left: dict[str, Settled] | None = None
+    settings: Settings, model: Model | None = None, left: dict[str, tuple[Turn, KeptTurn]] | None = None
 ) -> AsyncIterator[tuple[Engine, MemoryBackend]]:
     """An engine on its own backend. `left`: what a crash left whole, by turn."""
     backend = MemoryBackend(model or Model())
@@ -207,7 +207,8 @@ async def test_what_a_crash_left_whole_is_given_to_the_same_request(settings: Se
     session = Session(str(turn.session_id), turn.agent_key, turn.id, "", "memory", 1.0)
     whole = ({"type": "text", "text": "from the transcript"},)
     started = Link(None, session.id, turn.id, "started", {}, 1.0)
-    left = Settled(whole, "end_turn", Usage(), (), (Record("{}"),), session, (started,))
+    kept = KeptTurn((Record("{}"),), session, (started,), "memory")
+    left = replace(turn, output=whole, stop_reason="end_turn"), kept
     engine._instances.leave(settled=False)  # as the kernel does when a proxy is killed
     async with core(settings, left={turn.id: left}) as (survivor, _):
         again = await ask(survivor, "one")

@@ -20,7 +20,6 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import differences
 from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.stores.base import Accepted
 from cli_session_proxy.stores.postgresql.looking import look
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 
@@ -276,7 +275,7 @@ async def test_a_turn_that_was_maybe_accepted_keeps_nobody_waiting(postgres_url:
     async with hosts(postgres_url, tmp_path) as (one, two):
         accept = one.store.accept_next
 
-        async def lost(new: Any) -> Accepted:
+        async def lost(new: Any) -> Any:
             one.store.accept_next = accept  # type: ignore[method-assign]
             await accept(new)
             raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})

@@ -20,7 +20,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import summaries
 from cli_session_proxy.http import routes
 from cli_session_proxy.settings import Settings, load
-from cli_session_proxy.stores.base import Accepted, Expiry, NewTurn
+from cli_session_proxy.stores.base import Expiry, NewTurn
 from turnfault.provider.upstream import Upstream
 
 from .. import without_cli
@@ -122,7 +122,7 @@ async def test_who_goes_on_from_what_was_forgotten_a_moment_ago_brings_it_along(
     talk += [(await proxy.ask(messages=talk))["choices"][0]["message"], {"role": "user", "content": "two"}]
     accept = proxy.engine.store.accept_next
 
-    async def late(new: NewTurn) -> Accepted:
+    async def late(new: NewTurn) -> Any:
         monkeypatch.setattr(proxy.engine.store, "accept_next", accept)
         await forget(proxy)
         return await accept(new)

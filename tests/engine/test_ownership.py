@@ -6,12 +6,13 @@ import asyncio
 import sys
 import time
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, Settled
+from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, KeptTurn
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import (
     Agent,
@@ -23,7 +24,6 @@ from cli_session_proxy.domain.models import (
     Record,
     Session,
     Turn,
-    Usage,
 )
 from cli_session_proxy.engine import ownership
 from cli_session_proxy.engine.engine import Engine
@@ -31,7 +31,7 @@ from cli_session_proxy.engine.ownership import Instances, Ownership
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Accepted, Granted, HeldLease, Lease, LeaseHeld, NewTurn, PeerRequests, Proxy
+from cli_session_proxy.stores.base import AgentState, Granted, HeldLease, Lease, LeaseHeld, NewTurn, PeerRequests, Proxy
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import imported_turns, opened
 
@@ -507,7 +507,8 @@ async def test_an_answer_that_the_new_holder_found_whole_is_what_the_paused_prox
         session = Session(str(turn.session_id), turn.agent_key, turn.id, "", "memory", 1.0)
         whole = ({"type": "text", "text": "an answer"}, {"type": "text", "text": "and more"})
         started = Link(None, session.id, turn.id, "started", {}, 1.0)
-        left = Settled(whole, "end_turn", Usage(), (), (Record("{}"),), session, (started,))
+        kept = KeptTurn((Record("{}"),), session, (started,), "memory")
+        left = replace(turn, output=whole, stop_reason="end_turn"), kept
         async with core(settings, left={turn.id: left}) as (second, _):
             async with asyncio.timeout(60):
                 two = await ask(second, "two")
@@ -539,7 +540,7 @@ class ToldMeanwhile(SqliteStore):
 
     engine: Engine | None = None
 
-    async def accept_next(self, new: NewTurn) -> Accepted:
+    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
         accepted = await super().accept_next(new)
         if self.engine is not None:
             agent = await self.agent_by_key(new.turn.agent_key)

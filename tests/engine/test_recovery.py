@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cli_session_proxy.backends.base import Adoptable, Settled
+from cli_session_proxy.backends.base import Adoptable, KeptTurn
 from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.engine import recovery
@@ -150,7 +150,7 @@ class Faulty(MemoryBackend):
         if agent.agent_id in self.faults:
             raise KeyError("message")
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         self._check(agent)
         return await super().settled(agent, turn)
 

@@ -18,7 +18,7 @@ import pytest
 from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit, RequestMatch, Store
+from cli_session_proxy.stores.base import Commit, Store
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
@@ -94,7 +94,7 @@ def while_a_slow_disk_notes_that_it_left(client: Client, store: Store, patch: py
         client.leave()
         return turn
 
-    async def looks(*of: Any) -> RequestMatch:
+    async def looks(*of: Any) -> Any:
         found = await arrival(*of)
         looked.set()
         return found

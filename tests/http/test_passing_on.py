@@ -25,7 +25,7 @@ from cli_session_proxy.http.hop import REFUSED, Incoming
 from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
-from cli_session_proxy.stores.base import RequestMatch, Store, Whereabouts
+from cli_session_proxy.stores.base import Store, Whereabouts
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.wires import answers
 
@@ -165,7 +165,7 @@ def when_it_is_known_that_it_left(client: Client, store: Store, patch: pytest.Mo
         for piece in whole:
             yield piece
 
-    async def looks(at: PostgresqlStore, *of: Any) -> RequestMatch:
+    async def looks(at: PostgresqlStore, *of: Any) -> Any:
         found = await arrival(at, *of)
         looked.set()
         return found
@@ -224,7 +224,7 @@ async def test_who_left_a_connection_that_is_not_read_any_more_has_left(
         client.first.say()
         await until(lambda: len(one.asked) == 2)
 
-        async def looks(*of: Any) -> RequestMatch:
+        async def looks(*of: Any) -> Any:
             found = await arrival(*of)
             looked.set()
             return found

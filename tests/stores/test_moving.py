@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Item, Link, Record
 from cli_session_proxy.errors import InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import move_of, store_for
-from cli_session_proxy.stores.base import Expiry, MirrorKey, Proxy, Store, TurnWords
+from cli_session_proxy.stores.base import Expiry, MirrorKey, Proxy, Store
 from cli_session_proxy.stores.sql import moving
 from cli_session_proxy.stores.sql.moving import COPIED, LAST, LEFT, Move, NotHeld, Side
 from cli_session_proxy.stores.sql.tables import metadata, turns
@@ -70,9 +70,7 @@ async def fill(store: Store) -> None:
     kept: dict[str, Any] = {"idempotency_key": "k", "idempotency_until": 9e9, "instance": "holder"}
     await store.add_items(agent.key, [Item("item_1", {"text": AWKWARD})])
     turn = await store.accept(a_turn(agent, "t1", **kept))
-    call = {"items": {"input": ["item_1"]}}
-    said = TurnWords(turn.input, turn.system, turn.placed, turn.options, call, (("item_1", "t1"),))
-    await store.begin(a_begin(turn, said=said))
+    await store.begin(a_begin(turn, call={"items": {"input": ["item_1"]}}, takes=(("item_1", "t1"),)))
     lines = (Record(f'{{"data":"{IMAGE}"}}', "u1"), Record("\udcff not JSON", None, synthetic=True))
     await complete(
         store, agent, "t2", "t1", output=(image, {"type": "text", "text": AWKWARD}), records=lines, links=[link]

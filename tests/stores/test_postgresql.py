@@ -206,11 +206,11 @@ async def test_a_warm_turn_goes_to_the_server_and_back_five_times(
 
         monkeypatch.setattr(PipelinedConnection, "flush", counted)
         await store.arrival("local", "t2", "a")
-        accepted = await store.accept_next(a_turn(agent, "t2", "t1"))
-        assert accepted.state is not None
-        assert accepted.state.session is not None
-        await store.begin(a_begin(accepted.turn))
-        await store.commit(a_commit(accepted.turn, agent))
+        turn, state = await store.accept_next(a_turn(agent, "t2", "t1"))
+        assert state is not None
+        assert state.session is not None
+        await store.begin(a_begin(turn))
+        await store.commit(a_commit(turn, agent))
         monkeypatch.undo()
         assert [turn.id for turn in await gathered(store.turns(agent.key))] == ["t1", "t2"]
         assert [number for number in steps if number] == [1, 6, 7, 5, 4]

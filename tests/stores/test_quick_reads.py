@@ -54,8 +54,8 @@ async def test_a_large_turn_is_read_beside_the_loop(
     assert standing is not None
     assert standing.parent == done
     assert seen == [on_the_loop]
-    arrived = await store.arrival("local", "", "a")  # the fingerprint of "t1"
-    assert arrived.latest == done
+    latest, _ = await store.arrival("local", "", "a")  # the fingerprint of "t1"
+    assert latest == done
     assert seen == [on_the_loop] * 2
 
 
@@ -74,8 +74,9 @@ async def test_what_accepting_a_turn_takes_does_not_grow_with_its_agents_turns(s
     async def taken(id: str, of: Agent) -> int:
         """What SQLite's own machine does for it."""
         before = steps
-        accepted = await store.accept_next(a_turn(of, id, placed=Placed("head"), instance="here"))
-        assert (accepted.state is not None, accepted.others) == (True, False)
+        _, state = await store.accept_next(a_turn(of, id, placed=Placed("head"), instance="here"))
+        assert state is not None
+        assert not state.others
         took = steps - before
         await store.fail(id, "failed", {"code": "x"}, (), {}, 1.0)
         return took

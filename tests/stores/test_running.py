@@ -84,9 +84,9 @@ def test_turns_of_many_agents_at_once(postgres_url: str, loop: str) -> None:
         agent, done = await an_agent(store, name), list[str]()
         for n in range(10):
             await store.arrival("local", f"{name}{n}", name)
-            accepted = await store.accept_next(a_turn(agent, f"{name}{n}", done[-1] if done else None))
-            await store.begin(a_begin(accepted.turn))
-            done.append((await store.commit(a_commit(accepted.turn, agent, session=name))).id)
+            turn, _ = await store.accept_next(a_turn(agent, f"{name}{n}", done[-1] if done else None))
+            await store.begin(a_begin(turn))
+            done.append((await store.commit(a_commit(turn, agent, session=name))).id)
         return [turn.id for turn in await store.path(done[-1])]
 
     async def all_of_them() -> None:
@@ -164,7 +164,7 @@ async def test_a_row_that_another_program_has_locked_keeps_only_its_own_write_wa
         other.execute("SELECT 1 FROM agents FOR UPDATE")
         accepting = asyncio.create_task(store.accept(a_turn(agent, "t1")))
         async with asyncio.timeout(5):
-            assert (await store.arrival("local", "t1", "a")).agent == agent
+            assert (await store.arrival("local", "t1", "a"))[1] == agent
         await asyncio.sleep(0.05)
         assert not accepting.done()
     assert (await accepting).id == "t1"

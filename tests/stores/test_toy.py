@@ -15,8 +15,8 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import (
+    BEGUN,
     ENDED,
-    Accepted,
     AgentState,
     Commit,
     Finding,
@@ -26,7 +26,6 @@ from cli_session_proxy.stores.base import (
     LeaseHeld,
     NewTurn,
     Proxy,
-    RequestMatch,
     Store,
     TurnStart,
 )
@@ -66,24 +65,24 @@ class DictStore:
 
     # the life of a turn
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         alike = [turn for turn in self.kept.values() if turn.fingerprint == fingerprint]
-        return RequestMatch(alike[-1] if alike else None, await self.agent(owner, agent_id or ""))
+        return (alike[-1] if alike else None), await self.agent(owner, agent_id or "")
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         agent = self.agents[agent_key]
         parent = self.kept.get((agent.head if at_head else parent_id) or "")
         return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
 
-    async def accept_next(self, new: NewTurn) -> Accepted:
-        return Accepted(self._keep(replace(new.turn, seq=1 + len(self.kept))))
+    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
+        return self._keep(replace(new.turn, seq=1 + len(self.kept))), None
 
     async def begin(self, begun: TurnStart) -> None:
         self._check(begun.lease)
-        turn = self.kept[begun.turn_id]
-        attempts, system = (*turn.attempts, begun.attempt), begun.system or turn.system
-        told = _shared(begun) | {"system": system, "instance": begun.instance or turn.instance}
-        self._keep(replace(turn, **told | {"status": "running", "attempts": attempts}))
+        turn = self.kept[begun.turn.id]
+        told: dict[str, Any] = {name: getattr(begun.turn, name) for name in BEGUN}
+        told |= {"attempts": (*turn.attempts, begun.attempt), "system": begun.system or turn.system}
+        self._keep(replace(turn, status="running", **told))
 
     async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
         self._check(lease)
@@ -175,11 +174,6 @@ class DictStore:
     def _keep(self, turn: Turn) -> Turn:
         self.kept[turn.id] = turn
         return turn
-
-
-def _shared(told: TurnStart) -> dict[str, Any]:
-    """What a step says about the fields of a turn."""
-    return {name: getattr(told, name) for name in told.__slots__ if name in Turn.__slots__}
 
 
 async def test_an_engine_holds_a_conversation_on_a_store_of_dictionaries(tmp_path: Path) -> None:

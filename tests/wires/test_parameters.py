@@ -37,7 +37,7 @@ def of_chat(**fields: Any) -> Parameters:
 
 
 def of_responses(**fields: Any) -> Parameters:
-    return responses.read({"input": "short", **fields}, Naming()).wanted
+    return responses.read({"input": "short", **fields}, Naming()).request.options.parameters
 
 
 def of_messages(**fields: Any) -> Parameters:

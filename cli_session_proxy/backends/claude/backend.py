@@ -48,7 +48,6 @@ from ..base import (
     KeptTurn,
     Lost,
     Remedy,
-    Settled,
     TakenOver,
 )
 from . import transcript
@@ -153,7 +152,7 @@ class ClaudeBackend(Backend):
 
     # --- what others left
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:

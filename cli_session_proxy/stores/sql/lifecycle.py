@@ -28,20 +28,19 @@ from sqlalchemy import (
 )
 
 from ...domain.evidence import Evidence
-from ...domain.models import ANSWERED, REPAIR_REASONS, Link, Record, Session, Status, Turn
+from ...domain.models import ANSWERED, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
+    BEGUN,
     ENDED,
-    Accepted,
+    SAID,
     AgentState,
     Commit,
     KeyTaken,
     Lease,
     NewTurn,
     PathChanged,
-    RequestMatch,
     TurnStart,
-    TurnWords,
 )
 from . import conversing, rows, spending
 from .database import Cursor, InsertNew, Prepared, Values
@@ -103,8 +102,8 @@ def _standing(parent: ColumnElement[Any]) -> Prepared:
 _AT_HEAD = _standing(agents.c.head)
 _AT_TURN = _standing(bindparam("turn_id", type_=Text))
 
-# The columns that say what was asked.
-_SAID = ("input", "system", "placed", "options", "call", "images", "bytes")
+_SAID = (*SAID, "images", "bytes")
+_begun_of, _said_of = attrgetter(*BEGUN), attrgetter(*SAID)
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
@@ -171,11 +170,11 @@ class TooLarge(Exception):
 
 def arrival(
     conn: Connection, owner: str, fingerprint: str, agent_id: str | None, *, limit: int | None = None
-) -> RequestMatch:
+) -> tuple[Turn | None, Agent | None]:
     row = _ARRIVAL.one(conn, {"of_owner": owner, "named": agent_id, "same": fingerprint})
     assert row is not None
     named = None if row.agents_key is None else rows.agent(row[_AGENT_AT:])
-    return RequestMatch(_joined_turn(conn, row, limit), named)
+    return _joined_turn(conn, row, limit), named
 
 
 def standing(
@@ -188,7 +187,7 @@ def standing(
 
 def _state(conn: Connection, row: Row[Any], limit: int | None) -> AgentState:
     session = None if row.sessions_id is None else rows.session(row[_SESSION_FROM:])
-    return AgentState(rows.agent(row[_AGENT_AT:]), _joined_turn(conn, row, limit), session)
+    return AgentState(rows.agent(row[_AGENT_AT:]), _joined_turn(conn, row, limit), session, bool(row.others))
 
 
 def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | None:
@@ -204,7 +203,7 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
 # --- accept
 
 
-def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
+def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState | None]:
     """`limit`: a state that is larger (bytes) is left to be read by itself."""
     turn = new.turn
     if new.budgets:
@@ -220,9 +219,9 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> Accepted:
     turn = Turn(turn.id, inserted.lastrowid or 0, *_behind_seq(turn))
     row = asked.first(ran)
     try:
-        return Accepted(turn, None if row is None else _state(conn, row, limit), row is None or bool(row.others))
+        return turn, None if row is None else _state(conn, row, limit)
     except TooLarge:
-        return Accepted(turn)
+        return turn, None
 
 
 def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
@@ -261,38 +260,32 @@ def _take_key(conn: Connection, new: NewTurn) -> None:
 
 
 def begin(conn: Connection, begun: TurnStart) -> None:
-    lease = begun.lease
-    if begun.left_off or begun.said is not None:
+    lease, turn = begun.lease, begun.turn
+    if begun.left_off or begun.takes is not None:
         hold(conn, lease)
     for turn_id in begun.left_off:
         before = STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
-    if begun.said is not None:
-        _say(conn, begun.turn_id, begun.said)
+    if begun.takes is not None:
+        _say(conn, turn, begun.takes)
     holder = LEASE.run(conn, {"of_agent": lease.agent_key})
-    state = STATE.run(conn, {"turn_id": begun.turn_id})
-    values = {
-        "turn_id": begun.turn_id,
+    state = STATE.run(conn, {"turn_id": turn.id})
+    values: dict[str, Any] = {
+        **dict(zip(BEGUN, _begun_of(turn), strict=True)),
+        "turn_id": turn.id,
         "at_epoch": lease.epoch,
         "of_holder": lease.holder,
         "of_agent": lease.agent_key,
         "status": "running",
-        "parent_id": begun.parent_id,
-        "session_id": begun.session_id,
-        "frame_uuid": begun.frame_uuid,
-        "continuity": begun.continuity,
-        "evidence": rows.dumps(begun.evidence.as_json()),
-        "started_at": begun.started_at,
+        "evidence": rows.dumps(turn.evidence.as_json()),
         "attempt": rows.dumps(begun.attempt),
         "limit_wait": None,
     }
     if begun.system is not None:
         values["system"] = rows.dumps(begun.system)
-    if begun.instance is not None:
-        values["instance"] = begun.instance
     begins = _BEGIN.run(conn, values)
-    this = {"turn_id": begun.turn_id, "sent": begun.frame_uuid}
+    this = {"turn_id": turn.id, "sent": turn.frame_uuid}
     if begun.home is not None:
         home = rows.dumps({"host": begun.home.host, "address": begun.home.address})
         _MOVE_FILES.run(conn, {**this, "of_agent": lease.agent_key, "home": home})
@@ -301,9 +294,9 @@ def begin(conn: Connection, begun: TurnStart) -> None:
     check(lease, held)
     if row is None:  # not its agent's deletion: that takes the lease along
         raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
-    allowed(begun.turn_id, UNFINISHED, row)
+    allowed(turn.id, UNFINISHED, row)
     if not begins.rowcount:
-        raise ValueError(f"begin of {begun.turn_id} under a lease of agent {lease.agent_key}")
+        raise ValueError(f"begin of {turn.id} under a lease of agent {lease.agent_key}")
 
 
 def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> None:
@@ -312,16 +305,14 @@ def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> No
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "evidence": rows.dumps(evidence.as_json())})
 
 
-def _say(conn: Connection, turn_id: str, said: TurnWords) -> None:
+def _say(conn: Connection, said: Turn, takes: Sequence[tuple[str, str]]) -> None:
     """What the turn says is known only now. Under the lease, which the caller has looked at."""
-    row = allowed(turn_id, UNFINISHED, WHOLE.one(conn, {"turn_id": turn_id}))
-    conversing.take(conn, row.agent_key, said.takes)
-    (turn,) = rows.loaded_turns(
-        conn, [row], input=said.input, system=said.system, placed=said.placed, options=said.options, call=said.call
-    )
+    row = allowed(said.id, UNFINISHED, WHOLE.one(conn, {"turn_id": said.id}))
+    conversing.take(conn, row.agent_key, takes)
+    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(SAID, _said_of(said), strict=True)))
     cutter = MediaCutter()
     values = rows.turn_values(cutter, turn)
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, **{name: values[name] for name in _SAID}})
+    UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _SAID}})
     more = values["bytes"] - row.bytes
     if cutter.images:
         more += rows.save_images(conn, turn.agent_key, cutter.images)

@@ -27,7 +27,6 @@ from ...domain.models import (
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ...tasks import uninterrupted
 from ..base import (
-    Accepted,
     AgentState,
     ChainPart,
     Commit,
@@ -37,7 +36,6 @@ from ..base import (
     NewChain,
     NewTurn,
     Proxy,
-    RequestMatch,
     Store,
     Telling,
     TellStep,
@@ -240,7 +238,7 @@ class SqlStore(Store):
 
     # a turn's way
 
-    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> RequestMatch:
+    async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         return await self._quickly(partial(lifecycle.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
     async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
@@ -258,9 +256,9 @@ class SqlStore(Store):
     # turns
 
     async def accept(self, new: NewTurn) -> Turn:
-        return (await self.accept_next(new)).turn
+        return (await self.accept_next(new))[0]
 
-    async def accept_next(self, new: NewTurn) -> Accepted:
+    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
         # `begin` finds out where it was lost, before anything is said to a model.
         urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
         quick = not new.promised and _is_small(new.turn)
@@ -307,7 +305,7 @@ class SqlStore(Store):
             raise
 
     async def begin(self, begun: TurnStart) -> None:
-        await self._under_lease(partial(lifecycle.begin, begun=begun), Urgency.JOURNAL, quick=begun.said is None)
+        await self._under_lease(partial(lifecycle.begin, begun=begun), Urgency.JOURNAL, quick=begun.takes is None)
 
     async def commit(self, commit: Commit) -> Turn:
         if self._db.has_server and _is_small_commit(commit):

@@ -46,7 +46,6 @@ from ..common import (
     by_role,
     checked_arguments,
     checked_conversation,
-    fingerprint,
     model_name,
     optional,
     read_content,
@@ -109,7 +108,6 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     body = fields = Fields(body)
     if fields.given(CHECKED):
         _check(body)
-    agent_id = naming.agent_id(body)
     system, messages = read_messages(body.get("messages"))
     offered = read_tools(body) if body.get("tools") is not None else Offered()
     chooses = fields.given(("tool_choice", "parallel_tool_calls"))
@@ -120,12 +118,11 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     # The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that bridge
     # a stateful wire to this one.
     previous = optional(body, "previous_response_id", str, "a string")
-    request = TurnRequest(
-        model=model_name(body.get("model")),
-        messages=messages,
-        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
-        owner=naming.owner,
-        agent_id=agent_id,
+    request = naming.request(
+        WIRE,
+        body,
+        model_name(body.get("model")),
+        messages,
         system=system,
         effort=effort,
         options=TurnOptions(
@@ -135,12 +132,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
             parameters=read_parameters(body, names, thinking=thinks),
             format=read_format(wanted, "response_format") if wanted else None,
         ),
-        fresh=naming.fresh,
         continues=None if previous is None else previous.removeprefix(ID_PREFIX),
-        idempotency_key=naming.idempotency_key,
-        is_retry=naming.is_retry,
-        wire=WIRE,
-        request_id=naming.request_id,
         call={"custom": list(offered.custom)} if offered.custom else None,
     )
     options = optional(body, "stream_options", dict, "an object") or {}

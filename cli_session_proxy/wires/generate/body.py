@@ -21,7 +21,6 @@ from ..common import (
     Fields,
     Names,
     Naming,
-    fingerprint,
     read_parameters,
     refusal_words,
     sse,
@@ -71,7 +70,6 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     for name in _NUMBERS:
         either(config, name, NUMBER, "a number", where=f"{_CONFIG}.")
     _refuse_what_would_lie(body, config)
-    agent_id = naming.agent_id(body)
     system, messages = generate_content.read(body)
     thinking = Fields(either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {})
     fields.get("model")  # some clients say it here too; the address decides
@@ -81,12 +79,12 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     if either(thinking, "thinkingLevel") is not None:
         thinks = True
     tools, hosted = read_tools(body)
-    request = TurnRequest(
-        model=checked_model(model),
-        messages=messages,
-        fingerprint=fingerprint(naming.owner, agent_id, f"{WIRE}/{model}", body, fresh=naming.fresh),
-        owner=naming.owner,
-        agent_id=agent_id,
+    request = naming.request(
+        WIRE,
+        body,
+        checked_model(model),
+        messages,
+        address=f"/{model}",
         system=system,
         effort=_effort(thinking),
         options=TurnOptions(
@@ -96,11 +94,6 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
             stop=stop_texts(either(config, "stopSequences") or [], f"{_CONFIG}.stopSequences"),
             parameters=read_parameters(config, PARAMETERS, thinking=thinks, get=either),
         ),
-        fresh=naming.fresh,
-        idempotency_key=naming.idempotency_key,
-        is_retry=naming.is_retry,
-        wire=WIRE,
-        request_id=naming.request_id,
     )
     ignored = [*hosted, *(f"{_CONFIG}.{name}" for name in IGNORED if either(config, name) is not None)]
     if either(config, "responseMimeType") == ENUM:

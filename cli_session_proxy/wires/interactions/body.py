@@ -18,7 +18,7 @@ from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest
 from .. import common
-from ..common import Fields, Names, Naming, fingerprint, optional, read_parameters, required, stop_texts
+from ..common import Fields, Names, Naming, optional, read_parameters, required, stop_texts
 from ..google import checked_model
 from ..openai import read_tools
 from . import steps as interactions_steps
@@ -63,16 +63,14 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
     _check_types(body)
     _refuse_what_would_lie(body)
     config = Fields(optional(body, "generation_config", dict, "an object") or {})
-    agent_id = naming.agent_id(body)
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
     offered = read_tools(body)
-    request = TurnRequest(
-        model=checked_model(required(body, "model", str, "a string")),
-        messages=interactions_steps.read(body.get("input")),
-        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
-        owner=naming.owner,
-        agent_id=agent_id,
+    request = naming.request(
+        WIRE,
+        body,
+        checked_model(required(body, "model", str, "a string")),
+        interactions_steps.read(body.get("input")),
         system=system if system and system.strip() else None,
         # Google's documentation: an id keeps the conversation, not the instruction, which is each interaction's own.
         keep_system=previous is None,
@@ -84,11 +82,6 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
             stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
             parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
         ),
-        fresh=naming.fresh,
-        idempotency_key=naming.idempotency_key,
-        is_retry=naming.is_retry,
-        wire=WIRE,
-        request_id=naming.request_id,
         call=_call(body, config),
     )
     return InteractionCall(

@@ -38,7 +38,6 @@ from ..common import (
     Fields,
     Names,
     Naming,
-    fingerprint,
     model_name,
     optional,
     read_parameters,
@@ -86,17 +85,15 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
     optional(body, "metadata", dict, "an object")
     optional(body, "cache_control", dict, "an object")  # what the CLI does by itself
     _refuse_what_would_lie(body)
-    agent_id = naming.agent_id(body)
     unread: list[str] = []
     system, messages = messages_content.read(body, unread=unread)
     tools, hosted = read_tools(body)
     _check_budget(body, most, tools)
-    request = TurnRequest(
-        model=model_name(body.get("model")),
-        messages=messages,
-        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
-        owner=naming.owner,
-        agent_id=agent_id,
+    request = naming.request(
+        WIRE,
+        body,
+        model_name(body.get("model")),
+        messages,
         system=system,
         effort=_effort(body),
         options=TurnOptions(
@@ -106,11 +103,6 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
             stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
             parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
         ),
-        fresh=naming.fresh,
-        idempotency_key=naming.idempotency_key,
-        is_retry=naming.is_retry,
-        wire=WIRE,
-        request_id=naming.request_id,
     )
     return MessagesCall(
         request=request,

@@ -36,7 +36,6 @@ from ..common import (
     Fields,
     Names,
     Naming,
-    fingerprint,
     model_name,
     optional,
     read_parameters,
@@ -144,18 +143,17 @@ def _read(
         raise wrong_type("keep_alive", "a number of seconds or a duration")
     if not messages:
         return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
-    agent_id = naming.agent_id(fields)
     options = Fields(optional(fields, "options", dict, "an object") or {})
     effort, thoughts = _think(fields.get("think"))
     stop = options.get("stop")
     offered = read_tools(fields) if door == "chat" else Offered()
     thinks = None if fields.get("think") is None else fields.get("think") is not False
-    request = TurnRequest(
-        model=named,
-        messages=messages,
-        fingerprint=fingerprint(naming.owner, agent_id, f"{WIRE}/{door}", fields, fresh=naming.fresh),
-        owner=naming.owner,
-        agent_id=agent_id,
+    request = naming.request(
+        WIRE,
+        fields,
+        named,
+        messages,
+        address=f"/{door}",
         system=system,
         effort=effort,
         options=TurnOptions(
@@ -164,12 +162,7 @@ def _read(
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
             parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         ),
-        fresh=naming.fresh,
         continues=_continues(fields.get("context")) if door == "generate" else None,
-        idempotency_key=naming.idempotency_key,
-        is_retry=naming.is_retry,
-        wire=WIRE,
-        request_id=naming.request_id,
         call={"store": True} if door == "generate" else None,  # its `context` is an id to come back with
     )
     return OllamaCall(

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ... import redact
-from ...domain.models import JSON, Message, Status, Tool, ToolChoice, Turn, Usage
-from ...domain.parameters import Parameters
+from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
@@ -23,7 +22,6 @@ from ..common import (
     Fields,
     Names,
     Naming,
-    fingerprint,
     model_name,
     optional,
     read_parameters,
@@ -83,26 +81,21 @@ _INCOMPLETE = {
 
 @dataclass(frozen=True, slots=True)
 class ResponsesCall:
-    """What a body asks for. `previous` is a response's id, `conversation` a conversation's."""
+    """What a body asks for: a request that `composing` completes by what its conversation holds.
 
-    naming: Naming
-    agent_id: str | None
-    fingerprint: str
-    model: str
+    `system` are texts among its input. `previous` is a response's id, `conversation` a conversation's. `client`: which
+    program asks.
+    """
+
+    request: TurnRequest
     system: tuple[str, ...]
-    messages: tuple[Message, ...]
     instructions: str | None
     previous: str | None
     conversation: str | None
-    effort: str | None
-    format: JSON | None
-    tools: tuple[Tool, ...]
-    tool_choice: ToolChoice
     stream: bool
     background: bool
-    call: JSON
+    client: str
     ignored: tuple[str, ...]
-    wanted: Parameters
     parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
@@ -112,7 +105,6 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     if body.get("prompt") is not None:
         raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
     _check_types(body)
-    agent_id = naming.agent_id(body)
     previous, conversation = body.get("previous_response_id"), _conversation(body.get("conversation"))
     if previous is not None and conversation is not None:
         raise InvalidRequest(
@@ -126,23 +118,30 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     reasoning = Fields(optional(body, "reasoning", dict, "an object") or {})
     wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
     effort = _effort(reasoning)
+    request = naming.request(
+        WIRE,
+        body,
+        model_name(body.get("model")),
+        said.messages,
+        keep_system=False,
+        effort=None if effort is None else EFFORTS[effort],
+        options=TurnOptions(
+            format=read_format(wanted, "text.format"),
+            tools=offered.tools,
+            tool_choice=read_choice(responses_tools.choice(body), offered.tools),
+            parameters=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
+        ),
+        call=_call(body, wanted, reasoning, said.system, conversation, offered),
+    )
     return ResponsesCall(
-        naming=naming,
-        agent_id=agent_id,
-        fingerprint=fingerprint(naming.owner, agent_id, WIRE, body, fresh=naming.fresh),
-        model=model_name(body.get("model")),
+        request=request,
         system=said.system,
-        messages=said.messages,
         instructions=body.get("instructions"),
         previous=previous,
         conversation=conversation,
-        effort=None if effort is None else EFFORTS[effort],
-        format=read_format(wanted, "text.format"),
-        tools=offered.tools,
-        tool_choice=read_choice(responses_tools.choice(body), offered.tools),
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),
-        call=_call(body, wanted, reasoning, said.system, conversation, offered, keep=naming.keep),
+        client=naming.client,
         ignored=(
             *offered.ignored,
             *fields.given(IGNORED),
@@ -152,7 +151,6 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
             *reasoning.unread("reasoning."),
             *fields.unread(),
         ),
-        wanted=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
     )
 
 
@@ -163,8 +161,6 @@ def _call(
     system: tuple[str, ...],
     conversation: str | None,
     offered: Given,
-    *,
-    keep: bool,
 ) -> JSON:
     """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
@@ -172,7 +168,7 @@ def _call(
         echo["tool_choice"] = body["tool_choice"]
     return {
         "wire": WIRE,
-        "store": keep and body.get("store") is not False,
+        "store": body.get("store") is not False,
         "background": bool(body.get("background")),
         "previous_response_id": body.get("previous_response_id"),
         "conversation": conversation,

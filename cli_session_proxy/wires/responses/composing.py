@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from ...domain.models import JSON, THINKING, Composed, Item, Message, Turn, TurnOptions
+from ...domain.models import JSON, THINKING, Item, Message, Turn, TurnRequest
 from ...domain.reminders import reminder
 from ...errors import InvalidRequest
 from . import body as responses
@@ -72,8 +72,8 @@ def compose(
     delta: bool = True,
     held: OpenDialogue | None = None,
     rest: Sequence[ConversationItem] = (),
-) -> Composed:
-    """What the client says behind the turn `ran`, whose system texts and tools hold on in a `delta`.
+) -> TurnRequest:
+    """What the client asks behind the turn `ran`, whose system texts and tools hold on in a `delta`.
 
     `rest` is what the conversation holds behind the turn `continues`, and goes in front with its free items.
     """
@@ -86,25 +86,20 @@ def compose(
     said.asked(call)
     if not said.messages or said.messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
-    tools, kept = call.tools, call.call
+    request = call.request
+    tools, kept = request.options.tools, request.call or {}
     if said.begun and ran is not None:
         tools, kept = with_brought(tools, kept, ran.call or {})
     instructions = (call.instructions,) if call.instructions and call.instructions.strip() else ()
-    return Composed(
-        continues,
-        tuple(said.messages),
-        tuple(said.ids),
-        tuple(said.takes),
-        "\n\n".join((*instructions, *said.holds)) or None,
-        TurnOptions(
-            format=call.format,
-            tools=tools,
-            tool_choice=call.tool_choice,
-            parameters=call.wanted,
-            metadata=call.call["echo"].get("metadata") or {},
-            window=call.naming.window,
-        ),
-        {**kept, **said.kept()},
+    return replace(
+        request,
+        continues=continues,
+        messages=tuple(said.messages),
+        items=tuple(said.ids),
+        takes=tuple(said.takes),
+        system="\n\n".join((*instructions, *said.holds)) or None,
+        options=replace(request.options, tools=tools),
+        call={**kept, **said.kept()},
     )
 
 
@@ -158,7 +153,7 @@ class _Said:
                 self._sent.append((text, None))
             else:
                 self._add(reminder(text), None)
-        for message in call.messages:
+        for message in call.request.messages:
             self._add(message, None)
         if not self.begun and not self.messages and self.holds:  # nothing else was said: the last is what is asked
             text, item_id = self.holds.popitem()

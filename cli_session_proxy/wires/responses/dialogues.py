@@ -18,7 +18,6 @@ from ...domain.models import (
     JSON,
     Agent,
     Block,
-    Composed,
     Conversation,
     Item,
     Message,
@@ -69,37 +68,38 @@ class Dialogues:
         """
         call = await self._with_items(call)
         if call.conversation is not None:
-            agent = await self._conversation_agent(call.naming.owner, call.conversation)
+            agent = await self._conversation_agent(call.request.owner, call.conversation)
             return await self._in_conversation(call, agent, has_left)
         if call.previous is not None:
-            parent = await self._previous(call.naming.owner, call.previous, own or ())
-            return await self._engine.submit(_request(call, compose(call, parent, continues=parent.id)), has_left)
-        delta = all(message.role == "user" for message in call.messages)
+            parent = await self._previous(call.request.owner, call.previous, own or ())
+            return await self._engine.submit(compose(call, parent, continues=parent.id), has_left)
+        asked = call.request
+        delta = all(message.role == "user" for message in asked.messages)
         head = await self._head(call)
         said = compose(call, head, continues=head.id if delta and head else None, delta=delta)
-        request = replace(_request(call, said), continues=None)
-        if delta and call.agent_id is not None and not call.naming.fresh:
+        request = replace(said, continues=None)
+        if delta and asked.agent_id is not None and not asked.fresh:
             request = replace(request, compose=partial(_behind_head, call, said), composed=said)
-        if own is None and call.agent_id is None and not call.call["store"] and call.naming.keep:
-            request = replace(request, client=call.naming.client)
+        if own is None and asked.agent_id is None and not (asked.call or {})["store"] and asked.kept:
+            request = replace(request, client=call.client)
         return await self._engine.submit(request, has_left)
 
     async def parent(self, call: ResponsesCall) -> Turn | None:
         """The turn that the call would continue, as far as that is known before it runs."""
         if call.conversation is not None:
-            agent = await self._conversation_agent(call.naming.owner, call.conversation)
+            agent = await self._conversation_agent(call.request.owner, call.conversation)
             return await self._engine.tip(agent)
         if call.previous is not None:
-            return await self._previous(call.naming.owner, call.previous)
+            return await self._previous(call.request.owner, call.previous)
         return await self._head(call)
 
     async def _with_items(self, call: ResponsesCall) -> ResponsesCall:
         """The call with the items that it names by their ids (as the Vercel AI SDK does) in their places."""
         messages: list[Message] = []
-        for message in call.messages:
+        for message in call.request.messages:
             reference = responses_items.reference_of(message)
-            messages.append(message if reference is None else await self._referred(call.naming.owner, reference))
-        return replace(call, messages=tuple(messages))
+            messages.append(message if reference is None else await self._referred(call.request.owner, reference))
+        return replace(call, request=replace(call.request, messages=tuple(messages)))
 
     async def _referred(self, owner: str, reference: Block) -> Message:
         item_id = reference["id"]
@@ -116,9 +116,9 @@ class Dialogues:
         )
 
     async def _head(self, call: ResponsesCall) -> Turn | None:
-        if call.agent_id is None or call.naming.fresh:
+        if call.request.agent_id is None or call.request.fresh:
             return None
-        agent = await self._engine.store.agent(call.naming.owner, call.agent_id)
+        agent = await self._engine.store.agent(call.request.owner, call.request.agent_id)
         return await self._engine.store.turn(agent.head) if agent is not None and agent.head else None
 
     async def _previous(self, owner: str, given: str, own: Collection[str] = ()) -> Turn:
@@ -217,15 +217,15 @@ class Dialogues:
 
         What that is, is decided when the turn runs: then no other turn moves the head, in whichever proxy.
         """
-        call = replace(call, agent_id=agent.agent_id)
+        call = replace(call, request=replace(call.request, agent_id=agent.agent_id))
         decide = partial(self._composed, call, agent.key)
-        if call.messages:
+        if call.request.messages:
             said = compose(call, None)  # until it runs
         else:  # what was written by hand is what is asked
             said = replace(await decide(await self._engine.tip(agent)), messages=(), continues=None)
-        return await self._engine.submit(replace(_request(call, said), compose=decide), has_left)
+        return await self._engine.submit(replace(said, compose=decide), has_left)
 
-    async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> Composed:
+    async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> TurnRequest:
         held = await self._behind(agent_key, before)
         kept, rest = held.rest() if held.removed else (before, [])
         # What holds on was said in a turn that was run here, not in exchanges that were brought in.
@@ -239,29 +239,7 @@ def _unknown_response(given: str) -> NotFound:
     return NotFound(f"Response with id '{given}' not found.", param="response_id")
 
 
-async def _behind_head(call: ResponsesCall, accepted: Composed, before: Turn | None) -> Composed:
+async def _behind_head(call: ResponsesCall, accepted: TurnRequest, before: Turn | None) -> TurnRequest:
     """What it says behind the agent's head, which may have moved since it was accepted."""
     continues = before.id if before else None
     return accepted if continues == accepted.continues else compose(call, before, continues=continues)
-
-
-def _request(call: ResponsesCall, told: Composed) -> TurnRequest:
-    return TurnRequest(
-        model=call.model,
-        messages=told.messages,
-        fingerprint=call.fingerprint,
-        owner=call.naming.owner,
-        agent_id=call.agent_id,
-        system=told.system,
-        keep_system=False,
-        effort=call.effort,
-        fresh=call.naming.fresh,
-        continues=told.continues,
-        idempotency_key=call.naming.idempotency_key,
-        is_retry=call.naming.is_retry,
-        wire=responses.WIRE,
-        request_id=call.naming.request_id,
-        options=told.options,
-        call=told.call,
-        kept=call.naming.keep,
-    )

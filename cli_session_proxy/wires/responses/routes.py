@@ -67,7 +67,7 @@ class ResponsesRoutes:
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         system = "\n\n".join(text for text in (call.instructions, *call.system) if text)
-        tokens = estimated_tokens(system or None, call.messages, call.tools)
+        tokens = estimated_tokens(system or None, call.request.messages, call.request.options.tools)
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}
@@ -79,7 +79,7 @@ class ResponsesRoutes:
         parent = await self._dialogues.parent(call)
         path = await self._engine.store.path(parent.id) if parent is not None else []
         before = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
-        told = [*before, *call.messages], responses.usage(Usage())
+        told = [*before, *call.request.messages], responses.usage(Usage())
         return JSONResponse(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), *told))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:

@@ -199,7 +199,7 @@ class _Connection:
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
                         await asyncio.sleep(0)  # a disconnect that is known already is noticed first
-                        if asked.call.call["store"] is False:
+                        if (asked.call.request.call or {})["store"] is False:
                             self._own.append(response_id(answer.turn_id))
                     await self._say(asked, (piece for event in events for piece in writer.feed(event)))
                     if isinstance(events[-1], Finished):
@@ -214,10 +214,10 @@ class _Connection:
 
     def _kept_ahead(self, call: ResponsesCall, body: JSON) -> Iterable[bytes]:
         """The events of a response that was not asked to say anything."""
-        now = time.time()
+        now, asked = time.time(), call.request
         turn = Turn(
-            id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=call.model,
-            input=(), created_at=now, finished_at=now, call=call.call,
+            id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=asked.model,
+            input=(), created_at=now, finished_at=now, call=asked.call,
         )  # fmt: skip
         self._ahead = response_id(turn.id), body
         return ResponsesWriter(turn, frame=_frame, end=()).whole(turn)

@@ -9,6 +9,7 @@ import sys
 import uuid
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,6 @@ from cli_session_proxy.backends.base import (
     Lost,
     ProcessHooks,
     SessionSeen,
-    Settled,
 )
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.lineage import Past
@@ -116,7 +116,7 @@ class PipeBackend(Backend):
                 program.kill()
             await program.communicate()
 
-    async def settled(self, agent: Agent, turn: Turn) -> Settled | None:
+    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         if turn.session_id is None:
             return None
         told = await self.told(await self.store.turn(turn.parent_id) if turn.parent_id else None)
@@ -126,7 +126,8 @@ class PipeBackend(Backend):
         session = Session(turn.session_id, agent.key, turn.id, "", "", turn.created_at)
         links = () if told else (Link(None, session.id, turn.id, "started", {}, turn.created_at),)
         output = tuple(json.loads(kept[-1])["content"])
-        return Settled(output, "end_turn", Usage(), (), tuple(map(Record, kept[-2:])), session, links)
+        answered = replace(turn, output=output, stop_reason="end_turn")
+        return answered, KeptTurn(tuple(map(Record, kept[-2:])), session, links, "model")
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str

@@ -120,7 +120,7 @@ def test_what_has_no_effect_is_named() -> None:
         (config(thinkingConfig={"thinkingLevel": "UTMOST"}), "generationConfig.thinkingConfig.thinkingLevel"),
         ({"tools": {}}, "tools"),
         ({"cachedContent": "cachedContents/1"}, "cachedContent"),
-        ({"model": 1, "agent_id": 1}, "agent_id"),
+        ({"agent_id": 1}, "agent_id"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named(fields: dict[str, Any], param: str) -> None:

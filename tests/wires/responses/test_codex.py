@@ -38,7 +38,7 @@ def read(*items: JSON, **more: Any) -> responses.ResponsesCall:
 
 def test_tools_of_every_kind_are_offered_or_named() -> None:
     call = read(tools=TOOLS)
-    patch, file, inner, shell = call.tools
+    patch, file, inner, shell = call.request.options.tools
     assert (inner.name, inner.schema) == ("mcp__files__patch", patch.schema)
     assert (patch.name, patch.strict, patch.schema["required"]) == ("apply_patch", True, ["input"])
     assert "lark" in patch.description
@@ -46,7 +46,7 @@ def test_tools_of_every_kind_are_offered_or_named() -> None:
     assert file.name == "mcp__files__read"
     assert (shell.name, shell.schema["required"]) == ("local_shell", ["command"])
     assert call.ignored == ("tools.web_search",)
-    assert call.call["shapes"] == {
+    assert (call.request.call or {})["shapes"] == {
         "apply_patch": ["custom_tool", "", "apply_patch"],
         "mcp__files__read": ["function", "mcp__files", "read"],
         "mcp__files__patch": ["custom_tool", "mcp__files", "patch"],
@@ -56,14 +56,17 @@ def test_tools_of_every_kind_are_offered_or_named() -> None:
 
 def test_no_summary_of_its_reasoning_is_a_summary_of_none() -> None:
     asked = read(reasoning={"effort": "low", "summary": "none"})
-    assert asked.call["reasoning"] == {"effort": "low", "summary": None}  # a Response's own type has no "none"
+    assert (asked.request.call or {})["reasoning"] == {
+        "effort": "low",
+        "summary": None,
+    }  # a Response's own type has no "none"
     with pytest.raises(InvalidRequest, match=r"reasoning\.summary must be"):
         read(reasoning={"summary": "nothing"})
 
 
 def test_tools_that_an_item_brings_are_offered_too() -> None:
     tool = {"type": "function", "name": "late", "parameters": {"type": "object", "properties": {}}}
-    assert [one.name for one in read({"type": "additional_tools", "tools": [tool]}).tools] == ["late"]
+    assert [one.name for one in read({"type": "additional_tools", "tools": [tool]}).request.options.tools] == ["late"]
 
 
 async def test_tools_that_an_item_brought_hold_on_as_items_do(door: Door, upstream: Upstream) -> None:
@@ -93,15 +96,15 @@ def test_broken_tools_are_refused(tools: list[Any]) -> None:
 
 
 def test_a_choice_of_another_kind_of_tool_is_read() -> None:
-    assert read(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"}).tool_choice.allowed == (
-        "apply_patch",
-    )
-    assert read(tools=TOOLS, tool_choice={"type": "local_shell"}).tool_choice.allowed == ("local_shell",)
+    chosen = read(tools=[PATCH], tool_choice={"type": "custom", "name": "apply_patch"})
+    assert chosen.request.options.tool_choice.allowed == ("apply_patch",)
+    chosen = read(tools=TOOLS, tool_choice={"type": "local_shell"})
+    assert chosen.request.options.tool_choice.allowed == ("local_shell",)
     with pytest.raises(InvalidRequest, match="OpenAI runs itself"):
         read(tools=TOOLS, tool_choice={"type": "web_search"})
     listed = [{"type": "web_search"}, {"type": "local_shell"}, {"type": "custom", "name": "apply_patch"}]
     some = read(tools=TOOLS, tool_choice={"type": "allowed_tools", "mode": "auto", "tools": listed})
-    assert some.tool_choice.allowed == ("local_shell", "apply_patch")
+    assert some.request.options.tool_choice.allowed == ("local_shell", "apply_patch")
 
 
 def test_items_of_codex_are_read() -> None:
@@ -116,18 +119,20 @@ def test_items_of_codex_are_read() -> None:
         {"type": "local_shell_call_output", "id": "c3", "output": "a file"},
         {"type": "compaction", "encrypted_content": "of another service"},
     )
-    calls = [block for message in call.messages for block in message.content if block["type"] == "tool_use"]
+    calls = [block for message in call.request.messages for block in message.content if block["type"] == "tool_use"]
     assert [(block["id"], block["name"], block["input"]) for block in calls] == [
         ("c1", "apply_patch", {"input": "*** Begin Patch"}),
         ("c2", "mcp__files__read", {}),
         ("c3", "local_shell", {"command": ["ls"]}),
     ]
-    results = [block for message in call.messages for block in message.content if block["type"] == "tool_result"]
+    results = [
+        block for message in call.request.messages for block in message.content if block["type"] == "tool_result"
+    ]
     assert [(block["tool_use_id"], block["content"]) for block in results] == [
         ("c1", "done"), ("c2", "words"), ("c3", "a file"),
     ]  # fmt: skip
-    assert "cannot be read here" in str(call.messages[-2])
-    assert call.messages[-1] == Message.user("go on")
+    assert "cannot be read here" in str(call.request.messages[-2])
+    assert call.request.messages[-1] == Message.user("go on")
 
 
 @pytest.mark.parametrize("stream", [False, True])

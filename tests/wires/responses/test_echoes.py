@@ -21,7 +21,7 @@ def read(**fields: Any) -> responses.ResponsesCall:
 
 def test_what_has_no_effect_is_not_echoed_as_if_it_had() -> None:
     asked = read(service_tier="flex", truncation="auto", top_logprobs=3, max_tool_calls=2, temperature=0.5)
-    told = responses.response(replace(TURN, call=asked.call))
+    told = responses.response(replace(TURN, call=asked.request.call))
     assert {name: told[name] for name in ("service_tier", "truncation", "top_logprobs", "max_tool_calls")} == {
         "service_tier": "default", "truncation": "disabled", "top_logprobs": 0, "max_tool_calls": None,
     }  # fmt: skip
@@ -31,7 +31,7 @@ def test_what_has_no_effect_is_not_echoed_as_if_it_had() -> None:
 
 def test_a_parameter_that_the_model_did_not_take_is_not_echoed() -> None:
     asked = read(temperature=0.5, max_output_tokens=9)
-    told = responses.response(replace(TURN, call=asked.call, evidence=Evidence(unmet=("temperature",))))
+    told = responses.response(replace(TURN, call=asked.request.call, evidence=Evidence(unmet=("temperature",))))
     assert (told["temperature"], told["max_output_tokens"]) == (1.0, 9)
 
 

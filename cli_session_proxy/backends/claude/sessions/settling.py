@@ -6,12 +6,13 @@ import asyncio
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
-from ...base import Settled
+from ...base import KeptTurn
 from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.entries import contents
@@ -22,7 +23,7 @@ from .exchanges import TranscriptExchange, invented
 
 async def settled(
     store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
-) -> Settled | None:
+) -> tuple[Turn, KeptTurn] | None:
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
@@ -45,16 +46,16 @@ async def settled(
         return None
     # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
     session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now)
-    return Settled(
-        exchange.output,
-        found.stop_reason,
-        exchange.usage,
-        exchange.tools,
-        tuple(entry.record() for entry in exchange.entries),
-        session,
-        _links(turn, before, session_id, now),
-        exchange.model if is_model(exchange.model) else None,
+    answered = replace(
+        turn,
+        output=exchange.output,
+        stop_reason=found.stop_reason,
+        usage=exchange.usage,
+        tools=exchange.tools,
+        answered_by=exchange.model if is_model(exchange.model) else None,
     )
+    records = tuple(entry.record() for entry in exchange.entries)
+    return answered, KeptTurn(records, session, _links(turn, before, session_id, now), "transcript")
 
 
 def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:
