@@ -100,7 +100,7 @@ def create_app(
         relay = Relay(engine, secret, settings.lease, app.state.metrics.passed_on)
     Routes(engine, settings, relay).add_to(app)
     for wire in table.wires:
-        wire.routes(engine, settings).add_to(app)
+        wire.routes(app, engine, settings)
     app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
     # In place of Starlette's own stack: its outermost layer answers for errors, and here the gate does.

@@ -69,10 +69,6 @@ class Models:
     listed: Callable[[list[JSON]], JSON]
 
 
-class WireRoutes(Protocol):
-    def add_to(self, app: Starlette) -> None: ...
-
-
 class Writer(Protocol):
     """A wire's stream: events in, bytes out. One for each stream; it ends with what `Finished` or `error` gives."""
 
@@ -100,7 +96,8 @@ class EventStream:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """`bases` are what an agent's own base URL goes on with: `/agents/{agent_id}/v1/…`.
+    """`bases` are what an agent's own base URL goes on with: `/agents/{agent_id}/v1/…`. `routes` adds the wire's own to
+    an application.
 
     `key_in_address`: its clients know no other way than `?key=`. An address ends up in logs and histories.
     `sockets`: paths that speak WebSocket too.
@@ -109,7 +106,7 @@ class Wire:
     name: str
     claims: tuple[AddressClaim, ...]
     errors: ErrorShape
-    routes: Callable[[Engine, Settings], WireRoutes]
+    routes: Callable[[Starlette, Engine, Settings], object]
     models: Models | None = None
     bases: tuple[str, ...] = ("/v1/",)
     key_in_address: bool = False

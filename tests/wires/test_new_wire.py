@@ -21,7 +21,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import answered
 from cli_session_proxy.wires.asgi import About, Table, add
 from cli_session_proxy.wires.base import ANY, AddressClaim, ErrorShape, Wire
-from cli_session_proxy.wires.common import Names, Naming, fingerprint, required
+from cli_session_proxy.wires.common import Names, Naming, required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
 
@@ -40,12 +40,8 @@ class ToyCall:
 
 
 def read(given: JSON, naming: Naming) -> ToyCall:
-    agent_id = naming.agent_id(given)
     said = required(given, "ask", str, "a string")
-    request = TurnRequest(
-        "sonnet", (Message.user(said),), fingerprint(naming.owner, agent_id, "toy", given), wire="toy"
-    )
-    return ToyCall(request, bool(given.get("stream")))
+    return ToyCall(naming.request("toy", given, "sonnet", (Message.user(said),)), bool(given.get("stream")))
 
 
 def written(turn: Turn) -> JSON:
@@ -69,19 +65,16 @@ class Words:
         return b"."
 
 
-class ToyRoutes:
-    def __init__(self, engine: Engine, settings: Settings) -> None:
-        self._ask = answered(engine, settings, read, written, lambda *_: Words())
-
-    def add_to(self, app: Starlette) -> None:
-        add(app, "POST", "/toy/ask", self._ask, About(ASKED, media=("application/json", Words.media_type), turn=True))
+def routes(app: Starlette, engine: Engine, settings: Settings) -> None:
+    ask = answered(engine, settings, read, written, lambda *_: Words())
+    add(app, "POST", "/toy/ask", ask, About(ASKED, media=("application/json", Words.media_type), turn=True))
 
 
 TOY = Wire(
     name="toy",
     claims=(AddressClaim("/toy"),),
     errors=ErrorShape("toy", lambda error, _: {"oh no": error.message}, body({"oh no": TEXT})),
-    routes=ToyRoutes,
+    routes=routes,
     bases=("/toy/",),
 )
 

@@ -1,11 +1,132 @@
-"""Ollama's API, for the programs that speak only that."""
+"""Ollama's API, for the programs that speak only that: its bodies, routes and addresses."""
 
 from __future__ import annotations
 
+import hashlib
+import time
+from collections.abc import Callable
+from functools import partial
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+
+from ...domain.models import JSON
+from ...engine.engine import Engine
+from ...errors import NotFound
+from ...settings import MODELS, Settings
+from ..answers import reply
+from ..asgi import About, add, has_left, read_call
 from ..base import AddressClaim, Wire
+from ..common import Naming, model_name, optional
+from ..schemas import FLAG, FUNCTIONS, MODEL, NUMBER, OBJECT, TEXT, TEXT_OR_NULL, TEXTS, body
 from . import body as ollama
 from .errors import OLLAMA
-from .routes import OllamaRoutes
+
+_KEEP: JSON = {"type": ["number", "string", "null"]}
+_FORMAT: JSON = {"anyOf": [{"enum": ["json", "", None]}, {"type": "object"}]}
+_THINK: JSON = {"enum": [True, False, "low", "medium", "high", "max", None]}
+_OPTIONS: JSON = {
+    "type": ["object", "null"],
+    "properties": {"temperature": NUMBER, "num_predict": NUMBER, "num_ctx": NUMBER, "seed": NUMBER, "stop": TEXTS},
+}
+_MESSAGE = body({"role": {"enum": ["system", "user", "assistant"]}, "content": TEXT})
+
+CHAT = body(
+    {"messages": {"type": "array", "items": _MESSAGE}},
+    model=MODEL, stream=FLAG, tools=FUNCTIONS, format=_FORMAT, options=_OPTIONS, think=_THINK, keep_alive=_KEEP,
+    agent_id=TEXT_OR_NULL, metadata=OBJECT,
+)  # fmt: skip
+GENERATE = body(
+    {"prompt": TEXT},
+    model=MODEL, system=TEXT_OR_NULL, stream=FLAG, format=_FORMAT, options=_OPTIONS, think=_THINK, keep_alive=_KEEP,
+    context={"type": ["array", "null"], "items": {"type": "integer"}}, images=TEXTS, agent_id=TEXT_OR_NULL,
+    metadata=OBJECT,
+)  # fmt: skip
+SHOW = body({"model": {**MODEL, "type": "string"}})
+
+
+LINES = ("application/json", ollama.LineWriter.media_type)
+# The Ollama whose API this is: clients look here for what they may send. With it came the ids of tool calls.
+API_VERSION = "0.12.10"
+# Tokens, as Anthropic's documentation gives it for the models of today ("Context windows").
+CONTEXT_LENGTH = 200_000
+DETAILS: JSON = {
+    "parent_model": "", "format": "", "family": "claude", "families": ["claude"], "parameter_size": "",
+    "quantization_level": "",
+}  # fmt: skip
+
+
+class OllamaRoutes:
+    def __init__(self, app: Starlette, engine: Engine, settings: Settings) -> None:
+        self._engine = engine
+        self._settings = settings
+        self._since = ollama.timestamp(time.time())
+        add(app, "POST", "/api/chat", self.chat, About(CHAT, media=LINES, turn=True))
+        add(app, "POST", "/api/generate", self.generate, About(GENERATE, media=LINES, turn=True))
+        add(app, "GET", "/api/tags", self.tags)
+        add(app, "POST", "/api/show", self.show, About(SHOW))
+        add(app, "GET", "/api/ps", self.ps)
+        add(app, "GET", "/api/version", self.version)
+
+    async def chat(self, request: Request) -> Response:
+        return await self._answer(request, ollama.read_chat)
+
+    async def generate(self, request: Request) -> Response:
+        return await self._answer(request, ollama.read_generate)
+
+    async def _answer(
+        self, request: Request, read: Callable[[JSON, Naming], ollama.OllamaCall | ollama.Load]
+    ) -> Response:
+        call = await read_call(request, self._settings.max_body, read)
+        if isinstance(call, ollama.Load):
+            return JSONResponse(ollama.loaded(call))
+        answer = await self._engine.submit(call.request, partial(has_left, request.scope, request.receive))
+        return reply(
+            answer,
+            call,
+            self._settings.keepalive,
+            lambda turn: ollama.answer(turn, call),
+            lambda: ollama.LineWriter(call),
+        )
+
+    async def tags(self) -> JSON:
+        """The models, under the names that Ollama gives to those without a tag."""
+        listed = [
+            {
+                "name": name, "model": name, "modified_at": self._since, "size": 0,
+                "digest": hashlib.sha256(name.encode()).hexdigest(), "details": DETAILS,
+            }
+            for name in (f"{plain}{ollama.TAG}" for plain in (*MODELS, *self._settings.models))
+        ]  # fmt: skip
+        return {"models": listed}
+
+    async def show(self, request: Request) -> JSON:
+        """What a client has to know of a model before it sends tools, images or a long text."""
+        name = await read_call(request, self._settings.max_body, _shown)
+        if not self._settings.knows_model(name):
+            raise NotFound(f"model {name!r} not found: GET /api/tags lists what there is", param="model")
+        return {
+            "modelfile": f"FROM {name}\n", "parameters": "", "template": "", "details": DETAILS,
+            "model_info": {
+                "general.architecture": "claude", "general.basename": name, "claude.context_length": CONTEXT_LENGTH,
+            },
+            "capabilities": ["completion", "vision", "tools", "thinking"], "modified_at": self._since,
+        }  # fmt: skip
+
+    async def ps(self) -> JSON:
+        """No model is in this machine's memory."""
+        return {"models": []}
+
+    async def version(self) -> JSON:
+        return {"version": API_VERSION}
+
+
+def _shown(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
+    """The model's name; older clients send it as `name`."""
+    given = optional(body, "model", str, "a string") or optional(body, "name", str, "a string")
+    return model_name(given.removesuffix(ollama.TAG) if given else None)
+
 
 # An agent's base URL is the server's own with `/agents/{agent_id}` behind it; what clients ask there is listed, so that
 # "/api/" stays a possible part of a name. Those that are not served are there for the words of their refusal.

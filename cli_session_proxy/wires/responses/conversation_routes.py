@@ -26,11 +26,9 @@ ITEM = f"{ID}/items/{{item_id}}"
 
 
 class ConversationsRoutes:
-    def __init__(self, settings: Settings, dialogues: Dialogues) -> None:
+    def __init__(self, app: Starlette, settings: Settings, dialogues: Dialogues) -> None:
         self._settings = settings
         self._dialogues = dialogues
-
-    def add_to(self, app: Starlette) -> None:
         add(app, "POST", "/v1/conversations", self.create, About(schema.CONVERSATION))
         add(app, "GET", ID, self.retrieve)
         add(app, "POST", ID, self.update, About(schema.NOTES))
