@@ -26,6 +26,11 @@ def said_in(request: Seen) -> Said:
     )
 
 
+def said_of(role: str, blocks: Iterable[Block]) -> Said:
+    """The same of one message's blocks."""
+    return _told((role, block) for block in blocks)
+
+
 def said_by(entries: Iterable[Entry]) -> Said:
     """The same of a path's records."""
     return _told(pair for entry in entries for pair in entry.spoken())
@@ -42,7 +47,7 @@ def difference(wanted: Sequence[tuple[str, str]], got: Sequence[tuple[str, str]]
 
 
 def _quoted(one: tuple[str, str] | None) -> str:
-    return "nothing" if one is None else f"{one[0]}: {one[1][:120]}"
+    return "nothing" if one is None else f"{one[0]}: {one[1][:120]!r}"
 
 
 def _told(blocks: Iterable[tuple[str, Block]]) -> Said:
@@ -54,7 +59,9 @@ def _text(block: Block) -> str | None:
     kind = block.get("type")
     if kind == "text":
         said = spoken(str(block.get("text", "")))
-        return None if said is None or said.startswith(_IMAGE_NOTE) else f"text {said}"
+        if said is None or said.startswith(_IMAGE_NOTE):
+            return None
+        return f"text {said}".removesuffix("\n")  # the CLI puts one behind the words beside an image (2.1.332)
     if kind == "thinking":
         return f"thinking {block.get('thinking')} {block.get('signature')}" if block.get("signature") else None
     if kind == "tool_use":

@@ -13,11 +13,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from turnfault.provider.script import HeldReply, Reply, ToolUse
+from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.seen import Seen
 
 from ..backends.base import Called
 from ..backends.claude import transcript
+from ..backends.claude.process.capability import PROMPT_FILE
 from ..backends.claude.process.child import Launch
 from ..backends.claude.process.events import Asks
 from ..backends.claude.process.observed import Name, Observation
@@ -30,7 +31,7 @@ from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
 from ..settings import Profile
-from .comparing import Said, difference, said_by, said_in
+from .comparing import Said, difference, said_by, said_in, said_of
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
 # Each prompt is found again in a request by its own words.
@@ -50,6 +51,10 @@ PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAW
 IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
 SECRET, SECRET_FILE = "check-secret", "secret.txt"
 WORDS = ("/clear", f"read @{SECRET_FILE}")
+BESIDE, SEALED = "check-beside", "check-sealed"
+REFUSED = "messages.1.content.0: Invalid `signature` in `thinking` block"
+FILLED, COMPACTED, SUMMARY, ASKS_FOR_SUMMARY = "check-filled", "check-compacted", "check-summary", "detailed summary"
+FULL = {"input_tokens": 990_000}
 # A file of the first turn was written so long ago at most, in seconds.
 AGO = 60.0
 
@@ -64,11 +69,12 @@ class SceneTalk:
     records: list[Record] = field(default_factory=list)
     request: Seen | None = None
 
-    async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, **options: object) -> StageTurn:
+    async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, *beside: Block) -> StageTurn:
         """One more turn. Raises `Differs` where the model was not shown all that was said before, and this."""
-        turn = await stage.turn(process, prompt, **options)  # type: ignore[arg-type]
+        blocks = [*beside, _text(prompt)]
+        turn = await stage.turn(process, blocks)
         shown = said_in(turn.request)
-        if (wrong := difference([*self.said, ("user", f"text {prompt}")], shown)) is not None:
+        if (wrong := difference([*self.said, *said_of("user", blocks)], shown)) is not None:
             raise Differs(f"the model was shown something else: {wrong}")
         self.went_on(turn)
         return turn
@@ -76,22 +82,21 @@ class SceneTalk:
     def went_on(self, turn: StageTurn) -> None:
         self.request = turn.request
         self.turns.append(turn.uuid)
-        self.said = [*said_in(turn.request), *(("assistant", f"text {turn.said()}") for _ in [turn.result])]
+        self.said = [*said_in(turn.request), *said_of("assistant", turn.blocks)]
+
+
+def _text(said: str) -> Block:
+    return {"type": "text", "text": said}
 
 
 async def play(stage: Stage) -> None:
     """Play all scenes, one after another; no two CLIs run at once. Without a first turn, the rest is left out."""
     first = await _first(stage)
-    if first is None and "frames" in stage.found and stage.found["frames"].outcome == "failed":
-        was = stage.found.pop("frames")
-        stage.without_tag()
-        first = await _first(stage)
-        if first is None:
-            stage.found["frames"] = was
-        else:
-            stage.found["tag"] = Observation.of(
-                "tag", "failed", "other frames name the prompt, and its result does not"
-            )
+    if first is None and PROMPT_FILE in stage.found["start"].detail:
+        first = await _first_without(stage, "start", "prompt_file", "it starts without this option, and not with it")
+    if first is None:
+        why = "other frames name the prompt, and its result does not"
+        first = await _first_without(stage, "frames", "tag", why)
     if first is None or stage.found["place"].outcome != "ok":
         return
     await _round_trip(stage, first)
@@ -104,6 +109,21 @@ async def play(stage: Stage) -> None:
 
 
 # --- the first turn of a session, as the CLI is driven by its version
+
+
+async def _first_without(stage: Stage, failed: Name, without: Name, why: str) -> SceneTalk | None:
+    """The first turn again, where it failed at one thing, of a CLI that is not used for another."""
+    if failed not in stage.found or stage.found[failed].outcome != "failed":
+        return None
+    before, cli, hopeful = dict(stage.found), stage.cli, stage.hopeful
+    del stage.found[failed]
+    stage.take(without, "failed")
+    first = await _first(stage)
+    if first is None:
+        stage.found, stage.cli, stage.hopeful = before, cli, hopeful
+    else:
+        stage.found[without] = Observation.of(without, "failed", why)
+    return first
 
 
 async def _first(stage: Stage) -> SceneTalk | None:
@@ -126,6 +146,11 @@ async def _first(stage: Stage) -> SceneTalk | None:
             raise (Differs if said.outcome == "failed" else Unable)(said.detail)
         if first is not None:
             await _look_at_file(stage, first, launch)
+            async with stage.observing("prompt_file"):
+                if not stage.cli.does("prompt_file"):
+                    raise Unable("it was given on the command line")
+                if SYSTEM not in json.dumps(turn.request.body.get("system")):
+                    raise Differs("the system prompt of the file did not reach the model")
             stage.note("tag", "ok" if turn.result.tagged else "failed", "its result names no prompt")
             async with stage.observing("tools_off"):
                 if offered := turn.request.body.get("tools"):
@@ -200,6 +225,19 @@ def _check_parents(path: Sequence[Entry], start: str | None) -> None:
 
 
 async def _round_trip(stage: Stage, first: SceneTalk) -> None:
+    """In records of several blocks; where that fails, in those of one block that production writes then."""
+    stage.take("whole_records", "ok")
+    await _trip(stage, first)
+    whole = stage.found["round_trip"]
+    if whole.outcome == "failed":
+        del stage.found["round_trip"]
+        stage.take("whole_records", "failed")
+        await _trip(stage, first)
+    if stage.found["round_trip"].outcome == "ok":
+        stage.note("whole_records", whole.outcome, whole.detail)
+
+
+async def _trip(stage: Stage, first: SceneTalk) -> None:
     """All kinds of blocks go into the file of a new session, and from there to the model."""
     launch = stage.launch(stage.cli, resume=True)
     async with stage.observing("round_trip"):
@@ -218,6 +256,8 @@ async def _round_trip(stage: Stage, first: SceneTalk) -> None:
             answered = turn.result.session_id
             stage.note("same_id", "ok" if answered == launch.session_id else "failed", f"it answered as {answered}")
             await _check_appended(stage, path, before, known, turn)
+            await _compacted(stage, process)
+            await _healed(stage, process)
 
 
 async def _nothing() -> None:
@@ -227,21 +267,26 @@ async def _nothing() -> None:
 def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]:
     """The first turn as the CLI recorded it, and an exchange that it never had, with an image and a tool."""
     parsed = transcript.parse_records(first.records)
-    scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
-    text: Callable[[str], Block] = lambda said: {"type": "text", "text": said}  # noqa: E731
+    at = time.time()
+    scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, at, parsed.leaf)
+
+    def at_once(message: Message) -> Record:
+        scribe.at = at
+        return scribe.record(message, MODEL)
+
     result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
     exchange = [
-        Message("user", (IMAGE, text(SHOWN))),
-        Message("assistant", (text("I look it up."), CALL)),
+        Message("user", (IMAGE, _text(SHOWN))),
+        Message("assistant", (_text("I look it up."), CALL)),
         Message("user", (result,)),
-        Message("assistant", (text(f"It is {FOUND}."),)),
+        Message("assistant", (_text(f"It is {FOUND}."),)),
     ]
-    return [*first.records, *(scribe.record(message, MODEL) for message in exchange)]
+    return [*first.records, *map(at_once, exchange)]
 
 
 def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
     path = stage.transcript_of(launch)
-    return transcript.write(path, records, launch.session_id, form=transcript.loading(stage.cli.version))
+    return transcript.write(path, records, launch.session_id, form=stage.cli.form)
 
 
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
@@ -258,12 +303,40 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
         except OSError:
             return []
         end = transcript.copied_up_to(known, copy)
+        if stage.cli.form.whole_records and not {entry.uuid for entry in known} <= {entry.uuid for entry in copy}:
+            return []
         return [] if end is None else copy[end:]
 
     if await until(lambda: answer in said_by(added()), LATE) is None:
         raise Differs(f"the file was not only appended to: {said_by(added()) or ', '.join(stage.written())}")
     if after == path:
         _check_parents(added(), before.leaf)
+
+
+async def _compacted(stage: Stage, process: ClaudeProcess) -> None:
+    """The provider says that the context is full: the CLI asks for a summary before its next turn."""
+    async with stage.observing("keeps_prompt"):
+        stage.upstream.when(FILLED, Reply(usage=FULL))
+        stage.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{SUMMARY}</summary>"))
+        stage.upstream.when(COMPACTED, Reply(thinking=THOUGHT))
+        await stage.turn(process, FILLED)
+        shown = said_in((await stage.turn(process, COMPACTED)).request)
+        if SUMMARY not in str(shown):
+            raise Unable("it did not compact")
+        if shown[-1] != ("user", f"text {COMPACTED}"):
+            raise Differs(f"behind a summary, the model was not shown the turn's prompt: {shown[-1:]}")
+
+
+async def _healed(stage: Stage, process: ClaudeProcess) -> None:
+    """The provider refuses a thought of the turn before."""
+    async with stage.observing("heals_thinking"):
+        stage.upstream.when(SEALED, Fail(400, message=REFUSED))
+        refused, *again = map(said_in, (await stage.turn(process, SEALED)).requests)
+        left = [pair for pair in refused if not pair[1].startswith("thinking")]
+        if left == refused:
+            raise Unable("it sent no thought")
+        if not again or (wrong := difference(left, again[-1])) is not None:
+            raise Differs(f"it asked again, and not for the same without thoughts: {wrong if again else 'nothing'}")
 
 
 async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
@@ -275,7 +348,7 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
         scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
         result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
         exchange = [
-            scribe.record(Message("user", ({"type": "text", "text": LOOKED_UP},)), MODEL),
+            scribe.record(Message("user", (_text(LOOKED_UP),)), MODEL),
             scribe.record(Message("assistant", (CALL,)), MODEL),
             scribe.record(Message("user", (result,)), MODEL),
         ]
@@ -299,7 +372,7 @@ async def _running(stage: Stage) -> SceneTalk | None:
     """Run each step on a process that passed the one before. The conversation of the last one."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
-        ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
+        ("blocks", _blocks), ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
     ]  # fmt: skip
     steps = [step for step in steps if step[0] not in stage.found]
     talk = None
@@ -366,6 +439,10 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
 async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
     """The tool is not strict."""
     return None
+
+
+async def _blocks(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
+    await talk.turn(stage, process, BESIDE, IMAGE)
 
 
 async def _words(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:

@@ -3,6 +3,8 @@
 - A binary is known by its hash and by the version that it says it is. What one proxy found out is in the store, and all
   that share it go by that. One of them checks; a check that dies with its proxy is claimed by another one later.
 - What the store knows is applied at the start. The rest is found out beside turns, at low priority.
+- The store owns what is known. What fails in use decides at once in this process, and is in the store behind what a
+  check that runs meanwhile will say; then, and every `RETRY` seconds, what the store says is applied again.
 - Where a new version fails what is essential, turns go on with the newest one that passed and is still kept.
   Until a changed binary was checked they do, too. It is said in one sentence: on the terminal, in the log, by `doctor`,
   on the page and in /metrics.
@@ -31,7 +33,7 @@ Say = Callable[[str], None]
 
 # The finding that says that a check has ended. It gets another name where there is more to look for: what an earlier
 # version of this program checked is checked again.
-RUN = "run 3"
+RUN = "run 4"
 # Who has claimed a check has so long for it, in seconds: longer than two runs take.
 CLAIM = 180.0
 # How often it is looked whether another proxy's check has ended, and what a store that does not answer is given.
@@ -54,8 +56,8 @@ class SelfChecks:
         self._say = say
         self._kept = KeptBinaries(settings.var / "cli")
         self._new: dict[Identity, Capability] = {}  # to be looked at
-        self._again: dict[Identity, Capability] = {}  # their check could not be run
-        self._tries: dict[Identity, int] = {}
+        self._tries: dict[Identity, int] = {}  # checks that could not be run
+        self._decided: dict[Identity, Observed] = {}  # by what
         self._degraded: list[tuple[Identity, Capability, Observation]] = []  # to be stored
         self._more = asyncio.Event()
         self._last_fit: dict[str, Identity] = {}  # by path: what passed there last, where it is kept
@@ -68,6 +70,7 @@ class SelfChecks:
             del self._new[older]
         if not cli.observed and (passed := self._last_fit.get(identity[0])) is not None:
             capability.stand_in(identity, passed)
+        self._decided.pop(identity, None)
         self._new[identity] = cli
         self._more.set()
 
@@ -83,11 +86,11 @@ class SelfChecks:
         with capability.listening(self):
             while True:
                 try:
-                    async with asyncio.timeout(RETRY if self._again else None):
+                    async with asyncio.timeout(RETRY):
                         await self._more.wait()
                 except TimeoutError:
-                    self._new.update(self._again)
-                    self._again.clear()
+                    given_up = [one for one, tries in self._tries.items() if tries >= TRIES]
+                    self._new.update((one, cli) for one, cli in capability.there() if one not in given_up)
                 self._more.clear()
                 try:
                     await self._store_degraded()
@@ -118,7 +121,8 @@ class SelfChecks:
         while True:
             known = by_subject(await self._store.findings(subject)).get((sha256, cli.version))
             if known is not None:
-                await self._decide(identity, cli, sha256, known)
+                if known != self._decided.get(identity):
+                    await self._decide(identity, cli, sha256, known)
                 return
             if await self._store.claim_finding(subject, RUN, CLAIM):
                 break
@@ -129,8 +133,6 @@ class SelfChecks:
             log.warning("self_check_not_run", version=cli.version, path=str(cli.path), why=report.why)
             await self._store.keep_findings(subject, {NOT_RUN: {"why": report.why}})
             self._tries[identity] = self._tries.get(identity, 0) + 1
-            if self._tries[identity] < TRIES:
-                self._again[identity] = cli
             capability.stand_in(identity, None)
             return
         log.info("self_check_ended", version=report.version, path=str(cli.path), seconds=report.seconds)
@@ -146,6 +148,8 @@ class SelfChecks:
         self, identity: Identity, cli: Capability, sha256: str, observed: Observed, how: str = "failed its self-check"
     ) -> None:
         capability.observe(identity, cli.version, observed)
+        self._tries.pop(identity, None)
+        self._decided[identity] = observed
         cli = replace(cli, observed=observed)
         self._tell_mismatches(cli)
         essential = await self._essential(cli)
@@ -207,10 +211,12 @@ class SelfChecks:
             identity, cli, seen = self._degraded[0]
             sha256 = await asyncio.to_thread(self._kept.sha256, identity)
             if sha256 is not None:
-                found: dict[str, JSON] = {seen.name: seen.as_json() | {"in_use": True}}
-                await self._store.keep_findings(f"{sha256} {cli.version}", found)
+                subject = f"{sha256} {cli.version}"
+                await self._store.keep_findings(subject, {seen.name: seen.as_json() | {"in_use": True}})
+                known = by_subject(await self._store.findings(subject)).get((sha256, cli.version))
+                now = {**cli.observed, seen.name: seen} if known is None else known
+                capability.observe(identity, cli.version, now)
                 if seen.name in ESSENTIAL:  # from the next turn on another one is run, where there is one
-                    now = {**cli.observed, seen.name: seen}
                     await self._decide(identity, cli, sha256, now, "failed in use")
             self._degraded.pop(0)
 

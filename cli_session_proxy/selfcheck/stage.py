@@ -108,11 +108,11 @@ class Stage:
         self.config_dir = environment.config_dir(self.settings)
         self.projects = transcript.Projects(self.settings, Sandboxes(self.settings), self.config_dir)
 
-    def without_tag(self) -> None:
-        """Accept a result without a tag as the end of a turn, from now on."""
-        missing = Observation.of("tag", "failed")
-        self.cli = replace(self.cli, observed={"tag": missing})
-        self.hopeful = replace(self.hopeful, observed={**self.hopeful.observed, "tag": missing})
+    def take(self, name: Name, outcome: Outcome) -> None:
+        """From now on the CLI is used as one that was seen to do this, or not to."""
+        seen: Observed = {name: Observation.of(name, outcome)}
+        self.cli = replace(self.cli, observed={**self.cli.observed, **seen})
+        self.hopeful = replace(self.hopeful, observed={**self.hopeful.observed, **seen})
 
     # --- what was seen
 

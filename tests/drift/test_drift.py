@@ -12,6 +12,7 @@ from cli_session_proxy.backends.claude.process.observed import NAMES, Observatio
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..talking import events
 from .cli import ChangingCli
 from .life import Life, live
 from .report import DRIFT, Row, row
@@ -70,17 +71,27 @@ async def test_a_cli_that_keeps_its_sessions_elsewhere_is_given_new_ids_and_doub
 
 
 @pytest.mark.parametrize("change", [""])
-async def test_records_that_do_not_hang_together_twice_in_a_row_degrade_a_cli_that_had_passed(life: Life) -> None:
+@pytest.mark.parametrize(
+    ("what", "name", "words"),
+    [
+        ("transcript: records that do not hang together", "records", "do not hang on what was before them"),
+        ("no transcript", "place", "nothing of its answers in"),
+        pytest.param("transcript under another name", "place", "nothing of its answers in", marks=pytest.mark.full),
+    ],
+)
+async def test_a_transcript_that_is_of_no_use_twice_in_a_row_degrades_a_cli_that_had_passed(
+    life: Life, what: str, name: str, words: str, caplog: pytest.LogCaptureFixture
+) -> None:
     await life.up()
     try:
-        life.replaced("transcript: records that do not hang together")
+        life.replaced(what)
         await life.tell("first")
         found = capability.known(life.cli.path)
         assert found is not None
         cli = found[0]
         passed: Observed = {name: Observation.of(name, "ok") for name in NAMES}
         capability.observe(capability.identity_of(cli.path), cli.version, passed)
-        for agent in ("b", "c"):
+        for agent in ("b", "c", "d"):
             await life.tell("of another agent", agent)
         found = capability.known(life.cli.path)
     finally:
@@ -88,8 +99,10 @@ async def test_records_that_do_not_hang_together_twice_in_a_row_degrade_a_cli_th
     assert not life.faults
     assert found is not None
     failed = [(one.name, one.detail) for one in found[0].observed.values() if one.outcome == "failed"]
-    assert [name for name, _ in failed] == ["records"]
-    assert "do not hang on what was before them" in failed[0][1]
+    assert [name for name, _ in failed] == [name]
+    assert words in failed[0][1]
+    said = [event for event in events(caplog) if event.get("event") == "claude_degraded"]
+    assert [(event["version"], event["path"]) for event in said] == [(cli.version, str(cli.path))]
 
 
 @pytest.mark.parametrize("change", [""])

@@ -45,6 +45,15 @@ def arguments(what: str, argv: list[str]) -> list[str]:
         return [*argv, "--bare"]
     if what == "unasked":
         return [word for word in argv if not word.startswith(("--permission-prompt-tool=", "--settings="))]
+    of_file = "--system-prompt-file="
+    if what == "no prompt file" and any(word.startswith(of_file) for word in argv):
+        sys.exit("error: unknown option '--system-prompt-file'")
+    if what == "prompt file unread":
+        return [word for word in argv if not word.startswith(of_file)]
+    if what == "new names" and resumed and "check-shown" in (written := session(resumed).read_text()):
+        lines = [json.loads(line) for line in written.splitlines()]
+        if any(len(line.get("message", {}).get("content", ())) == 2 for line in lines):
+            session(resumed).write_text(written.replace(lines[-1]["uuid"], str(uuid.uuid4())))
     if what == "new id" and resumed:
         return [*argv, "--fork-session"]
     if what == "no image" and resumed:
@@ -67,6 +76,15 @@ def told(what: str, which: str, frame: Frame) -> tuple[Frame | None, Frame | Non
     asked = frame.get("request", {}).get("subtype") if frame.get("type") == "control_request" else None
     if what == "as commands":
         frame.pop("client_composed", None)
+    if frame.get("type") == "user":
+        content = frame["message"]["content"]
+        if what == "one block":
+            del content[:-1]
+        if what == "sums the prompt up" and "check-compacted" in str(content):
+            frame["message"]["content"] = "Continue."
+        if what == "does not heal" and "check-sealed" in str(content):
+            refused: Frame = {"type": "result", "subtype": "success", "is_error": True, "result": "API Error: 400"}
+            return None, refused | {"user_message_uuids": [frame["uuid"]], "session_id": ""}
     if asked is None or asked != which:
         return frame, None
     response: Frame = {"request_id": frame["request_id"], "subtype": "error", "error": "not any more"}

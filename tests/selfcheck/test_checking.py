@@ -44,6 +44,12 @@ CHANGES: dict[str, set[str]] = {
     "silent:rewind_conversation": {"rewind_conversation"},
     "lies:claim_session": {"claim_session"},
     "unasked": {"can_use_tool"},
+    "no prompt file": {"prompt_file"},
+    "prompt file unread": {"prompt_file"},
+    "one block": {"blocks"},
+    "new names": {"whole_records"},
+    "sums the prompt up": {"keeps_prompt"},
+    "does not heal": {"heals_thinking"},
     "bare": {"login", "can_use_tool"},  # it has no tool Write
 }
 # Each costs five seconds of a processor: of every kind of change one is always looked at.

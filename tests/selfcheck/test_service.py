@@ -7,6 +7,8 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -311,6 +313,43 @@ async def test_what_fails_in_use_is_not_used_again_after_a_restart_either(
         assert not cli.takes_parameters
         assert cli.takes_claim
     assert checker.asked == ["2.1.330"]
+
+
+async def test_what_fails_in_use_while_a_check_runs_stands_in_memory_and_in_the_store(
+    settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    checker.go.clear()
+    async with serving(settings) as (store, _said):
+        cli = await probed(settings)
+        await until(lambda: checker.asked)
+        capability.failed(cli, "apply_flag_settings", "it said: no such setting")
+        checker.go.set()
+        await until(lambda: _is_kept(store))
+        await until(lambda: _takes_parameters(settings, False))
+        (kept,) = by_subject(await store.findings()).values()
+        assert (await probed(settings)).observed == kept
+        assert {name for name, one in kept.items() if one.outcome != "ok"} == {"apply_flag_settings"}
+        told = _was_checked(await probed(settings), settings, await store.findings())
+        assert f"{len(NAMES) - 1} of {len(NAMES)} seen to work" in told.says
+
+
+async def test_what_another_program_found_out_is_applied_without_a_restart(
+    settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "RETRY", 0.01)
+    binary = install("2.1.330")
+    async with serving(settings) as (store, _said):
+        await decided(settings)
+        failed = Observation.of("apply_flag_settings", "failed", "another proxy saw it")
+        for found in (failed, replace(failed, outcome="ok")):
+            await store.keep_findings(f"{sha256_of(binary)} 2.1.330", {found.name: found.as_json()})
+            await until(partial(_takes_parameters, settings, found.outcome == "ok"))
+    assert checker.asked == ["2.1.330"]
+
+
+async def _takes_parameters(settings: Settings, whether: bool) -> bool:
+    return (await probed(settings)).takes_parameters is whether
 
 
 async def _is_kept(store: SqliteStore) -> bool:

@@ -25,6 +25,7 @@ from typing import Protocol
 from .... import logs, machine
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
+from ..transcript import Loading
 from . import descriptors
 from .observed import EXPECTED, Name, Observation, Observed, Version, expected
 
@@ -47,17 +48,11 @@ def how_to_install() -> str:
 INSTALL = how_to_install()
 UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wants
 
-# By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks" (2.1.329).
-HEALS_THINKING: Version = (2, 1, 156)
-# 1.0.120 makes the prompt part of the summary, and then asks the model nothing but to go on from that (run).
-PROMPT_AFTER_SUMMARY: Version = (2, 0, 0)
-# Below it a prompt is one text: "Expected message content to have exactly one item, got 2" (1.0.60; not in 1.0.63).
-BLOCKS: Version = (1, 0, 63)
 # 1.0.45 has no --session-id, 1.0.60 has it: without, no session has an id that we know before its first turn.
 OLDEST: Version = (1, 0, 60)
-# Options that --help does not list everywhere.
-SYSTEM_PROMPT_FILE: Version = (1, 0, 60)
-HIDDEN_FLAGS: Mapping[str, Version] = {"--system-prompt": (1, 0, 35), "--system-prompt-file": SYSTEM_PROMPT_FILE}
+# Every CLI that is not too old has it; --help does not list it everywhere.
+SYSTEM_PROMPT = "--system-prompt"
+PROMPT_FILE = "--system-prompt-file"
 
 # Its own words are "2.1.330 (Claude Code)"; a notice may stand before them.
 _VERSIONS = (
@@ -75,8 +70,7 @@ OPTIONS = frozenset(
         "--add-dir", "--allowedTools", "--append-system-prompt", "--await-claim", "--disallowedTools", "--effort",
         "--include-partial-messages", "--input-format", "--mcp-config", "--model", "--output-format",
         "--permission-mode", "--print", "--resume", "--session-id", "--setting-sources", "--settings",
-        "--strict-mcp-config", "--system-prompt", "--system-prompt-file", "--system-prompt-snapshot", "--tools",
-        "--verbose",
+        "--strict-mcp-config", SYSTEM_PROMPT, "--system-prompt-snapshot", "--tools", "--verbose",
     }
 )  # fmt: skip
 UNKNOWN_OPTION = re.compile(r"error: unknown option '(--?[\w-]+)")
@@ -175,7 +169,7 @@ class Capability:
     @cached_property
     def takes_blocks(self) -> bool:
         """A prompt may have several blocks: an image beside its words, words in two pieces."""
-        return self.version_tuple >= BLOCKS
+        return self.does("blocks")
 
     @cached_property
     def takes_tools(self) -> bool:
@@ -185,12 +179,17 @@ class Capability:
     @cached_property
     def heals_thinking(self) -> bool:
         """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
-        return self.version_tuple >= HEALS_THINKING
+        return self.does("heals_thinking")
 
     @cached_property
     def compacts_before_prompt(self) -> bool:
         """Where it compacts before a turn, the turn's prompt is not summed up with the rest."""
-        return self.version_tuple >= PROMPT_AFTER_SUMMARY
+        return self.does("keeps_prompt")
+
+    @cached_property
+    def form(self) -> Loading:
+        """How it loads a transcript: to be written so."""
+        return Loading(whole_records=self.does("whole_records"))
 
     @cached_property
     def takes_claim(self) -> bool:
@@ -256,12 +255,16 @@ def listening(listener: Listener) -> Iterator[None]:
     """It is told of every CLI that is known already, and of each that comes."""
     _listeners.append(listener)
     try:
-        for identity, cli in list(_probed.items()):
-            if identity not in _stand_ins.values():
-                listener.found(identity, cli)
+        for identity, cli in there():
+            listener.found(identity, cli)
         yield
     finally:
         _listeners.remove(listener)
+
+
+def there() -> list[tuple[Identity, Capability]]:
+    """Every CLI that is known, but for those that are run in place of another."""
+    return [(identity, cli) for identity, cli in _probed.items() if identity not in _stand_ins.values()]
 
 
 def observe(identity: Identity, version: str, observed: Observed) -> None:
@@ -299,7 +302,7 @@ def failed(cli: Capability, name: Name, detail: str) -> None:
     """This CLI was seen, in use, not to do what it was taken to do: from the next turn on it is not used for it.
 
     `detail` is what it did instead, in its own words where it said some; it is bounded here. Logged once, kept in the
-    store by `serve` (a later self-check of the same binary may overrule it), shown by `doctor`, the page and /metrics.
+    store by `serve` (a self-check that begins later may overrule it), shown by `doctor`, the page and /metrics.
     A process that runs goes on with what it was started as.
     """
     for identity, known in list(_probed.items()):
@@ -389,6 +392,8 @@ def forget(capability: Capability) -> None:
 
 def without(capability: Capability, option: str) -> None:
     """It does not know this option, whatever its --help says: the next process is started without, if that will do."""
+    if option == PROMPT_FILE:
+        failed(capability, "prompt_file", "it does not know the option")
     if option not in DISPENSABLE:
         return
     key = capability.path, capability.version
@@ -429,7 +434,7 @@ async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
         raise ClaudeUnavailable(
             f"Claude CLI {name} at {binary} is too old, as it has no option --session-id{newer(OLDEST)}", retry=False
         )
-    flags |= {flag for flag, since in HIDDEN_FLAGS.items() if version >= since}
+    flags.add(SYSTEM_PROMPT)
     modes = _MODES.search(help_text)
     names = frozenset(re.findall(r'"(\w+)"', modes[1]) if modes else ())
     observed = _observed.get((key, name), {})

@@ -30,7 +30,7 @@ from ....domain.models import JSON
 from ....errors import ClaudeUnavailable, InvalidRequest, ProxyError, SandboxError
 from ....settings import Profile
 from . import descriptors, guardian_program, permissions
-from .capability import SYSTEM_PROMPT_FILE, Capability, newer
+from .capability import PROMPT_FILE, SYSTEM_PROMPT, Capability
 from .frames import printable
 from .guardian import MARK, Guardian, start_time
 from .guardian_program import MARK_VARIABLE, sweep
@@ -134,7 +134,7 @@ class Launch:
     def wants_prompt_file(self) -> bool:
         """A system prompt goes by file where the CLI takes one: argv is public on the machine and bounded
         (128 KB an argument on Linux)."""
-        return self.system_prompt is not None and self._has("--system-prompt-file")
+        return self.system_prompt is not None and self.capability.does("prompt_file")
 
     def _has(self, flag: str) -> bool:
         return flag in self.capability.flags
@@ -168,9 +168,9 @@ class Launch:
     def _prompts(self, prompt_file: Path | None) -> list[str]:
         argv = [] if self.append_system_prompt is None else [f"--append-system-prompt={self.append_system_prompt}"]
         if prompt_file is not None:
-            argv.append(f"--system-prompt-file={prompt_file}")
+            argv.append(f"{PROMPT_FILE}={prompt_file}")
         elif self.system_prompt is not None:
-            flag = "--system-prompt" if self._has("--system-prompt") else "--append-system-prompt"
+            flag = SYSTEM_PROMPT if self._has(SYSTEM_PROMPT) else "--append-system-prompt"
             argv.append(f"{flag}={self.system_prompt}")
         return argv
 
@@ -480,8 +480,8 @@ def _cannot_start(launch: Launch, exc: OSError | ValueError | RuntimeError) -> P
         return descriptors.unavailable(exc)
     if exc.errno == errno.E2BIG:
         return InvalidRequest(
-            f"the system prompt is too large for the command line of Claude CLI {launch.capability.version}"
-            f"{newer(SYSTEM_PROMPT_FILE)}"
+            "the system prompt is too large for a command line, and "
+            + launch.capability.cannot("prompt_file", "read it from a file")
         )
     if not launch.cwd.is_dir():
         return SandboxError(f"the sandbox {launch.cwd} is not a directory")

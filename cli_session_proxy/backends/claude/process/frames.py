@@ -12,7 +12,7 @@ from typing import Any, cast
 from ....domain import limits
 from ....domain.models import JSON, Block
 from ..transcript.entries import LINE_VALUES, is_dense
-from .capability import BLOCKS, Capability, newer
+from .capability import Capability
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
@@ -362,7 +362,7 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
         return "the prompt holds half a surrogate pair, which is no character: the CLI would replace it"
     last = blocks[-1]
     if not capability.takes_blocks and (len(blocks) > 1 or last.get("type") != "text"):
-        return f"{capability.name} cannot take an image or a second block in a prompt{newer(BLOCKS)}"
+        return capability.cannot("blocks", "take an image or a second block in a prompt")
     if capability.client_composed or last.get("type") != "text":
         return None
     text = str(last.get("text", ""))

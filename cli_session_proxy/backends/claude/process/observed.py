@@ -17,7 +17,8 @@ Outcome = Literal["ok", "failed", "not tried"]
 Name = Literal[
     "start", "frames", "tag", "tools_off", "place", "complete", "records", "round_trip", "same_id", "initialize",
     "words", "set_model", "apply_flag_settings", "mcp_set_servers", "interrupt", "rewind_conversation",
-    "claim_session", "can_use_tool", "login",
+    "claim_session", "can_use_tool", "login", "prompt_file", "blocks", "whole_records", "heals_thinking",
+    "keeps_prompt",
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 
@@ -42,6 +43,11 @@ SAYS: Mapping[Name, str] = {
     "claim_session": "a process that was started ahead becomes a new session's",
     "can_use_tool": "it asks before it runs a tool that waits for a person, and heeds the answer",
     "login": "a subscription's login is used where no key is set",
+    "prompt_file": "a system prompt is read from a file",
+    "blocks": "a prompt may hold an image beside its words",
+    "whole_records": "records of several blocks, and of equal times, are loaded under the names that they have",
+    "heals_thinking": "where the provider refuses a sealed thought, it leaves thoughts out and asks again",
+    "keeps_prompt": "where it compacts before a turn, the turn's prompt is not summed up with the rest",
 }
 
 # The first version that is known to do it; (0, 0, 0): every one that the proxy can use.
@@ -75,6 +81,15 @@ EXPECTED: Mapping[Name, Version] = {
     "can_use_tool": (2, 1, 71),  # no earlier one was tried; and no version is enough (`Capability.not_seen_asking`)
     # `--bare`, which reads no login, is to become the default (run on 2.1.332: then no request leaves it).
     "login": ANY,
+    "prompt_file": (1, 0, 60),  # not in every --help
+    # Below it a prompt is one text: "Expected message content to have exactly one item, got 2" (1.0.60; not in 1.0.63).
+    "blocks": (1, 0, 63),
+    "whole_records": (2, 1, 200),  # see `transcript.loading`
+    # By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks".
+    "heals_thinking": (2, 1, 156),
+    # 1.0.120, 2.1.71 and 2.1.100 make the prompt part of the summary, and then ask the model nothing but to go on from
+    # that; 2.1.200, 2.1.260 and 2.1.332 do not (run).
+    "keeps_prompt": (2, 1, 200),
 }
 
 # A CLI that fails one of these may lose what was said, make it up, or act where it must not: another one is used.

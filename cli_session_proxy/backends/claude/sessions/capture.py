@@ -286,7 +286,7 @@ class Captures:
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
         path_records = await asyncio.to_thread(transcript.shown, [*await self._path(ready), *records])
-        form = transcript.loading(ready.process.version)
+        form = ready.process.launch.capability.form
         return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
 
 

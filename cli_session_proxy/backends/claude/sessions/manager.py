@@ -12,6 +12,7 @@ looked at once more, by its whole content, after it has read it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import time
 import uuid
@@ -54,6 +55,8 @@ from .sharing import SharedUse, Sharing
 LOADS = 3
 RETRY_AFTER = 1.0
 
+# A disk with less (bytes) may have no room for what a turn adds to a transcript.
+NO_ROOM = 1024 * 1024
 UNCHANGED = Evidence(verified="unchanged since the last turn")
 
 __all__ = ["FailedTurn", "Foreign", "LiveSession", "Sessions", "TurnOutcome"]
@@ -510,7 +513,7 @@ class Sessions:
             raise
         if taken.source == "unlinked" and not taken.more and not own:
             self._doubts.failed(program, "records", f"two turns in {path} do not hang on what was before them")
-        elif taken.source in ("frames", "unlinked") and not program.was_seen("place") and not own:
+        elif taken.source in ("frames", "unlinked") and not own and self._has_room():
             self._doubts.failed(program, "place", f"nothing of its answers in {path}")
         elif taken.source in ("transcript", "copy"):
             self._doubts.worked(program, "place", "records", "round_trip")
@@ -567,6 +570,13 @@ class Sessions:
             session, links = replace(session, id=use.session_id, transcript="", mark=None), ()
         return KeptTurn(tuple(records), session, links, taken.source, notes)
 
+    def _has_room(self) -> bool:
+        """Whether a CLI can write its transcripts: else it is not to blame that they are missing."""
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self._config_dir)
+            return disk.f_bavail * disk.f_frsize > NO_ROOM and os.access(self._config_dir, os.W_OK)
+        return False
+
     async def spoil(self, ready: LiveSession, failed: FailedTurn, *, owned: bool) -> None:
         """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
 
@@ -593,7 +603,7 @@ class Sessions:
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # What was decided for this turn is not part of the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
-            form = transcript.loading(ready.process.version)
+            form = ready.process.launch.capability.form
             file = Path(ready.session.transcript)
             await asyncio.to_thread(transcript.write, file, path, ready.session.id, form=form)
         if answered is not None and answered != ready.session.id:

@@ -129,7 +129,7 @@ class Repairs:
         """The session, whose transcript is the path, and which no process has. It is written again where this CLI would
         lose or rename records of it."""
         path = Path(session.transcript)
-        form = transcript.loading(now.capability.version)
+        form = now.capability.form
         if not await asyncio.to_thread(_is_taken, path, form):
             mark, _ = await self._write(now, parent, path)
             again = f"; written in the form that CLI {now.capability.version} loads, without what was taken back"
@@ -358,7 +358,7 @@ class Repairs:
         return await self._write_records(now, records, path), len(records)
 
     async def _write_records(self, now: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
-        form = transcript.loading(now.capability.version)
+        form = now.capability.form
         try:
             return await asyncio.to_thread(transcript.write, path, records, path.stem, form=form)
         except OSError as exc:

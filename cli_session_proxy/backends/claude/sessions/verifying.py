@@ -186,7 +186,7 @@ class Verifier:
         if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
             return SessionLook(len(known), busy=True, differences=tuple(found), verdict=verdict)
-        stops = not transcript.loading(session.cli_version).over_unknown
+        stops = transcript.stops_at_unknown(session.cli_version)
         if stops and verdict.unloaded and verdict.found in ("equal", "tail"):
             found.append(name("unloaded", _unloaded(verdict.unloaded, session.cli_version)))
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))

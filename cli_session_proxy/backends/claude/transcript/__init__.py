@@ -35,7 +35,7 @@ from .files import (
     remove,
     remove_project,
 )
-from .loading import Loading, is_of_unknown_kind, loading
+from .loading import Loading, is_of_unknown_kind, stops_at_unknown
 from .mending import (
     SUMMARY,
     Head,
@@ -110,7 +110,6 @@ __all__ = [
     "is_sound_mark",
     "is_unchanged",
     "leave_out",
-    "loading",
     "media_of",
     "mended_at_import",
     "move",
@@ -123,6 +122,7 @@ __all__ = [
     "seconds",
     "shown",
     "since_first",
+    "stops_at_unknown",
     "summary",
     "timestamp",
     "total_cost",

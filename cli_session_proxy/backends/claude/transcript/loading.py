@@ -1,4 +1,4 @@
-"""What a CLI loads of a transcript: which records, in which form. The one place that knows, by the CLI's version.
+"""What a CLI loads of a transcript: which records, in which form.
 
 Each CLI loads records of the KNOWN types, from the newest leaf up by `parentUuid`. Records of sub-agents and lines
 without a uuid are no part of that. Versions differ in two ways:
@@ -9,9 +9,9 @@ without a uuid are no part of that. Versions differ in two ways:
   But not always: on a machine so busy that turns were seconds apart, 2.1.330 stopped there (16 of 16 runs). So what is
   written for a CLI has no such record, and what hangs on one hangs on what stood before it.
 - Up to 2.1.29 `--resume` splits each record with several blocks, and gives new uuids to the pieces and to all records
-  that follow; of records with equal times it may lose some. Where each record has one block and a time of its own it
-  keeps every uuid, and the request extends the last one byte for byte (run on 1.0.120, 1.0.128, 2.0.30, 2.1.0, 2.1.1
-  and 2.1.29, with a text, an image and a text in one prompt).
+  that follow. Where each record has one block and a time of its own it keeps every uuid, and the request extends the
+  last one byte for byte (run on 1.0.120, 1.0.128, 2.0.30, 2.1.0, 2.1.1 and 2.1.29, with a text, an image and a text in
+  one prompt). Of records with equal times 1.0.120, 2.1.71 and 2.1.100 lose some; 2.1.200, 2.1.260 and 2.1.332 do not.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
 
 KNOWN = frozenset({"user", "assistant", "attachment", "system"})
 GOES_OVER_UNKNOWN = (2, 1, 91)
-KEEPS_RECORDS = (2, 1, 30)
 
 _TYPES = tuple(f'"type":"{kind}"' for kind in KNOWN)
 _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
@@ -35,10 +33,8 @@ _VERSION = re.compile(r"(\d+)\.(\d+)\.(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Loading:
-    """How one CLI loads. `over_unknown`: it goes over records of unknown types, mostly. `whole_records`: it
-    loads records of several blocks, and of equal times, as they are."""
+    """How one CLI loads. `whole_records`: it loads records of several blocks, and of equal times, as they are."""
 
-    over_unknown: bool = True
     whole_records: bool = True
 
     def takes(self, path: Iterable[Entry]) -> bool:
@@ -56,14 +52,10 @@ def is_of_unknown_kind(line: str) -> bool:
     return '"parentUuid":' in line and not any(kind in line for kind in _TYPES)
 
 
-@lru_cache
-def loading(version: str) -> Loading:
-    """Of the CLI of this version; of the newest where that is none."""
+def stops_at_unknown(version: str) -> bool:
+    """Whether the CLI of this version did not load what hangs on a record of an unknown type: for `verify` to tell."""
     found = _VERSION.match(version)
-    if found is None:
-        return Loading()
-    number = tuple(map(int, found.groups()))
-    return Loading(number >= GOES_OVER_UNKNOWN, number >= KEEPS_RECORDS)
+    return found is not None and tuple(map(int, found.groups())) < GOES_OVER_UNKNOWN
 
 
 def as_loaded(path: Sequence[Entry]) -> list[Entry]:

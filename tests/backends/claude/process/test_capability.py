@@ -143,7 +143,7 @@ async def test_the_real_ones_are_told_apart(claude_1_itself: Path, claude_1: Pat
     assert (old.takes_tools, old.takes_claim, old.takes_system_prompt) == (False, False, False)
     assert (new.warm, new.keeps_session_id, new.client_composed, new.chooses_tools) == (True, True, True, True)
     assert (new.takes_tools, new.takes_claim, new.takes_system_prompt) == (True, True, True)
-    assert {"--system-prompt", "--system-prompt-file", "--include-partial-messages"} <= old.flags & new.flags
+    assert {"--system-prompt", "--include-partial-messages"} <= old.flags & new.flags
     assert not old.chooses_tools
     assert old.permission_modes >= {"plan", "bypassPermissions", "acceptEdits"}
 
@@ -289,7 +289,7 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     ],
 )  # fmt: skip
 def test_a_warm_process_serves_only_an_equal_launch(changed: dict[str, object]) -> None:
-    capability = able("--effort", "--tools", "--settings", "--system-prompt-file")
+    capability = able("--effort", "--tools", "--settings")
     assert launch(capability) == launch(capability, resume=True)
     assert launch(capability) != launch(capability, **changed)
 

@@ -441,8 +441,6 @@ def test_however_few_descriptors_are_free_a_start_says_so_and_leaves_nothing_ope
         guardian, refused = Guardian(), list[str]()
         await guardian.start()
         launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(tmp_path)})
-        flags = launch.capability.flags | {"--system-prompt-file"}
-        launch = replace(launch, capability=replace(launch.capability, flags=flags))
         before = psutil.Process().num_fds()
         for number in range(24):
             with free_descriptors(number):
@@ -488,8 +486,7 @@ async def test_a_prompt_file_that_cannot_be_removed_keeps_no_process_from_being_
     folder.mkdir()
     other.mkdir()
     launch = await fake(system_prompt="Be terse.", env={"TMPDIR": str(folder)})
-    flags = launch.capability.flags | {"--system-prompt-file"}
-    process = await start(replace(launch, capability=replace(launch.capability, flags=flags)))
+    process = await start(launch)
     (file,) = folder.glob("system-prompt-*")
     file.unlink()
     if there == "a directory":
