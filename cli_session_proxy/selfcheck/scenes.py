@@ -365,14 +365,15 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
 
 # --- what a running process can be told; each is tried, whatever the version lets expect
 
-Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[None]]
+Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[object]]
 
 
 async def _running(stage: Stage) -> SceneTalk | None:
     """Run each step on a process that passed the one before. The conversation of the last one."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
-        ("blocks", _blocks), ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
+        ("blocks", lambda stage, talk, process: talk.turn(stage, process, BESIDE, IMAGE)),
+        ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
     ]  # fmt: skip
     steps = [step for step in steps if step[0] not in stage.found]
     talk = None
@@ -439,10 +440,6 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
 async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
     """The tool is not strict."""
     return None
-
-
-async def _blocks(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
-    await talk.turn(stage, process, BESIDE, IMAGE)
 
 
 async def _words(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
