@@ -42,14 +42,18 @@ _COMMANDS: Mapping[Task, Mapping[System, str]] = {
 }
 
 
-def _system(root: Path) -> System:
+def _system() -> System:
+    """By the C library that we run on: Debian has a package of the other one."""
     if sys.platform == "darwin":
         return "macos"
-    return "musl" if any(root.glob("lib/ld-musl-*")) else "linux"
+    try:
+        return "linux" if os.confstr("CS_GNU_LIBC_VERSION") else "musl"
+    except (OSError, ValueError):
+        return "musl"
 
 
-# Whose commands a person here types. Found once: a message may be needed when no descriptor is free to look for it.
-SYSTEM = _system(Path("/"))
+# Whose commands a person here types. Found once.
+SYSTEM = _system()
 
 
 def command_to(task: Task, **values: object) -> str:

@@ -21,10 +21,9 @@ from bench.trace import Trace
 
 from .. import postgres
 from ..conftest import ROOT
-from ..matrix import rest_in_full
 
-# What costs little, and all: some thirty processes, on one core at a loaded time.
-SCENARIOS = "turns,dumps", "turns,parameters,edits,one-shots,chains,dumps,agents,crowd,hosts,page,freeze"
+# All of them: some thirty processes, on one core at a loaded time.
+SCENARIOS = "turns,parameters,edits,one-shots,chains,dumps,agents,crowd,hosts,page,freeze"
 
 
 _SPENT = """
@@ -83,14 +82,14 @@ def test_without_postgresql_what_it_takes_is_left_out_and_not_judged(
     assert found["CPU of a turn on PostgreSQL, 16 agents a host, two hosts ÷ one"] is None
 
 
+@pytest.mark.full
 @pytest.mark.timeout(300)
 @pytest.mark.usefixtures("claude_2")
-@pytest.mark.parametrize("scenarios", rest_in_full(*SCENARIOS), ids=str)
-async def test_every_scenario_runs_and_is_reported(scenarios: str, tmp_path: Path) -> None:
+async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     postgres.needed(postgres.programs(), "PostgreSQL")
     (tmp_path / PAGE).write_text("Words.\n<!-- written by `make bench` -->\nold numbers\n")
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "bench", "--tiny", "--without-ccproxy", "--only", scenarios,
+        sys.executable, "-m", "bench", "--tiny", "--without-ccproxy", "--only", SCENARIOS,
         "--json", str(tmp_path / "bench.json"), "--docs", str(tmp_path),
         cwd=ROOT, env={**os.environ, "TMPDIR": str(tmp_path), "MPLCONFIGDIR": str(tmp_path)},
         stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
@@ -103,14 +102,13 @@ async def test_every_scenario_runs_and_is_reported(scenarios: str, tmp_path: Pat
     assert turns == {BARE: 2, "proxy": 2, POSTGRESQL: 2, SPAWNED: 1}
     measured = {row["measure"] for row in found["rows"]}
     assert {"first token", "dump, memory above idle"} <= measured
-    if "agents" in scenarios:
-        assert {row["contender"] for row in found["rows"] if row["measure"] == CPU} == {ONE, TWO}
-        assert {"turn with other parameters", "control round trip", "turns/s", "the proxy's share of it"} <= measured
-        attacked = {row["contender"] for row in found["rows"] if row["measure"] == "worst /healthz"}
-        assert attacked == {"nothing", "a slow pattern in a schema"}
-        crowd = found["crowd"]
-        assert (crowd["answered"], crowd["forgotten"], crowd["orphans"]) == (6, 0, 0)
-        assert 0 < crowd["most_children"] <= crowd["budget"]
+    assert {row["contender"] for row in found["rows"] if row["measure"] == CPU} == {ONE, TWO}
+    assert {"turn with other parameters", "control round trip", "turns/s", "the proxy's share of it"} <= measured
+    attacked = {row["contender"] for row in found["rows"] if row["measure"] == "worst /healthz"}
+    assert attacked == {"nothing", "a slow pattern in a schema"}
+    crowd = found["crowd"]
+    assert (crowd["answered"], crowd["forgotten"], crowd["orphans"]) == (6, 0, 0)
+    assert 0 < crowd["most_children"] <= crowd["budget"]
 
     page = (tmp_path / PAGE).read_text()
     assert page.startswith("Words.\n<!-- written")

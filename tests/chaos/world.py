@@ -239,6 +239,7 @@ class World:
             "ANTHROPIC_BASE_URL": self._upstream,
             "ANTHROPIC_CUSTOM_HEADERS": self._header(mark or proxy.mark),
             "HOME": str(place.home),
+            "BUN_JSC_useGC": "1",  # some live for hours
         }
         own = {
             "VAR": str(place.var), "CLAUDE_BIN": str(self._binary), "CLAUDE_CONFIG_DIR": str(place.config_dir),

@@ -88,18 +88,17 @@ def _row(
     name: str,
     breaks: Breaks,
     *,
-    quick: tuple[str, ...] = NEW,
     says: dict[int, str] | None = None,
     settings: dict[str, str] | None = None,
 ) -> Row:
     return Row(
-        EDITS, name, breaks, BOTH, quick, bare=False, prefix=False, calls=2, says=says or {0: ""},
+        EDITS, name, breaks, BOTH, NEW, bare=False, prefix=False, calls=2, says=says or {0: ""},
         settings=settings or {},
     )  # fmt: skip
 
 
 ROWS = (
-    _row("edited, and edited again", edited, quick=BOTH),
+    _row("edited, and edited again", edited),
     _row("edited, and the CLI dies in it", edited_while_it_dies),
     _row("edited, and the transcript is deleted", edited_and_then(delete)),
     _row("edited, killed, and the last line is cut", edited_and_then(cut_the_last_line, killed=True)),

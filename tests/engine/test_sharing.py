@@ -29,6 +29,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import seen_working
 from ..conftest import MakeSettings
 from ..cutting import held, let_go
+from ..matrix import rest_in_full
 from ..talking import ask, claude, heard, request, running, text
 from ..until import until
 
@@ -298,7 +299,7 @@ async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
         assert not shared._mine
 
 
-@pytest.mark.parametrize("count", [120, pytest.param(2000, marks=pytest.mark.full)])
+@pytest.mark.parametrize("count", rest_in_full(40, 2000))
 async def test_nothing_of_one_question_reaches_the_wire_in_another_ones(
     count: int, settings: Settings, upstream: Upstream
 ) -> None:

@@ -27,7 +27,9 @@ ENDED = 40.0
 ANSWERED = 90.0
 # One in the service, and one in a helper process; the other places that can be busy in `make full`.
 BUSY = frozenset({"a slow pattern in a schema", "19,000 messages"})
-EIGHT = "eight bombs at once"
+# Eight at once is each of two others more often than there are helpers: aside/test_pool.py says who waits then.
+# SIGTERM comes into 19,000 messages below. What nobody reads: http/test_connection.py; media: engine/test_fitting.py.
+IN_FULL = frozenset({"eight bombs at once", "19,000 messages", "answers that nobody reads", "bombs in images and PDFs"})
 # In order, or by the watchdog, where what runs cannot end in `drain_timeout`, as on a loaded machine.
 ENDED_BY_ITSELF = frozenset({0, 1})
 
@@ -75,8 +77,7 @@ async def target(claude_2: Path, tmp_path_factory: pytest.TempPathFactory) -> As
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     "attack",
-    # Eight at once is each of two others more often than there are helpers: aside/test_pool.py says who waits then.
-    [pytest.param(one, id=one.name, marks=pytest.mark.full if one.name == EIGHT else ()) for one in ATTACKS],
+    [pytest.param(one, id=one.name, marks=pytest.mark.full if one.name in IN_FULL else ()) for one in ATTACKS],
 )
 async def test_others_are_served_while_it_runs_and_it_ends_in_words(attack: Attack, target: Target) -> None:
     await attack.prepare(target)

@@ -52,8 +52,8 @@ CHANGES: dict[str, set[str]] = {
     "does not heal": {"heals_thinking"},
     "bare": {"login", "can_use_tool"},  # it has no tool Write
 }
-# Each costs five seconds of a processor: of every kind of change one is always looked at.
-ALWAYS = {"no option", "broken parents", "lies:set_model", "unasked", "bare"}
+# Each costs five seconds of a processor: a start, a transcript and a request are always looked at.
+ALWAYS = {"no option", "broken parents", "lies:set_model"}
 
 
 def failed(report: Report) -> set[str]:

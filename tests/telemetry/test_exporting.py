@@ -24,6 +24,7 @@ from turnfault.provider.upstream import Upstream
 from ..conftest import MakeSettings
 from ..serving import serve
 from ..talking import ask, running
+from ..until import until
 from ..without_cli import proxied_without_cli
 from .collector import Collector, attributes_of, collecting
 from .test_spans import ADA, AT, WHOLE
@@ -189,6 +190,7 @@ async def test_a_collector_that_does_not_answer_keeps_nobody_waiting_and_what_is
     end_turns(telemetry, 30)
     assert telemetry.lost == 10
     collector.open.set()
+    await until(lambda: len(collector.traces) == 2)  # the queue has room for the word that it ends
     await asyncio.to_thread(telemetry.close)
     arrived = sum(span.name == "invoke_agent ada" for span in collector.spans)
     assert arrived + telemetry.lost == 31

@@ -15,6 +15,7 @@ from cli_session_proxy.domain.approvals import Verdict
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Profile
 
+from ..matrix import rest_in_full
 from ..scripted import Asker, Scripted, delta
 from ..serving import serving
 from ..talking import request
@@ -43,7 +44,7 @@ async def asking(tmp_path: Path, steps: Sequence[Event | None]) -> AsyncIterator
         await engine.stop()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", rest_in_full("light", "dark"))
 async def test_what_waits_is_told_on_every_view_and_shown_as_what_it_would_do(
     scheme: str, browser: Browser, tmp_path: Path, axe: str
 ) -> None:
