@@ -8,9 +8,11 @@ to `git commit`.
   person's options the programs of the user's own configuration count, and no others.
 - Nothing is fetched, over no protocol: of a partial or shallow clone only what is there is read.
 - It stays in its repository: a `.git` that leads to another one is refused, and so is one that was replaced since it
-  was first used, or that holds a link where git reads or writes. Every call names the directories that were found, and
-  one that writes can write nowhere else (Linux, see `within_program`), but for `git commit` with a person's options.
-- Every call has a limit of time and of bytes; what is over it ends the call, not the proxy.
+  was first used, that holds a link where git reads or writes, or that borrows objects or parents elsewhere. Every call
+  names the directories that were found. From then on git reads nothing else, writes nowhere else and runs no other
+  program (Linux, see `within_program`), nor does it read the user's own configuration: but for `git commit` with a
+  person's options.
+- Every call has a limit of time, of memory and of bytes; what is over it ends the call, not the proxy.
 - Its input is a file. A git that has ended before it read a pipe would make uvloop raise RuntimeError.
 """
 
@@ -20,8 +22,11 @@ import asyncio
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 import tempfile
 from collections.abc import AsyncGenerator, Sequence
+from functools import cache
 from pathlib import Path
 
 from ..errors import ConfigError, InvalidRequest
@@ -33,6 +38,8 @@ LIMIT = 30.0
 # Bytes of an answer that is kept as a whole: ids and names.
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
+# Bytes that git may keep in memory: an object is unpacked whole, and a few KiB can be gigabytes.
+MEMORY = 2 * 1024**3
 
 # Of the environment: where git finds its programs and the user's own configuration, keys and identity.
 _ALLOWED = (
@@ -49,6 +56,16 @@ _CONFIGURATION = (
     "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8", "diff.ignoreSubmodules=dirty",
 )  # fmt: skip
 
+# What git itself needs to start: the system's libraries, and names of times.
+_SYSTEM = (
+    "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/share", "/lib", "/lib32", "/lib64", "/nix/store",
+    "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom",
+)  # fmt: skip
+# Files by which objects, or the parents of commits, come from elsewhere: each with the mend.
+_BORROWS = {
+    "objects/info/alternates": "take them in with `git repack -a -d`, and remove that file",
+    "info/grafts": "remove that file",
+}
 # Values that name a program which `git commit` may run, and `required`, which makes an empty filter fail.
 _PROGRAMS = re.compile(
     r"core\.(sshcommand|askpass|editor|pager|gitproxy)|sequence\.editor|gpg\.(.+\.)?program|gpg\.ssh\.defaultkeycommand"
@@ -79,7 +96,8 @@ class Repository:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._places: dict[str, str] = {}
-        self._directories: tuple[str, ...] = ()
+        self._configuration: set[str] = set()
+        self._own: tuple[tuple[Path, int, int], ...] = ()
 
     @staticmethod
     async def opened(path: Path) -> Repository:
@@ -93,9 +111,12 @@ class Repository:
                 top = Path(await found.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
             with contextlib.suppress(Failed):
                 worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
-            await asyncio.to_thread(found._check, top, git_dir, common, worktree)
-            await found._refuse_hooks()
-            found._directories = tuple({str(git_dir), str(common)})
+            own = await asyncio.to_thread(found._check, top, git_dir, common, worktree)
+            found._places = {"GIT_DIR": str(git_dir)}
+            if top is not None:  # with a common directory git takes no repository for a bare one
+                found._places |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
+            await found._look_through()
+            found._own = own
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
         except Failed as exc:
@@ -105,12 +126,12 @@ class Repository:
                     "not a git repository: make one there with `git init`, or name another (repo in git_memory, --repo)"
                 )
             raise ConfigError(f"the git repository {path} cannot be read: {said}") from exc
-        if top is not None:
-            found._places = {"GIT_DIR": str(git_dir), "GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
         return found
 
-    def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> None:
-        """Raises `ConfigError` where the git directory is another repository's, or another one than before.
+    def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> tuple[tuple[Path, int, int], ...]:
+        """The git directory and the common one, each with its device and number.
+
+        Raises `ConfigError` where the git directory is another repository's, or another one than before.
 
         `worktree`: which work tree the git directory's own configuration names, as that of a submodule does.
         """
@@ -130,28 +151,40 @@ class Repository:
                 f"the .git of {self.path} leads to {common}, which is not its own: name that repository itself, or "
                 "remove what was put there"
             )
+        for at in (git_dir, common):
+            for name, mend in _BORROWS.items():
+                if os.path.lexists(at / name):
+                    raise ConfigError(
+                        f"the git repository {self.path} names what lies outside of it in {at / name}: git memory "
+                        f"reads none of that; {mend}"
+                    )
         known = tuple((at, at.stat().st_dev, at.stat().st_ino) for at in (git_dir, common))
         if _known.setdefault(self.path, known) != known:
             raise ConfigError(
                 f"the repository {self.path} was replaced by another one since it was first used: restart the proxy if "
                 "that was you"
             )
+        return known
 
-    async def _refuse_hooks(self) -> None:
-        """Hooks that the repository's configuration names (git 2.54) run whatever `core.hooksPath` says."""
-        told = (await self.run("config", "--list", "-z", "--name-only", "--show-scope", whole=True)).split("\0")
-        for scope, name in zip(told[::2], told[1::2], strict=False):
-            if scope in ("local", "worktree") and name.lower().startswith("hook."):
-                raise ConfigError(
-                    f"the configuration of the git repository {self.path} names a hook ({name}): git memory runs none. "
-                    "Remove it there, or set it in your own configuration of git"
-                )
+    async def _look_through(self) -> None:
+        """Refuse hooks that the repository's configuration names: git 2.54 runs those whatever `core.hooksPath` says.
+        And note the files that its configuration includes."""
+        words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
+        told = (await self.run(*words, whole=True)).split("\0")
+        for scope, origin, name in zip(told[::3], told[1::3], told[2::3], strict=False):
+            if scope in ("local", "worktree"):
+                if name.lower().startswith("hook."):
+                    raise ConfigError(
+                        f"the configuration of the git repository {self.path} names a hook ({name}): git memory runs "
+                        "none. Remove it there, or set it in your own configuration of git"
+                    )
+                self._configuration.add(origin.removeprefix("file:"))
 
     async def own_programs(self) -> list[str]:
         """Options by which a program that the repository's files name is the user's own choice again, or none."""
         theirs: dict[str, str] = {}
         named = set()
-        told = (await self.run("config", "--list", "-z", "--show-scope", whole=True)).split("\0")
+        told = (await self.run("config", "--list", "-z", "--show-scope", whole=True, free=True)).split("\0")
         for scope, entry in zip(told[::2], told[1::2], strict=False):
             name, _, value = entry.partition("\n")
             if _PROGRAMS.fullmatch(name.lower()):
@@ -171,12 +204,14 @@ class Repository:
         environment: dict[str, str] | None = None,
         writes: bool = False,
         whole: bool = False,
+        free: bool = False,
     ) -> str:
         """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory.
 
         `writes`: it changes the repository, and nothing else. `whole`: an answer over the limit is an error, not cut.
+        `free`: it reads the user's configuration, too, and other files.
         """
-        child = await self._started(words, environment, stdin, within=self._directories if writes else ())
+        child = await self._started(words, environment, stdin, rights="" if free else "rw" if writes else "r")
         try:
             async with asyncio.timeout(limit):
                 out, error = await child.communicate()
@@ -209,18 +244,27 @@ class Repository:
         more: dict[str, str] | None,
         given: str,
         stderr: int = asyncio.subprocess.PIPE,
-        within: Sequence[str] = (),
+        rights: str = "r",
     ) -> asyncio.subprocess.Process:
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
         env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
         env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(more or {})}
+        argv: tuple[str, ...] = ("git",)
+        at = self.path
         try:
+            if rights and self._own:
+                program, libraries = await asyncio.to_thread(_program, env["PATH"])
+                places = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._own)]
+                places += [f"r:0:0:{path}" for path in (*_SYSTEM, *self._configuration)]
+                places += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
+                argv = (interpreter(), "-I", "-S", within_program.__file__, str(MEMORY), *places, "--", program)
+                env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
+                at = Path("/")  # what git runs or reads by a bare name is not the repository's
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
                 stdin.write(given.encode("utf-8", "replace"))
                 stdin.seek(0)
-                kept = (interpreter(), "-I", "-S", within_program.__file__, *within, "--") if within else ()
                 return await asyncio.create_subprocess_exec(
-                    *kept, "git", "--no-pager", *options, *words, cwd=self.path, env=env,
+                    *argv, "--no-pager", *options, *words, cwd=at, env=env,
                     stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=stderr,
                 )  # fmt: skip
         except FileNotFoundError as exc:
@@ -247,6 +291,26 @@ class Repository:
         except Failed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
         return found
+
+
+@cache
+def _program(path: str) -> tuple[str, tuple[str, ...]]:
+    """The git that PATH leads to, past a wrapper of it, and the loader and libraries that it is started with."""
+    found = shutil.which("git", path=path)
+    if found is None:
+        raise FileNotFoundError(path)
+    inner = Path(_said([found, "--exec-path"], path), "git")
+    program = os.path.realpath(inner if inner.is_file() else found)
+    traced = re.findall(r"(/\S+) \(0x", _said([program], path, LD_TRACE_LOADED_OBJECTS="1"))  # as `ldd` does
+    return program, (*traced, *map(str, Path("/lib").glob("ld-*")))
+
+
+def _said(argv: Sequence[str], path: str, **more: str) -> str:
+    env = {"PATH": path, "LC_ALL": "C.UTF-8", **more}
+    done = subprocess.run(  # noqa: S603 - git's own start
+        argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT, check=False
+    )
+    return done.stdout.decode(errors="replace").strip()
 
 
 def _has_link(path: Path) -> bool:

@@ -31,7 +31,7 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
         if options:
             words = ("commit", "--no-verify", "--allow-empty", "--cleanup=verbatim", "--file=-", *options)
             words = (*await git.own_programs(), *words)
-            await git.run(*words, stdin=text, limit=BY_HAND, environment=await _identity(git))
+            await git.run(*words, stdin=text, limit=BY_HAND, environment=await _identity(git), free=True)
             return await git.head() or ""
         return await _committed(git, text)
     except Failed as exc:
@@ -53,9 +53,8 @@ async def _committed(git: Repository, text: str) -> str:
     above = ("-p", parent) if parent else ()
     identity = await _identity(git)
     made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=identity, writes=True)
-    headline = text.partition("\n")[0]
-    # Only where HEAD is still what the commit was made on.
-    await git.run("update-ref", "-m", f"commit: {headline}", "HEAD", made, parent or "", writes=True)
+    # Only where HEAD is still what the commit was made on. Every user of the machine can read this line.
+    await git.run("update-ref", "-m", "commit", "HEAD", made, parent or "", environment=identity, writes=True)
     return made
 
 
@@ -74,9 +73,13 @@ async def _noted(git: Repository, text: str, revision: str) -> str:
 
 
 async def _identity(git: Repository) -> dict[str, str]:
-    """The author to name where git has no identity configured."""
-    try:
-        await git.run("-c", "user.useConfigOnly=true", "var", "GIT_COMMITTER_IDENT")
-    except Failed:
-        return _NOBODY
-    return {}
+    """Whom to name: who git says it is, or one of ours where no identity is configured."""
+    named = {}
+    for role in ("AUTHOR", "COMMITTER"):
+        try:
+            told = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", free=True)
+        except Failed:
+            return _NOBODY
+        named[f"GIT_{role}_NAME"], _, rest = told.rpartition(" <")
+        named[f"GIT_{role}_EMAIL"] = rest.partition("> ")[0]
+    return named

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import shutil
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -368,27 +370,135 @@ async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path:
     assert before == after
 
 
+@pytest.mark.parametrize(("name", "mend"), [("objects/info/alternates", "repack"), ("info/grafts", "remove")])
+async def test_objects_and_parents_from_elsewhere_are_refused(repo: Repo, tmp_path: Path, name: str, mend: str) -> None:
+    other = Repo(tmp_path / "other")
+    foreign = other.commit(attempt(7))
+    own = repo.commit(attempt(1))
+    place = repo.path / ".git" / name
+    place.parent.mkdir(exist_ok=True)
+    place.write_text(f"{other.path}/.git/objects\n" if mend == "repack" else f"{own} {foreign}\n")
+    for ask in (lambda: earlier(repo.path, FIX, 10), lambda: write(repo.path, attempt(2))):
+        with pytest.raises(ConfigError, match=f"lies outside.*{mend}"):
+            await ask()
+
+
+def meanwhile(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]) -> None:
+    """It happens between the look at a repository and git's own start."""
+    if sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
+        pytest.skip("Landlock keeps git there since Linux 5.13")
+    checked = git.Repository._check
+
+    def checked_and_done(one: git.Repository, *given: Any) -> Any:
+        found = checked(one, *given)
+        act()
+        return found
+
+    monkeypatch.setattr(git.Repository, "_check", checked_and_done)
+
+
+@pytest.mark.parametrize("bare", [False, True], ids=["a work tree", "bare"])
+@pytest.mark.parametrize("way", ["alternates", "objects", "refs", "HEAD", "the folder", "the git directory", "above"])
+async def test_what_is_put_there_while_git_works_leads_it_to_no_other_repository(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way: str, bare: bool
+) -> None:
+    other = Repo(tmp_path / "other")
+    foreign = other.commit(attempt(7))
+    path, target = repo.path, other.path
+    repo.commit(attempt(1))
+    if bare:
+        path, target = tmp_path / "bare.git", tmp_path / "other.git"
+        repo("clone", "--quiet", "--bare", str(repo.path), str(path))
+        other("clone", "--quiet", "--bare", str(other.path), str(target))
+    place, theirs = (path, target) if bare else (path / ".git", target / ".git")
+
+    def replaced() -> None:
+        if way == "alternates":
+            (place / "objects" / "info").mkdir(exist_ok=True)
+            (place / "objects" / "info" / "alternates").write_text(f"{theirs}/objects\n")
+            (place / "HEAD").write_text(f"{foreign}\n")
+            return
+        at, to = {"the folder": (path, target), "the git directory": (place, theirs)}.get(
+            way, (place / way, theirs / way)
+        )
+        at.rename(tmp_path / "aside")
+        at.symlink_to(to)
+        if way in ("refs", "objects"):
+            (place / "HEAD").write_text(f"{foreign}\n" if way == "objects" else "ref: refs/heads/main\n")
+
+    if way == "above":  # a folder on the way to it
+        inner = tmp_path / "above" / "it"
+        inner.parent.mkdir()
+        path.rename(inner)
+        beside = tmp_path / "beside"
+        beside.mkdir()
+        (beside / "it").symlink_to(target)
+        path, target = inner, other.path
+
+        def replaced() -> None:
+            inner.parent.rename(tmp_path / "aside")
+            inner.parent.symlink_to(beside)
+
+    meanwhile(monkeypatch, replaced)
+    before = other("log", "--all", "--format=%H"), other("reflog")
+    with contextlib.suppress(ConfigError):
+        assert 7 not in [one.number for one in (await earlier(path, FIX, 10)).attempts]
+    monkeypatch.undo()
+    assert (other("log", "--all", "--format=%H"), other("reflog")) == before
+
+
+@pytest.mark.parametrize("note", [None, "HEAD"], ids=["a commit", "a note"])
+async def test_a_hook_that_is_put_there_while_git_works_is_not_run(
+    repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None
+) -> None:
+    """As one that the configuration names would be with git 2.54."""
+    ran = tmp_path / "ran"
+    repo.commit(attempt(1), file="a")
+    hook = repo.path / ".git" / "hooks" / "reference-transaction"
+
+    def put() -> None:
+        hook.parent.mkdir(exist_ok=True)
+        hook.write_text(f"#!/bin/sh\ntouch {ran} {hook.parent}/ran\n")
+        hook.chmod(0o755)
+
+    monkeypatch.setattr(git, "_CONFIGURATION", git._CONFIGURATION[1:])
+    meanwhile(monkeypatch, put)
+    with contextlib.suppress(ConfigError):
+        await write(repo.path, attempt(2), note=note)
+    assert not ran.exists()
+    assert not hook.with_name("ran").exists()
+
+
+async def test_an_object_that_unpacks_to_much_ends_at_the_bound_of_memory(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo.commit(attempt(1))
+    head = repo("cat-file", "commit", "HEAD").partition("\n\n")[0]
+    bomb = repo("hash-object", "-t", "commit", "-w", "--stdin", stdin=f"{head}\n\n{' ' * 100_000_000}")
+    repo("update-ref", "HEAD", bomb)
+    repo.commit(attempt(2))
+    assert not (await earlier(repo.path, FIX, 10)).partly
+    monkeypatch.setattr(git, "MEMORY", 64 * 1024 * 1024)
+    assert (await earlier(repo.path, FIX, 10)).partly
+
+
 @pytest.mark.parametrize("note", [None, "HEAD"], ids=["a commit", "a note"])
 async def test_a_link_that_is_put_there_while_git_works_leads_it_to_no_write_outside(
     repo: Repo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, note: str | None
 ) -> None:
-    if sys.platform != "linux" or ctypes.CDLL(None).syscall(444, None, ctypes.c_size_t(0), 1) < 1:
-        pytest.skip("Landlock keeps git there since Linux 5.13")
     repo.commit(attempt(1), file="a")
     await write(repo.path, attempt(2), note=note)
-    checked = git.Repository._check
     victim = tmp_path / "profile"
     victim.write_text("mine\n")
     logs = repo.path / ".git" / "logs"
 
-    def checked_and_replaced(one: git.Repository, *given: Any) -> None:
-        checked(one, *given)
+    def replaced() -> None:
         shutil.rmtree(logs)
         (logs / "refs" / "notes").mkdir(parents=True)
         for name in ("HEAD", "refs/notes/attempts"):
             (logs / name).symlink_to(victim)
 
-    monkeypatch.setattr(git.Repository, "_check", checked_and_replaced)
+    meanwhile(monkeypatch, replaced)
     with pytest.raises(ConfigError, match="could not write"):
         await write(repo.path, attempt(3), note=note)
     assert victim.read_text() == "mine\n"

@@ -52,6 +52,21 @@ async def test_the_persons_own_name_and_options_count(repo: Repo) -> None:
         await write(repo.path, attempt(3), options=("--no-such-option",))
 
 
+async def test_no_command_line_holds_words_of_an_attempt(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every user of the machine can read it."""
+    start, seen = asyncio.create_subprocess_exec, []
+
+    async def noted(*words: Any, **options: Any) -> Process:
+        seen.append(words)
+        return await start(*words, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", noted)
+    made = await write(repo.path, attempt(1))
+    await write(repo.path, attempt(2), note=made)
+    assert seen
+    assert not [words for words in seen if "retried the query" in " ".join(map(str, words))]
+
+
 async def test_a_note_leaves_the_commit_as_it_is_and_a_second_one_is_added_to_it(repo: Repo) -> None:
     before = repo.commit("fix", file="a")
     assert await write(repo.path, attempt(1), note="HEAD") == before
