@@ -17,6 +17,7 @@ import sys
 import tomllib
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -691,6 +692,19 @@ class Settings(BaseSettings):
             found |= {Path(text): f"models.{name}" for text in texts if text.startswith(("/", "~"))}
         return {Path(os.path.abspath(path.expanduser())): what for path, what in found.items()}
 
+    def run_unconfined(self) -> dict[Path, str]:
+        """What a CLI without a boundary is told of by the settings and by its MCP servers' file: programs and their
+        scripts among it. With what names each."""
+        found = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
+        for name, profile in self.profiles.items():
+            if profile.mcp_config is not None and not profile.confined:
+                at = profile.mcp_config.expanduser()
+                with suppress(OSError):
+                    text = at.read_text("utf-8", "replace")
+                    found |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
+                found[Path(os.path.abspath(at))] = f"mcp_config of profile {name}"
+        return found
+
     def refuse_loop(self, model: str, base: str | None) -> None:
         """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would
         look by itself, or where its provider's variable in the environment leads."""
@@ -757,6 +771,15 @@ def _origin(text: str) -> str:
     host = f"[{name}]" if ":" in name else name
     is_usual = port is None or origin(f"{scheme}://{host}") == named
     return f"{scheme}://{host}" if is_usual else f"{scheme}://{host}:{port}"
+
+
+def paths_in(text: str) -> set[Path]:
+    """The absolute paths that stand in a text, and in each of its words in quotes."""
+    quoted = re.findall(r"\"((?:~|\$\{?HOME\}?)?/[^\"]*)\"", text)
+    return {
+        Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
+        for word in (*quoted, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
+    }
 
 
 def read_secret(path: Path, name: str) -> bytes:

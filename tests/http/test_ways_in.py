@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import socket
@@ -281,6 +282,25 @@ def test_a_git_memory_that_agents_of_a_profile_can_write_is_said(tmp_path: Path)
     assert said(repo)
     assert said(tmp_path / "other", tmp_path / "link")
     assert not said(tmp_path / "other", repo / "inner")
+
+
+def test_a_folder_that_a_server_without_a_boundary_names_and_confined_agents_write_is_said(tmp_path: Path) -> None:
+    (tmp_path / "server" / "lib").mkdir(parents=True)
+    config = tmp_path / "mcp.json"
+    config.write_text(
+        json.dumps({"mcpServers": {"one": {"command": "uv", "args": [f"--directory={tmp_path}/server"]}}})
+    )
+
+    def said(folder: Path) -> bool:
+        coder = Profile(tools=("Bash",), confined=True, add_dirs=(folder,))
+        profiles = {"free": Profile(mcp_config=config), "coder": coder}
+        return f"{tmp_path}/server, which mcp_config of profile free names" in told(
+            Settings(var=tmp_path / "var", profiles=profiles)
+        )
+
+    assert said(tmp_path / "server")
+    assert said(tmp_path)
+    assert not said(tmp_path / "other")
 
 
 def test_several_keys_over_one_subscription_are_said_to_be_against_its_terms(

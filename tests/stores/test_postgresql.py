@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import threading
 import time
@@ -564,6 +565,80 @@ async def test_a_server_that_is_not_the_one_of_the_certificate_is_refused(guarde
     ):
         with pytest.raises(StoreUnavailable, match=r"certificate|match host"):
             await PostgresqlStore(wrong).open()
+
+
+@pytest.mark.parametrize(
+    ("place", "asks"),
+    [
+        *((place, asks) for place in ("the URL", "the environment", "a file") for asks in ("by a password", "by MD5")),
+        ("the URL", "nothing"), ("the environment", "nothing"),
+    ],
+)  # fmt: skip
+async def test_who_takes_the_servers_port_is_sent_no_password_and_no_query(
+    asks: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of PostgreSQL's own: AuthenticationCleartextPassword, AuthenticationMD5Password, AuthenticationOk."""
+    asked = {"by a password": (3, b""), "by MD5": (5, b"salt"), "nothing": (0, b"")}[asks]
+    heard = bytearray()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError, asyncio.IncompleteReadError), closing(writer):
+            while True:
+                (length,) = struct.unpack("!I", await reader.readexactly(4))
+                if length != 8:  # its start, and no question for TLS
+                    break
+                await reader.readexactly(4)
+                writer.write(b"N")
+            await reader.readexactly(length - 4)
+            writer.write(b"R" + struct.pack("!II", 8 + len(asked[1]), asked[0]) + asked[1])
+            while got := await reader.read(4096):
+                heard.extend(got)
+        ended.set()
+
+    ended = asyncio.Event()
+    port, password = free_port(), "marmalade"
+    if place == "the environment":
+        monkeypatch.setenv("PGPASSWORD", password)
+    elif place == "a file":
+        (tmp_path / "pass").write_text(f"*:*:*:*:{password}\n")
+        (tmp_path / "pass").chmod(0o600)
+        monkeypatch.setenv("PGPASSFILE", str(tmp_path / "pass"))
+    url = f"postgresql://u{f':{password}' if place == 'the URL' else ''}@127.0.0.1:{port}/chains"
+    async with await asyncio.start_server(answer, "127.0.0.1", port):
+        with pytest.raises(StoreUnavailable, match="asked otherwise than by SCRAM"):
+            await PostgresqlStore(url).open()
+        assert bytes(heard) == b""
+        await ended.wait()
+
+
+async def test_scram_without_tls_and_another_way_where_the_url_says_so(guarded: Postgres) -> None:
+    rules = guarded.folder / "data" / "pg_hba.conf"
+    before = rules.read_text()
+
+    def loaded() -> float:
+        with psycopg.connect(guarded.url("postgres")) as conn:
+            found = conn.execute("SELECT extract(epoch FROM pg_conf_load_time())::float").fetchone()
+            return float(found[0]) if found else 0.0
+
+    async def allow(method: str) -> None:
+        rules.write_text(f"{before}hostnossl all all all {method}\n" if method else before)
+        was = loaded()
+        with psycopg.connect(guarded.url("postgres")) as conn:
+            conn.execute("SELECT pg_reload_conf()")
+        await until(lambda: loaded() > was)
+
+    url = guest(guarded, sslmode="disable")
+    try:
+        await allow("scram-sha-256")
+        async with opened(lambda: PostgresqlStore(url)) as store:
+            await store.probe()
+        await allow("password")
+        with pytest.raises(StoreUnavailable, match="say require_auth"):
+            await PostgresqlStore(url).open()
+        async with opened(lambda: PostgresqlStore(f"{url}&require_auth=password")) as store:
+            await store.probe()
+    finally:
+        await allow("")
 
 
 async def test_a_password_is_in_no_message(guarded: Postgres) -> None:

@@ -20,7 +20,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
@@ -44,6 +44,8 @@ WRITERS = 4
 READERS = 4
 # The oldest server with what is used here; PostgreSQL itself has ended 12.
 OLDEST = 130000
+# A libpq that can be told how a server is to ask for a password.
+REQUIRES_SINCE = 160000
 # How often a server that is away is asked again by a write that may wait. Seconds.
 RETRY = 0.1
 # A transaction of a proxy that was paused gives its locks back after this time (ms): less than others wait for them.
@@ -80,7 +82,8 @@ class PostgresqlDatabase(Life, Database):
 
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
-            self._options = {**DEFAULTS, **conninfo_to_dict(url)}
+            told = conninfo_to_dict(url)
+            self._options = {**DEFAULTS, **_only_to_the_server(told), **told}
         except psycopg.Error:
             # Without libpq's own words: they hold parts of the URL, and a password may be among them.
             raise ConfigError(
@@ -355,13 +358,28 @@ class PostgresqlDatabase(Life, Database):
                 "holds it, then try again",
                 retry_after=1.0,
             )
-        advice = ADVICE.get(code) or ADVICE.get(code[:2]) or "see its log, and run `cli-session-proxy doctor`"
+        unsafe = NOT_SAFE if "authentication method requirement" in lines[0] else None
+        advice = unsafe or ADVICE.get(code) or ADVICE.get(code[:2]) or "see its log, and run `cli-session-proxy doctor`"
         lost = "the connection was lost while it was written, so it may be there or not; " if in_doubt else ""
         return StoreUnavailable(
             f"the store {self.name} cannot be used ({lines[0].strip()}): {lost}{advice}",
             retry_after=1.0 if is_lost(exc) else None,
             detail={"sqlstate": code, **({"in_doubt": True} if in_doubt else {})},
         )
+
+
+def _only_to_the_server(told: Mapping[str, Any]) -> dict[str, str]:
+    """No password to whoever has its place: SCRAM tells nobody what it is, and shows that the server knows it.
+
+    A password that is named is used, or there is no connection; one in a file is sent by SCRAM only. A certificate that
+    is verified says the same of any method.
+    """
+    if psycopg.pq.version() < REQUIRES_SINCE:
+        return {}
+    given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # of libpq's own
+    if "require_auth" in given or str(told.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
+        return {}
+    return {"require_auth": "scram-sha-256" if told.get("password") or "password" in given else "!password,!md5"}
 
 
 class _Held:
@@ -384,6 +402,10 @@ LOCKED = "55P03"
 # The SQLSTATE of every write to a store that was moved; the message is the new place.
 MOVED = "MOVED"
 # By SQLSTATE, or by its class; "": no server answered.
+NOT_SAFE = (
+    "it, or whoever has its place, asked otherwise than by SCRAM and was sent nothing: set password_encryption to "
+    "scram-sha-256 and the user's password anew, use TLS with sslmode=verify-full, or say require_auth=… in the URL"
+)
 ADVICE = {
     "": "start PostgreSQL, or correct `store`",
     "08": "start PostgreSQL, or correct `store`",

@@ -21,7 +21,7 @@ import psutil
 import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.backends.claude.process import confine
+from cli_session_proxy.backends.claude.process import confine, environment
 from cli_session_proxy.backends.claude.process.memory import weigh
 from cli_session_proxy.commands.login import report
 from cli_session_proxy.engine.engine import Engine
@@ -221,8 +221,11 @@ def renewed(**more: object) -> str:
     return json.dumps({"claudeAiOauth": LOGIN["claudeAiOauth"] | told | more})
 
 
-async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_does(shells: Shells) -> None:
+async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_does(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Written by a shell, as a CLI does it: in place, and by a file that is put there."""
+    monkeypatch.setattr(environment, "has_login", lambda _: False)  # else it is lent none
     config = shells.settings.claude_config_dir
     assert config is not None
     login = config / ".credentials.json"
@@ -248,6 +251,30 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
         assert login.stat().st_mode & 0o777 == 0o600
         await shells.run(engine, "confined", f"rm {login}; mkdir {login}")
         assert login.is_file()
+
+
+async def test_a_confined_cli_with_a_login_of_its_own_is_lent_no_other(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    config.mkdir(exist_ok=True)
+    login = config / ".credentials.json"
+    login.write_text(json.dumps(LOGIN))
+    looks = f"ls -a {config}; grep -c before {login}; echo looked"
+    async with running(shells.settings) as engine:
+        with monkeypatch.context() as changed:  # a turn before had the user's own
+            changed.setattr(environment, "has_login", lambda _: False)
+            assert "1\nlooked" in await shells.run(engine, "confined", looks)
+        said = await shells.run(engine, "confined", looks)
+        assert "looked" in said
+        assert ".credentials" not in said.replace(str(login), "")
+    assert not [
+        at for at in (shells.settings.var / "confined").rglob("*") if "before" in at.name or at.name == login.name
+    ]
+    env = {"CLAUDE_CODE_USE_BEDROCK": "0", "PATH": "/bin"}
+    assert not environment.has_login(env)
+    assert all(environment.has_login(env | {name: "1"}) for name in ("CLAUDE_CODE_USE_BEDROCK", *environment.LOGINS))
 
 
 async def test_what_is_kept_in_memory_inside_is_bounded_and_weighed(shells: Shells) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import ctypes
+import json
 import os
 import shutil
 import socket
@@ -54,7 +55,20 @@ async def test_a_secret_that_is_replaced_while_a_cli_runs_is_not_shown(shells: S
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("place", ["the CLI", "a link to it", "Python", "this program", "another profile's servers"])
+SERVERS = ("servers", "server's script", "server's option", "hook")
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        "the CLI",
+        "a link to it",
+        "Python",
+        "this program",
+        "an environment",
+        *(f"another profile's {one}" for one in SERVERS),
+    ],
+)
 async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_path: Path, place: str) -> None:
     project = tmp_path / "project"
     (project / "bin").mkdir(parents=True)
@@ -67,9 +81,25 @@ async def test_what_runs_outside_is_not_written_from_inside(shells: Shells, tmp_
     elif place == "a link to it":
         (project / "bin" / "claude").symlink_to(own)
         settings = settings.model_copy(update={"claude_bin": project / "bin" / "claude"})
+    elif place == "an environment":
+        env = {"NODE_OPTIONS": f"--no-warnings --require={project}/bin/first.js"}
+        settings = settings.model_copy(update={"claude_env": settings.claude_env | env})
     elif place == "another profile's servers":
         (project / "bin" / "mcp.json").write_text('{"mcpServers": {}}')
         profiles["free"] = Profile(mcp_config=project / "bin" / "mcp.json")
+    elif place == "another profile's hook":
+        profiles["free"] = Profile(setting_sources=("user",))
+        hooks = [{"type": "command", "command": f"{project}/bin/hook.sh --quiet"}]
+        assert settings.claude_config_dir is not None
+        settings.claude_config_dir.mkdir(exist_ok=True)
+        (settings.claude_config_dir / "settings.json").write_text(json.dumps({"hooks": {"Stop": [{"hooks": hooks}]}}))
+    elif place.startswith("another profile's server"):
+        args = (
+            ["-c", f"exec python3 '{project}/bin/server.py'"] if "option" in place else [f"{project}/bin/a server.py"]
+        )
+        server = {"command": "sh", "args": args}
+        (tmp_path / "mcp.json").write_text(json.dumps({"mcpServers": {"one": server}}))
+        profiles["free"] = Profile(mcp_config=tmp_path / "mcp.json")
     else:
         folder = sysconfig.get_paths()["purelib"] if place == "Python" else str(Path(confine.__file__).parent)
         profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (Path(folder),)})}

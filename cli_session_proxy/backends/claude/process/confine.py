@@ -39,7 +39,7 @@ from pathlib import Path
 from ....errors import SandboxError
 from ....machine import command_to, interpreter
 from ....sandbox import make_private
-from ....settings import CONFIG_FILE, Profile, Settings
+from ....settings import CONFIG_FILE, Profile, Settings, paths_in
 from ..transcript.files import MEMORY
 from . import confine_program
 from .login import write_private
@@ -329,10 +329,12 @@ class _Boundary:
         python = sysconfig.get_paths()
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
         found |= dict.fromkeys(map(Path, (*ours, *filter(os.path.isabs, sys.path))), "this program")
-        for name, profile in self._settings.profiles.items():
-            if profile.mcp_config is not None and not profile.confined:
-                found[Path(os.path.abspath(profile.mcp_config.expanduser()))] = f"mcp_config of profile {name}"
-        return found
+        files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
+        if any("user" in one.setting_sources for one in self._settings.profiles.values() if not one.confined):
+            with contextlib.suppress(OSError):
+                text = (self._place.config_dir / USER_SETTINGS[0]).read_text("utf-8", "replace")
+                files |= {path: "settings of the CLI" for path in paths_in(text) if not path.is_dir()}
+        return found | files
 
     def _check_name(self, path: Path) -> None:
         """Refuse a place that another confined profile's agents could replace by a link."""

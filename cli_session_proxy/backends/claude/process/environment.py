@@ -155,6 +155,12 @@ def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
     return {name: value for name, value in env.items() if name not in others} | {OAUTH_TOKEN: token}
 
 
+def has_login(env: Mapping[str, str]) -> bool:
+    """A CLI in this environment is logged in by it, and looks for no login of its own."""
+    clouds = (value for name, value in env.items() if name.startswith(CLOUDS))
+    return any(env.get(name) for name in LOGINS) or any(value.strip().lower() not in _OFF for value in clouds)
+
+
 def keychain_may_be_closed() -> bool:
     """On macOS, where no person sits at the screen: over SSH, or started by launchd and not by a Terminal."""
     service = os.environ.get("XPC_SERVICE_NAME", "0")

@@ -44,7 +44,7 @@ UNKNOWN = (
 
 async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
     """The CLI is started only where the names in its environment do not tell."""
-    if any(env.get(name) for name in environment.LOGINS) or any(name.startswith(environment.CLOUDS) for name in env):
+    if environment.has_login(env):
         return Login("by use" if billed_by_use(env) else "subscription", None)
     command = environment.login_command(settings)
     status = await _status(claude, env)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .... import logs
-from ....sandbox import LOGINS, make_private
+from ....sandbox import LOGINS, make_private, remove_any
 
 log = logs.get(__name__)
 
@@ -44,14 +44,19 @@ class Logins:
         self._bases = var / "confined" / LOGINS
         self._lent: dict[Path, tuple[int, ...] | None] = {}  # private directories, and the state of their copies
 
-    def exchange(self, private: Path) -> None:
-        """Take renewed logins back, then give this agent's CLI the user's own as it is now."""
+    def exchange(self, private: Path, *, lend: bool) -> None:
+        """Take renewed logins back, then give this agent's CLI the user's own as it is now. `lend` False: none, because
+        its environment holds another one."""
         if self._own.is_file():
             self._lent.setdefault(private, None)
         for there in list(self._lent):
             if self._lent[there] != _state(there / FILE):
                 self._take_back(there)
-        if private in self._lent:
+        if not lend:
+            self._lent.pop(private, None)
+            for copy in (private / FILE, self._bases / private.name):
+                remove_any(copy)
+        elif private in self._lent:
             self._lend(private)
 
     def _lend(self, private: Path) -> None:

@@ -143,7 +143,7 @@ class Sessions:
             self._sandboxes.note_confined(agent.dir)
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
             place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
-            await self._exchange_login(private)
+            await self._exchange_login(private, lend=not environment.has_login(env))
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.goes_on(job)
@@ -188,12 +188,12 @@ class Sessions:
             retry_after=RETRY_AFTER,
         )
 
-    async def _exchange_login(self, private: Path) -> None:
-        """Renewed logins of confined agents come back, and this agent has the user's own as it is now."""
+    async def _exchange_login(self, private: Path, *, lend: bool) -> None:
+        """Renewed logins of confined agents come back, and this agent has the user's own as it is now, or none."""
         try:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
-                await asyncio.to_thread(self._logins.exchange, private)
+                await asyncio.to_thread(self._logins.exchange, private, lend=lend)
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
 
