@@ -142,9 +142,13 @@ class Sandboxes:
         """The agent's own TMPDIR, outside its sandbox and short enough for the CLI's sockets; nothing is created."""
         return self._short(self._tmp / self.path(agent_dir).name)
 
-    def private(self, agent_dir: str) -> Path:
-        """The CLI's own directory of a confined agent, which it cannot rename; nothing is created."""
-        return self._private / self.path(agent_dir).name
+    def private(self, agent_dir: str, *, shows_settings: bool = False) -> Path:
+        """The CLI's own directory of a confined agent, which it cannot rename; nothing is created.
+
+        `shows_settings`: the user's own are mounted in it. Another one, because what an agent may write must not hold
+        what a later boundary of it is mounted on.
+        """
+        return self._private / f"{self.path(agent_dir).name}{'~user' if shows_settings else ''}"
 
     def note_confined(self, agent_dir: str) -> None:
         """Its CLI runs behind a boundary from now on. Noted beside its directory: every host that sees the one sees the
@@ -170,9 +174,10 @@ class Sandboxes:
     def remove(self, agent_dir: str) -> None:
         """Delete all directories of the agent; what links point at stays. Nothing there is fine."""
         self._prepared.pop(agent_dir, None)
-        private = self.private(agent_dir)
-        login = private.with_name(LOGINS) / private.name
-        for path in (self.path(agent_dir), self.tmpdir(agent_dir), private, login, self._confined / private.name):
+        private = [self.private(agent_dir, shows_settings=shows) for shows in (False, True)]
+        logins = [one.with_name(LOGINS) / one.name for one in private]
+        mark = self._confined / self.path(agent_dir).name
+        for path in (self.path(agent_dir), self.tmpdir(agent_dir), *private, *logins, mark):
             if path.is_symlink():
                 raise SandboxError(
                     f"{path} is a symbolic link, not an agent's directory: left alone, remove it yourself"
@@ -184,7 +189,12 @@ class Sandboxes:
         if len(os.fsencode(path)) <= TMPDIR_LIMIT:
             return path
         digest = hashlib.sha256(os.fsencode(path)).hexdigest()[:16]
-        return Path(tempfile.gettempdir()) / f"cli-session-proxy-{os.getuid()}" / digest
+        return short_tmpdirs() / digest
+
+
+def short_tmpdirs() -> Path:
+    """Where TMPDIRs of agents lie whose own path would be too long."""
+    return Path(tempfile.gettempdir()) / f"cli-session-proxy-{os.getuid()}"
 
 
 def remove_any(path: Path) -> None:

@@ -684,6 +684,8 @@ class Settings(BaseSettings):
         if self.store is not None:  # libpq looks there by itself
             found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
             found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
+        if self.archive_to is not None and not self.archive_to.startswith(S3):
+            found[Path(self.archive_to)] = "archive_to"
         if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 looks there by itself
             found |= {Path(path): "archive_to" for name in _FILES_OF_AWS if (path := os.environ.get(name))}
             found |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}

@@ -332,6 +332,9 @@ def test_that_an_agent_was_confined_is_seen_wherever_its_directory_is_and_gone_w
     assert [boxes.was_confined("a") for boxes in (one, two)] == [False, False]
     one.private("a").mkdir(parents=True)  # by an earlier version
     assert one.was_confined("a")
+    one.private("a", shows_settings=True).mkdir()
+    one.remove("a")
+    assert list((tmp_path / "one" / "confined").iterdir()) == []
 
 
 def test_what_is_started_ahead_has_directories_that_no_agent_can_have(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from ...conftest import ROOT, required
 from ...continuity.talk import ASKS_FOR_SUMMARY
 from ...talking import ask, claude, events, running, text
 from ...until import until
-from .test_confined import CONFINED, MARK, Shells, bubblewrap, shells
+from .test_confined import CONFINED, FREE, MARK, Shells, bubblewrap, shells
 
 __all__ = ["bubblewrap", "shells"]
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
@@ -154,6 +155,8 @@ async def test_a_link_on_the_way_to_a_mount_makes_nothing_outside(shells: Shells
             said = await shells.run(engine, "confined", f"mv {config}/{name} {config}/moved 2>&1; echo tried")
             assert "busy" in said
             assert "tried" in said
+    private = shells.settings.var / "confined" / "confined~user"
+    private.mkdir()
     for name in ("projects", "settings.json"):  # left there in some other way
         if (private / name).exists():
             (private / name).rename(private / f"{name}.old")
@@ -165,6 +168,54 @@ async def test_a_link_on_the_way_to_a_mount_makes_nothing_outside(shells: Shells
     async with running(settings) as engine:
         assert "here" in await shells.run(engine, "confined", f"cat {config}/settings.json; echo here")
     assert [*victim.rglob("*")] == [victim / "projects"]
+
+
+async def test_a_link_that_is_put_there_while_another_cli_of_the_agent_starts_makes_nothing_outside(
+    shells: Shells, tmp_path: Path
+) -> None:
+    """An earlier session's CLI waits for its next turn, and what its shell left running goes on."""
+    config, victim = shells.settings.claude_config_dir, tmp_path / "victim"
+    assert config is not None
+    config.mkdir(exist_ok=True)
+    victim.mkdir()
+    (config / "CLAUDE.md").write_text("Be kind to marmalade.")
+    profiles = {"confined": CONFINED, "wide": CONFINED.model_copy(update={"setting_sources": ("user",)})}
+    links = "; ".join(f"ln -sfn /oldroot{victim}/{name} {config}/{name}" for name in ("CLAUDE.md", "settings.json"))
+    puts = f"setsid sh -c 'while :; do {links}; touch going; done' >/dev/null 2>&1 </dev/null & echo started"
+    shells.upstream.when("go", ToolUse([("Bash", {"command": puts})]))
+    async with running(shells.settings.model_copy(update={"profiles": profiles})) as engine:
+        first = await ask(engine, "hello", profile="confined")
+        assert "started" in text(await ask(engine, "go", profile="confined"))
+        await until((shells.settings.var / "sandbox" / "agents" / "a" / "going").exists)
+        for again in ("one", "two", "three"):  # each a branch: a session of its own
+            await ask(engine, "hello", text(first), again, profile="wide")
+            assert "Be kind to marmalade." in str(shells.upstream.requests[-1].body)
+    assert list(victim.iterdir()) == []
+
+
+@pytest.mark.parametrize("place", ["transcripts", "archives", "TMPDIRs", "settings of projects"])
+async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
+    shells: Shells, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added, settings = tmp_path / "added", shells.settings
+    (added / "inner").mkdir(parents=True)
+    profiles = {"confined": CONFINED.model_copy(update={"add_dirs": (added,)})}
+    if place == "transcripts":
+        assert settings.claude_config_dir is not None
+        settings.claude_config_dir.mkdir(exist_ok=True)
+        (settings.claude_config_dir / "projects").symlink_to(added / "inner")
+    elif place == "archives":
+        settings = settings.model_copy(update={"archive_to": str(added / "inner")})
+    elif place == "TMPDIRs":
+        monkeypatch.setattr(tempfile, "tempdir", str(added))
+    else:
+        profiles["free"] = FREE.model_copy(update={"setting_sources": ("project",)})
+        links = SandboxSettings(links={".claude/skills": added / "inner"})
+        settings = settings.model_copy(update={"sandbox": links})
+    async with running(settings.model_copy(update={"profiles": profiles})) as engine:
+        with pytest.raises(SandboxError, match=r"add_dirs.*could so reach"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
 
 
 async def test_sockets_without_a_path_are_closed(shells: Shells) -> None:

@@ -38,7 +38,7 @@ from pathlib import Path
 
 from ....errors import SandboxError
 from ....machine import command_to, interpreter
-from ....sandbox import make_private
+from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, Profile, Settings, paths_in
 from ..transcript.files import MEMORY
 from . import confine_program
@@ -239,6 +239,7 @@ class _Boundary:
         self._others = {
             settings.var: "--var",
             place.config_dir: "the CLI's directory",
+            place.project.parent: "the CLI's transcripts",
             **({} if settings.sandbox_root is None else {settings.sandbox_root: "sandbox_root"}),
         }
         self._written: list[Path] = []
@@ -272,11 +273,15 @@ class _Boundary:
             elif path.exists():
                 self._mounts.append(_Mount("--ro-bind", path, path))
         for name, line in _users(self._home).items():
-            made = self._settings.var / "confined" / f"~{name}"
-            make_private(made.parent)
-            if not made.is_file() or made.read_text() != line:
-                write_private(made, line.encode())
-            self._mounts.append(_Mount("--ro-bind", etc / name, made))
+            self._mounts.append(_Mount("--ro-bind", etc / name, self._made(name, line)))
+
+    def _made(self, name: str, text: str) -> Path:
+        """A file of ours that holds this text."""
+        made = self._settings.var / "confined" / f"~{name}"
+        make_private(made.parent)
+        if not made.is_file() or made.read_text() != text:
+            write_private(made, text.encode())
+        return made
 
     def _own(self) -> None:
         """Binds what is the agent's own, and empty folders that hide everything around it."""
@@ -308,6 +313,7 @@ class _Boundary:
         if self._settings.config is None:  # the next start reads it, whoever wrote it
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
         others |= self._run_outside()
+        others[short_tmpdirs()] = "other agents' TMPDIR"
         real = folder.resolve()
         for path, what in (mounted | others).items():
             reached = any(link.is_relative_to(real) for link in _links(path))
@@ -330,6 +336,15 @@ class _Boundary:
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
         found |= dict.fromkeys(map(Path, (*ours, *filter(os.path.isabs, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
+        if any(
+            {"project", "local"} & {*one.setting_sources}
+            for one in self._settings.profiles.values()
+            if not one.confined
+        ):
+            links = {
+                name: target for name, target in self._settings.sandbox.links.items() if name.startswith(".claude")
+            }
+            files |= {Path(os.path.abspath(at.expanduser())): f"sandbox.links {name}" for name, at in links.items()}
         if any("user" in one.setting_sources for one in self._settings.profiles.values() if not one.confined):
             with contextlib.suppress(OSError):
                 text = (self._place.config_dir / USER_SETTINGS[0]).read_text("utf-8", "replace")
@@ -347,6 +362,9 @@ class _Boundary:
         """Mount read-only: the CLI, targets of links, files that the CLI's environment names."""
         env, place, profile = self._env, self._place, self._profile
         shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
+        for at in (at for at in shown if not os.path.lexists(at)):  # always a mount: see `Sandboxes.private`
+            empty = None if not at.suffix else self._made(f"empty{at.suffix}", "{}" if at.suffix == ".json" else "")
+            self._mounts.append(_Mount("--tmpfs" if empty is None else "--ro-bind", at, empty))
         shown += [*_software(self._program, env), *(Path(env[name]) for name in NAMED_FILES if env.get(name))]
         clouds = {folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)}
         shown += [self._home / folder for folder in sorted(clouds)]

@@ -175,9 +175,11 @@ class Guardian:
         # Its end may be closed by now, where the CLI was asked to end.
         open_ = [guarded.stdin] if guarded is not None and guarded.stdin.fileno() >= 0 else []
         try:
-            if open_:
+            try:
                 sent = socket.send_fds(self._line, [record], [one.fileno() for one in open_])
-            else:
+            except OSError as exc:  # this user's programs, an agent's among them, have sent too many to each other
+                if exc.errno != errno.ETOOMANYREFS:
+                    raise
                 sent = self._line.send(record)
         except OSError as exc:
             log.warning("guardian_unreachable", error=exc.strerror)

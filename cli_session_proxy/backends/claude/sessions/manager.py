@@ -141,7 +141,8 @@ class Sessions:
         wrapper: Wrapper | None = None
         if job.profile.confined:
             self._sandboxes.note_confined(agent.dir)
-            project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir)
+            shows = "user" in job.profile.setting_sources
+            project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir, shows_settings=shows)
             place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
             await self._exchange_login(private, lend=not environment.has_login(env))
             wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)

@@ -87,6 +87,25 @@ async def test_what_is_guarded_dies_with_the_proxy_and_what_was_released_does_no
     assert another.process.poll() is None
 
 
+async def test_where_this_user_sent_too_many_descriptors_it_is_told_without_one(
+    started: Guardian, sleeper: Sleeper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel counts them for all of a user's programs, a confined agent's too."""
+    send = socket.send_fds
+
+    def refused(line: socket.socket, said: list[bytes], fds: list[int]) -> int:
+        if fds:
+            raise OSError(errno.ETOOMANYREFS, "Too many references")
+        return send(line, said, fds)
+
+    monkeypatch.setattr(socket, "send_fds", refused)
+    pid = started.pid
+    started.guard(sleeper.pid, start_time(sleeper.pid), sleeper.stdin)
+    assert started.pid == pid
+    await started.close()
+    assert sleeper.process.wait(10) == -signal.SIGKILL
+
+
 def test_a_start_time_does_not_move_with_the_clock(sleeper: Sleeper, macos: None) -> None:
     first = psutil.Process(sleeper.pid).create_time()
     assert psutil.Process(sleeper.pid).create_time() != first
