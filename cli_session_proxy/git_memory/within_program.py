@@ -29,7 +29,8 @@ PR_SET_NO_NEW_PRIVS = 38
 
 def main() -> None:
     end = sys.argv.index("--")
-    most = int(sys.argv[1])
+    _, allowed = resource.getrlimit(resource.RLIMIT_DATA)
+    most = int(sys.argv[1]) if allowed == resource.RLIM_INFINITY else min(int(sys.argv[1]), allowed)
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import ctypes
 import os
@@ -480,6 +481,21 @@ async def test_an_object_that_unpacks_to_much_ends_at_the_bound_of_memory(
     assert not (await earlier(repo.path, FIX, 10)).partly
     monkeypatch.setattr(git, "MEMORY", 64 * 1024 * 1024)
     assert (await earlier(repo.path, FIX, 10)).partly
+
+
+async def test_where_less_memory_is_allowed_git_runs_with_that(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody but root may raise it again."""
+    repo.commit(attempt(1))
+    start, less = asyncio.create_subprocess_exec, 1024**3
+
+    async def within(*words: Any, **options: Any) -> Any:
+        bounded = (
+            () if words[0] == "git" else ("prlimit", f"--data={less}:{less}", "setpriv", "--bounding-set=-all", "--")
+        )
+        return await start(*bounded, *words, **options)
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", within)
+    assert await numbers(repo) == [1]
 
 
 @pytest.mark.parametrize("note", [None, "HEAD"], ids=["a commit", "a note"])

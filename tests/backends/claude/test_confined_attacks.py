@@ -437,18 +437,22 @@ async def test_programs_that_are_found_by_a_link_in_a_folder_that_is_written_are
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("place", ["a folder of modules", "where serve was started"])
+@pytest.mark.parametrize("place", ["a folder of modules", "where serve was started", "a path of Python's"])
 async def test_what_this_program_reads_later_is_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
     """Modules are imported when they are needed first, and settings in the working directory at the next start."""
     project = tmp_path / "project"
     (project / "lib").mkdir(parents=True)
+    settings = with_profile(shells.settings, add_dirs=(project,))
     if place == "a folder of modules":
         monkeypatch.syspath_prepend(project / "lib")
     else:
         monkeypatch.chdir(project)
-    async with running(with_profile(shells.settings, add_dirs=(project,))) as engine:
+    if place == "a path of Python's":  # as in an interactive one
+        monkeypatch.setattr(sys, "path", ["", *sys.path])
+        settings = settings.model_copy(update={"config": tmp_path / "named.toml"})
+    async with running(settings) as engine:
         with pytest.raises(SandboxError, match=r"add_dirs.* \((this program|a file of settings)\)"):
             await shells.run(engine, "confined", "true")
     assert shells.upstream.requests == []

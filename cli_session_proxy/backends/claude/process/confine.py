@@ -334,7 +334,7 @@ class _Boundary:
         found |= dict.fromkeys(map(Path, folders), "a folder of PATH")
         python = sysconfig.get_paths()
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
-        found |= dict.fromkeys(map(Path, (*ours, *filter(os.path.isabs, sys.path))), "this program")
+        found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
         if any(
             {"project", "local"} & {*one.setting_sources}
