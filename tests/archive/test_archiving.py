@@ -29,6 +29,7 @@ from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import MirrorKey
 from turnfault.provider.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..engine.test_core import Model, core
 from ..talking import ask, heard, running
@@ -114,6 +115,7 @@ async def test_an_archived_chain_is_gone_here_and_comes_back_whole(settings: Set
     assert [path.name for path in settings.var.iterdir() if path.name.startswith("tmp")] == []
 
 
+@old_cli_in_full
 async def test_the_conversation_goes_on_from_the_archive_with_the_real_cli(
     claude: Path, make_settings: MakeSettings, upstream: Upstream, folder: Path, tmp_path: Path
 ) -> None:

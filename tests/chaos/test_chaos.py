@@ -103,6 +103,7 @@ FOUND = {path.stem: path.read_text() for path in sorted((Path(__file__).parent /
 ELSEWHERE = {
     "a_cut_stream_on_responses": "clients/test_cut_streams.py",
     "a_stream_that_is_cut": "clients/test_cut_streams.py",
+    "an_exchange_with_calls_that_is_told_twice": "history/test_call_ids.py",
     "a_flipped_letter_during_a_turn": "backends/claude/sessions/test_loading.py",
     "a_flipped_letter_then_the_cli_dies": "backends/claude/sessions/test_loading.py",
     "swapped_while_a_session_is_loaded": "backends/claude/sessions/test_loading.py",

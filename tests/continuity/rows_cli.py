@@ -232,7 +232,7 @@ ROWS = (
     Row(IDS, '"No conversation found" with a fresh id', _at_start("no_conversation"), quick=NEW, wrapped=True,
         says=_again('it said "No conversation found", and it ended with exit code 1 before the result')),
     Row(CLI, "kill -9 before the prompt is on disk", kill_before_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
-    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, quick=NEW, says=_KILLED),
+    Row(CLI, "kill -9 after it", kill_after_the_prompt_is_on_disk, says=_KILLED),  # each time: test_hosts.py
     Row(CLI, "kill -9 in mid-answer", kill_in_mid_answer, says=_KILLED),
     Row(CLI, "kill -9 between the answer and the result", _at_the_result("kill_before_result"), quick=NEW,
         wrapped=True, says=_without_result(137)),

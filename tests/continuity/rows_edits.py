@@ -88,11 +88,12 @@ def _row(
     name: str,
     breaks: Breaks,
     *,
+    quick: tuple[str, ...] = NEW,
     says: dict[int, str] | None = None,
     settings: dict[str, str] | None = None,
 ) -> Row:
     return Row(
-        EDITS, name, breaks, BOTH, NEW, bare=False, prefix=False, calls=2, says=says or {0: ""},
+        EDITS, name, breaks, BOTH, quick, bare=False, prefix=False, calls=2, says=says or {0: ""},
         settings=settings or {},
     )  # fmt: skip
 
@@ -100,9 +101,9 @@ def _row(
 ROWS = (
     _row("edited, and edited again", edited),
     _row("edited, and the CLI dies in it", edited_while_it_dies),
-    _row("edited, and the transcript is deleted", edited_and_then(delete)),
+    _row("edited, and the transcript is deleted", edited_and_then(delete), quick=()),
     _row("edited, killed, and the last line is cut", edited_and_then(cut_the_last_line, killed=True)),
-    _row("edited, and everything starts anew", edited_and_then(lambda _: None)),
+    _row("edited, and everything starts anew", edited_and_then(lambda _: None), quick=()),
     _row("cancelled in the middle of its answer", cancelled, says={4: "cancelled", 5: ""}),
     _row("asked in a process that strangers share", of_a_stranger, settings={"share_processes": "always"}),
 )

@@ -165,7 +165,7 @@ ROWS = (
         says=_changed(_SHORTER)),
     Row(FILES, "parentUuid broken", _cold(break_a_parent), quick=NEW, continuity="rebuilt",
         says=_changed(_OTHER)),
-    Row(FILES, "last line cut", _cold(cut_the_last_line), quick=NEW, continuity="rebuilt",
+    Row(FILES, "last line cut", _cold(cut_the_last_line), continuity="rebuilt",
         says=_changed(rf"{_SHORTER}, and 1 broken")),
     Row(FILES, "half a line of something else at the end", _cold(append_garbage), continuity="rebuilt",
         says={4: r"The session's transcript ended with a broken line: it was written again from the chain \("}),

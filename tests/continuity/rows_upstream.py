@@ -130,7 +130,7 @@ FAST = {"cli_retries": 1}
 ROWS = (
     Row(UPSTREAM, "400, resent", fails_then_resent(Fail(400)), quick=NEW, settings=FAST,
         says=_resent("invalid_request", "API Error: 400 scripted failure")),
-    Row(UPSTREAM, "400, given up", always(Fail(400)), quick=NEW, settings=FAST,
+    Row(UPSTREAM, "400, given up", always(Fail(400)), settings=FAST,
         says=_given_up("invalid_request", "API Error: 400")),
     Row(UPSTREAM, "401, resent", fails_then_resent(Fail(401)), settings=FAST,
         says=({4: _failed("claude_not_logged_in", "401"), 5: LEFT}, {4: _failed("claude_not_logged_in")})),

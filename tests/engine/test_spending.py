@@ -17,6 +17,7 @@ from cli_session_proxy.settings import BudgetSettings, Limits, Settings
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
+from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..scripted import Scripted, delta
 from ..talking import ask, request, running
@@ -79,6 +80,7 @@ async def test_a_turn_that_is_kept_or_refused_counts_once(tmp_path: Path) -> Non
     assert row.tokens == 7
 
 
+@old_cli_in_full
 async def test_the_prompt_of_a_turn_that_the_real_cli_left_half_way_counts(
     claude: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

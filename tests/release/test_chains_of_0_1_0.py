@@ -14,6 +14,7 @@ from ..chaos.client import Caller
 from ..chaos.journal import Asked, Told
 from ..chaos.model import Model
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..serving import serve
 from .keeping import restored
 from .writing import said
@@ -21,7 +22,7 @@ from .writing import said
 MORE_TURNS = 2
 
 
-@pytest.mark.parametrize("transcripts", ["there", "gone"])
+@pytest.mark.parametrize("transcripts", rest_in_full("gone", "there"))
 async def test_a_conversation_of_0_1_0_goes_on_with_every_word(
     transcripts: str, claude_2: Path, upstream: Upstream, make_settings: MakeSettings, tmp_path: Path
 ) -> None:

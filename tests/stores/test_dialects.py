@@ -54,6 +54,7 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
         event.remove(Engine, "before_execute", executed)
 
 
+@pytest.mark.full  # each time on a real PostgreSQL: test_postgresql.py
 async def test_every_statement_of_the_contracts_is_written_for_postgresql_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

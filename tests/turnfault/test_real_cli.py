@@ -10,6 +10,8 @@ from typing import Any
 
 from turnfault.provider.upstream import Upstream
 
+from ..clis import old_cli_in_full
+
 
 async def run(binary: Path, env: dict[str, str], prompt: str, *flags: str) -> dict[str, Any]:
     """One `claude -p` in the working directory of the test; its result."""
@@ -27,6 +29,7 @@ async def run(binary: Path, env: dict[str, str], prompt: str, *flags: str) -> di
     return result
 
 
+@old_cli_in_full
 async def test_a_resumed_session_reaches_the_model_whole(
     claude: Path, upstream: Upstream, claude_env: dict[str, str], tmp_path: Path
 ) -> None:

@@ -48,10 +48,7 @@ class Found:
 
 
 class Life:
-    """`short`: without four at once and a stream that is cut, and fewer turns before the breakage."""
-
-    def __init__(self, settings: Settings, upstream: Upstream, version: str, *, short: bool = False) -> None:
-        self._short = short
+    def __init__(self, settings: Settings, upstream: Upstream, version: str) -> None:
         self.settings, self.upstream = settings, upstream
         self.found = Found(version)
         self.engine = Engine(settings)
@@ -81,22 +78,19 @@ class Life:
         self.found.said = (await capability.probe(self.settings.claude_bin, env, tmpdir)).version
 
     async def _turns(self) -> None:
-        for _ in range(1 if self._short else 3):
+        for _ in range(3):
             await self.tell("plain")
-        await self.tell("streamed", streams=True)
-        if not self._short:
+        for _ in range(2):
             await self.tell("streamed", streams=True)
         await self.tell("image", image(picture(8, 8)))
-        if not self._short:
-            await self.tell("plain")
-            await asyncio.gather(*(self.tell("one of four", ordered=False) for _ in range(4)))
-            self.before = None
-            await self.tell("behind the four")
+        await self.tell("plain")
+        await asyncio.gather(*(self.tell("one of four", ordered=False) for _ in range(4)))
+        self.before = None
+        await self.tell("behind the four")
         self._delete()
         await self.tell("transcript deleted")
-        if not self._short:
-            await self.tell("stream cut", cut=True)
-            await self.tell("plain")
+        await self.tell("stream cut", cut=True)
+        await self.tell("plain")
         await self.engine.stop()
         self.engine = Engine(self.settings)
         await self.engine.start()

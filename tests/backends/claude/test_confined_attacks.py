@@ -22,6 +22,7 @@ from cli_session_proxy.backends.claude.process import confine, process
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.commands import inspecting
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError, SandboxError
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
 from turnfault.provider.script import Fail, Reply, ToolUse
@@ -218,7 +219,7 @@ async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     assert shells.upstream.requests == []
 
 
-async def test_sockets_without_a_path_are_closed(shells: Shells) -> None:
+async def sockets_without_a_path_are_closed(shells: Shells, engine: Engine) -> None:
     """As of a session bus or an X server, which believe whoever has the same uid."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.syscall(444, None, ctypes.c_size_t(0), 1) < 6:
@@ -228,11 +229,10 @@ async def test_sockets_without_a_path_are_closed(shells: Shells) -> None:
         bus.listen()
         name = f"\\0marmalade-{os.getpid()}"
         tries = f'import socket; s = socket.socket(socket.AF_UNIX); s.connect("{name}"); print("in" * 2)'
-        async with running(shells.settings) as engine:
-            assert "inin" in await shells.run(engine, "free", f"python3 -c '{tries}'")
-            said = await shells.run(engine, "confined", f"python3 -c '{tries}'; echo tried")
-            assert "not permitted" in said
-            assert "inin" not in said
+        assert "inin" in await shells.run(engine, "free", f"python3 -c '{tries}'")
+        said = await shells.run(engine, "confined", f"python3 -c '{tries}'; echo tried")
+        assert "not permitted" in said
+        assert "inin" not in said
 
 
 async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
@@ -254,7 +254,7 @@ async def test_the_keys_of_the_session_stay_outside(shells: Shells) -> None:
         assert "-1 b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
 
 
-async def test_the_keys_of_the_user_stay_outside(shells: Shells) -> None:
+async def the_keys_of_the_user_stay_outside(shells: Shells, engine: Engine) -> None:
     """Their keyring belongs to the uid in every namespace: who links it to a keyring of their own reads it."""
     libc = ctypes.CDLL(None, use_errno=True)
     numbers = {"x86_64": (248, 250), "aarch64": (217, 219)}.get(os.uname().machine)
@@ -270,11 +270,42 @@ async def test_the_keys_of_the_user_stay_outside(shells: Shells) -> None:
         f"call({keyctl}, 8, {keyring}, {PROCESS_KEYRING}); call({keyctl}, 11, {key}, text, 64); print(text.value)"
     )
     try:
-        async with running(shells.settings) as engine:
-            assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
-            assert "b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
+        assert "marmalade" in await shells.run(engine, "free", f"python3 -c '{reads}'")
+        assert "b''" in await shells.run(engine, "confined", f"python3 -c '{reads}'")
     finally:
         libc.syscall(keyctl, 9, key, USER_KEYRING)
+
+
+async def the_machines_own_settings_are_read_only(shells: Shells, engine: Engine) -> None:
+    """The kernel lets its root write them, in a namespace and without a capability: bubblewrap does not see to that."""
+    looks = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -5; echo looked"
+    if os.getuid() == 0:
+        assert "/proc/" in await shells.run(engine, "free", looks)
+    said = await shells.run(engine, "confined", looks)
+    assert "looked" in said
+    assert "/proc" not in said
+
+
+async def namespaces_within_the_boundary_are_refused(shells: Shells, engine: Engine) -> None:
+    tries = "; ".join(f"unshare -{kind} true && echo $((40 + 2))" for kind in ("U", "Ur", "Urm", "Urn", "Urp", "m"))
+    bwrap = "bwrap --unshare-user --ro-bind / / true && echo $((40 + 2))"
+    said = await shells.run(engine, "confined", f"{tries}; {bwrap}; echo tried")
+    assert "tried" in said
+    assert "42" not in said
+
+
+LOOKS = (
+    sockets_without_a_path_are_closed, the_keys_of_the_user_stay_outside, the_machines_own_settings_are_read_only,
+    namespaces_within_the_boundary_are_refused,
+)  # fmt: skip
+
+
+async def test_what_a_confined_shell_does_not_reach(shells: Shells, subtests: pytest.Subtests) -> None:
+    """All in one life of the CLIs: none of them leaves anything behind."""
+    async with running(shells.settings) as engine:
+        for look in LOOKS:
+            with subtests.test(look.__name__):
+                await look(shells, engine)
 
 
 async def test_a_home_that_a_link_leads_to_in_a_folder_of_software_is_hidden(
@@ -326,26 +357,6 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     )  # fmt: skip
     assert "Cannot fork" in done.stderr
     assert not [one for one in psutil.process_iter(["cmdline"]) if MARK in (one.info["cmdline"] or [])]
-
-
-async def test_the_machines_own_settings_are_read_only(shells: Shells) -> None:
-    """The kernel lets its root write them, in a namespace and without a capability: bubblewrap does not see to that."""
-    looks = "find /proc -path '/proc/[0-9]*' -prune -o -type f -writable -print 2>/dev/null | head -5; echo looked"
-    async with running(shells.settings) as engine:
-        if os.getuid() == 0:
-            assert "/proc/" in await shells.run(engine, "free", looks)
-        said = await shells.run(engine, "confined", looks)
-        assert "looked" in said
-        assert "/proc" not in said
-
-
-async def test_namespaces_within_the_boundary_are_refused(shells: Shells) -> None:
-    tries = "; ".join(f"unshare -{kind} true && echo $((40 + 2))" for kind in ("U", "Ur", "Urm", "Urn", "Urp", "m"))
-    bwrap = "bwrap --unshare-user --ro-bind / / true && echo $((40 + 2))"
-    async with running(shells.settings) as engine:
-        said = await shells.run(engine, "confined", f"{tries}; {bwrap}; echo tried")
-        assert "tried" in said
-        assert "42" not in said
 
 
 async def test_a_link_in_the_place_of_a_transcript_brings_nobody_elses_words(shells: Shells) -> None:
@@ -492,7 +503,6 @@ async def test_nobody_is_told_to_go_on_by_hand_where_a_confined_agent_wrote(shel
 async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_others(
     shells: Shells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(process, "ANSWER_WAIT", 3.0)  # a start takes less
     sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
     waits = "(until [ -e stop ]; do sleep 0.05; done; kill -STOP $PPID; touch stopped) > /dev/null 2>&1 &"
     shells.upstream.when("wait", ToolUse([("Bash", {"command": f"{waits} echo waits"})]))
@@ -501,7 +511,12 @@ async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_other
         assert "waits" in text(await ask(engine, "wait", system="Be one.", **told))
         (sandbox / "stop").touch()
         await until((sandbox / "stopped").exists)
-        await ask(engine, "and now?", system="Be another one.", **told)
+        (stopped,) = [one.pid for one in claude(engine).processes()]
+        with monkeypatch.context() as patch:
+            patch.setattr(process, "ANSWER_WAIT", 1.0)
+            answer = asyncio.create_task(ask(engine, "and now?", system="Be another one.", **told))
+            await until(lambda: stopped not in [one.pid for one in claude(engine).processes()])
+        await answer  # of another process, which may take its time to start
         assert shells.upstream.requests[-1].user_texts()[-1] == "and now?"
     assert [event for event in events(caplog) if event["event"] == "claude_degraded"] == []
 

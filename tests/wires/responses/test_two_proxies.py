@@ -1,14 +1,16 @@
 """One conversation, two proxies over one store: every acknowledged turn and every free item stands in the next request
-once, in order. On SQLite with the real CLI; on PostgreSQL without one, which knows of no store."""
+once, in order. In `make full` over the real CLI too: each time test_random_conversations.py has a history over it."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import itertools
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from cli_session_proxy.wires.responses.body import response_id
 from turnfault.provider.script import Fail, HeldReply, Refusal
@@ -34,25 +36,31 @@ from .pairs import (
     texts,
 )
 
-STORES = ("sqlite", "postgresql")
+STORES, OVER_CLI = ("sqlite", "postgresql"), "sqlite, over the CLI"
 AT_ONCE = 6  # requests of each kind that are sent at the same time
 
 
-@pytest.fixture(params=STORES)
-async def pair(
-    request: pytest.FixtureRequest, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
-) -> AsyncIterator[Pair]:
-    postgresql = request.param == "postgresql"
-    more = {"store": request.getfixturevalue("postgres_url")} if postgresql else {"claude_bin": claude_2}
+@pytest.fixture(params=[*STORES, pytest.param(OVER_CLI, marks=pytest.mark.full)])
+async def pair(request: pytest.FixtureRequest, make_settings: MakeSettings, upstream: Upstream) -> AsyncIterator[Pair]:
+    more: dict[str, Any] = {}
+    if request.param == "postgresql":
+        more = {"store": request.getfixturevalue("postgres_url")}
+    elif request.param == OVER_CLI:
+        more = {"claude_bin": request.getfixturevalue("claude_2")}
     async with pair_of(make_settings(**more), upstream) as made:
         yield made
+
+
+def cases(*axes: Sequence[str]) -> list[ParameterSet]:
+    over_cli = (pytest.param(OVER_CLI, *case, marks=pytest.mark.full) for case in itertools.product(*axes))
+    return [*half(STORES, *axes), *over_cli]
 
 
 # --- two proxies at once
 
 
 @pytest.mark.parametrize(
-    ("pair", "first"), half(STORES, ["an item was taken out", "an answer in the input"]), indirect=["pair"]
+    ("pair", "first"), cases(["an item was taken out", "an answer in the input"]), indirect=["pair"]
 )
 async def test_a_turn_that_runs_at_one_proxy_is_remembered_by_the_other(
     pair: Pair, upstream: Upstream, first: str
@@ -141,7 +149,7 @@ async def test_a_free_item_that_is_taken_out_while_a_turn_waits_is_not_shown(pai
 
 @pytest.mark.parametrize(
     ("pair", "how", "hand"),
-    half(STORES, ["refused", "failed", "cancelled", "undelivered", "rewound"], ["a question", "an exchange"]),
+    cases(["refused", "failed", "cancelled", "undelivered", "rewound"], ["a question", "an exchange"]),
     indirect=["pair"],
 )
 async def test_an_item_is_free_again_unless_its_turn_is_on_the_path(
@@ -193,7 +201,7 @@ async def test_who_goes_on_from_an_answer_before_a_rewind_sees_its_items_once(pa
     assert await shown(pair.a, conversation, upstream) == expected
 
 
-@pytest.mark.parametrize(("pair", "hand"), half(STORES, ["a question", "an exchange"]), indirect=["pair"])
+@pytest.mark.parametrize(("pair", "hand"), cases(["a question", "an exchange"]), indirect=["pair"])
 async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_took_once(
     pair: Pair, upstream: Upstream, hand: str
 ) -> None:
@@ -215,7 +223,7 @@ async def test_a_failed_turn_that_is_sent_again_shows_an_item_that_another_turn_
 # --- an answer that never arrived
 
 
-@pytest.mark.parametrize(("pair", "at"), half(STORES, ["the same proxy", "the other proxy"]), indirect=["pair"])
+@pytest.mark.parametrize(("pair", "at"), cases(["the same proxy", "the other proxy"]), indirect=["pair"])
 async def test_an_undelivered_turn_is_left_off_after_an_item_was_taken_out(
     pair: Pair, upstream: Upstream, at: str
 ) -> None:
@@ -241,7 +249,7 @@ async def test_an_answer_in_the_input_behind_an_undelivered_turn_leaves_it_off(p
 
 @pytest.mark.parametrize(
     ("pair", "how", "then"),
-    half(STORES, ["told anew", "with answers in its input"], ["a turn", "a rewind"]),
+    cases(["told anew", "with answers in its input"], ["a turn", "a rewind"]),
     indirect=["pair"],
 )
 async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
@@ -273,7 +281,7 @@ async def test_an_undelivered_turn_that_told_the_path_anew_is_left_off_whole(
 
 
 @pytest.mark.parametrize(
-    ("pair", "then"), half(STORES, ["an answer in the input", "an item was taken out"]), indirect=["pair"]
+    ("pair", "then"), cases(["an answer in the input", "an item was taken out"]), indirect=["pair"]
 )
 async def test_a_system_item_holds_on(pair: Pair, upstream: Upstream, then: str) -> None:
     """It is listed as long as the model is shown it, once."""

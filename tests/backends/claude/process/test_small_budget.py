@@ -63,7 +63,7 @@ async def test_beyond_the_queue_limit_a_request_is_refused_and_not_kept(
     assert [seen.prompt for seen in upstream.requests] == ["one", "two"]
 
 
-@pytest.mark.parametrize(("agents", "processes"), rest_in_full((6, 2), (24, 4)))
+@pytest.mark.parametrize(("agents", "processes"), rest_in_full((4, 2), (24, 4)))
 async def test_every_agent_is_answered_and_remembered_on_a_part_of_the_processes(
     claude_2: Path, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch,
     agents: int, processes: int,
