@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import signal
 import statistics
@@ -64,7 +65,11 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--replay", type=Path, help="a printed report: its history, and not the seed's")
     parser.add_argument("--shrink", action="store_true", help="the fewest steps that still show a fault")
     parser.add_argument("--kind", choices=get_args(Kind), action="append", default=[], help="shrink for this kind only")
-    parser.add_argument("--logs", type=Path, help="write the proxies' logs of failing histories into this folder")
+    parser.add_argument(
+        "--logs",
+        type=Path,
+        help="write the proxies' logs of failing histories into this folder, and the transcripts where a prefix fell",
+    )
     return parser.parse_args()
 
 
@@ -77,8 +82,9 @@ def chosen(text: str) -> list[int]:
 
 
 async def once(history: History, logs: Path | None = None) -> Report:
+    keep = None if logs is None else logs / f"{history.seed}-files"
     with tempfile.TemporaryDirectory(prefix="chaos-") as folder:
-        report = await run(history, binary(history.shape.cli), Path(folder) / "run")
+        report = await run(history, binary(history.shape.cli), Path(folder) / "run", keep=keep)
     if logs is not None and (report.faults or report.unexplained):
         await asyncio.to_thread(written, report, logs)
     return report
@@ -89,6 +95,8 @@ def written(report: Report, folder: Path) -> None:
     seed = report.history.seed
     for name, lines in report.logs.items():
         (folder / f"{seed}-{name}.log").write_text("\n".join(lines))
+    for number, messages in report.shown.items():
+        (folder / f"{seed}-request-{number}.json").write_text(json.dumps(messages, indent=1))
     (folder / f"{seed}.txt").write_text("\n".join(report.lines()))
 
 

@@ -17,6 +17,7 @@ from .journal import (
     Answer,
     Asked,
     Asking,
+    Committed,
     Crashed,
     Died,
     Entry,
@@ -27,12 +28,13 @@ from .journal import (
     Said,
     Sent,
     Stale,
+    Summed,
     TakenOff,
     Told,
     Uncounted,
     Unserved,
 )
-from .reading import Exchange, exchanges
+from .reading import Exchange, exchanges, in_full, without_closing
 
 Kind = Literal[
     "lost",  # an acknowledged turn is not on the path
@@ -55,6 +57,7 @@ Kind = Literal[
     "stale",  # the store took a write from a proxy that did not hold the agent's lease
     "uncounted",  # stale writes were refused that the metrics do not show
     "unserved",  # in the end, with nothing in the way, an agent got no answer any more
+    "untold",  # an attempt does not begin with exactly the earlier ones that were committed
 ]
 
 # Seconds after a proxy's death in which a request of its CLI may still arrive: it was on its way.
@@ -105,6 +108,10 @@ class Turn:
     asked: Asking
     path: tuple[Said, ...] | None
     attempts: list[Attempt] = field(default_factory=list)
+
+    @property
+    def aside(self) -> bool:
+        return self.attempts[0].sent.aside
 
     @property
     def begun(self) -> float:
@@ -162,10 +169,18 @@ class _Judge:
         self._extends: dict[int, int] = {}
         self._told: set[int] = set()
         self._off: list[TakenOff] = []
+        self._summed: dict[int, Summed] = {}
+        self._committed: list[Committed] = []
         self._rest: list[Crashed | Orphans | Hung | Unserved | Stale | Uncounted] = []
         for entry in journal:
             self._note(entry)
-        self._read = {number: exchanges(asked.messages) for number, asked in self._asked.items()}
+        self._read: dict[int, list[Exchange]] = {}
+        summed: dict[int, list[Exchange]] = {}
+        for number in sorted({*self._asked, *self._summed}):
+            if number in self._asked:
+                self._read[number] = in_full(exchanges(self._asked[number].messages), summed)
+            else:  # without the CLI's own request
+                summed[number] = in_full(exchanges(without_closing(self._summed[number].messages)), summed)[:-1]
         for number, told in self._read.items():
             turn = self._turn(told[-1].asked) if told else None
             if turn is not None:
@@ -202,6 +217,10 @@ class _Judge:
             case Asked():
                 self._asked[entry.number] = entry
                 self._answers[entry.answer] = entry.number
+            case Summed():
+                self._summed[entry.number] = entry
+            case Committed():
+                self._committed.append(entry)
             case Told():
                 self._told.add(entry.number)
             case Died():
@@ -321,9 +340,10 @@ class _Judge:
             before = exchange.answer
         yield from self._of_calls(asked, turn, told[-1], before)
         number = None if before is None else self._made_for(before)
-        if number is not None and _goes_on(told, self._read[number]):
+        if number is not None and not turn.aside and _goes_on(told, self._read[number]):
             self._extends[asked.number] = number
         yield from self._of_path(asked, turn, path, told[:-1])
+        yield from self._of_attempts(asked, turn, told)
 
     def _of_exchange(self, asked: Asked, turn: Turn, exchange: Exchange, before: Answer | None) -> Iterator[Fault]:
         """One exchange on the path of `turn`: somebody said it, the model answered it, and its client read that."""
@@ -343,6 +363,9 @@ class _Judge:
             return
         if one.agent != turn.agent:
             yield fault("foreign", f"turn {one.number} is of agent {one.agent}", one.number)
+            return
+        if one.aside:
+            yield fault("phantom", "what was asked beside the conversation", one.number)
             return
         yield from self._of_calls(asked, one, exchange, before)
         if one.failed(asked.at):
@@ -399,10 +422,27 @@ class _Judge:
             if one.number not in on_path and not any(_leaves_off(branch, one) for branch in branches):
                 ago = turn.begun - one.known
                 yield fault("lost", one, f"acknowledged {ago:.1f} s before turn {turn.number} was sent")
-        for at, one in enumerate(path):
-            for later in path[:at]:
-                if one.known is not None and one.known < later.begun and not one.said_anew and later is not one:
-                    yield fault("reordered", one, f"it comes after turn {later.number}, which was said later")
+        latest: Turn | None = None  # of those before
+        for one in path:
+            late = latest is not None and latest is not one and one.known is not None and one.known < latest.begun
+            if late and latest is not None and not one.said_anew:
+                yield fault("reordered", one, f"it comes after turn {latest.number}, which was said later")
+            if latest is None or one.begun > latest.begun:
+                latest = one
+
+    def _of_attempts(self, asked: Asked, turn: Turn, told: Sequence[Exchange]) -> Iterator[Fault]:
+        """The first prompt of a path is told the attempts that its agent had committed, and no other prompt is."""
+        first = self._turn(told[0].asked)
+        if first is None:
+            return
+        mine = [one for one in self._committed if one.agent == turn.agent and one.at < first.begun]
+        certain = {one.number for one in mine if one.certain}
+        found = told[0].attempts
+        if not certain <= found <= {one.number for one in mine} or any(one.attempts for one in told[1:]):
+            says = (
+                f"attempts {sorted(certain)} were committed before, told are {[sorted(one.attempts) for one in told]}"
+            )
+            yield Fault("untold", turn.agent, first.number, says, asked.number)
 
     def _of_named_path(
         self, asked: Asked, turn: Turn, path: Sequence[Turn], told: Sequence[Exchange]

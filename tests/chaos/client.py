@@ -114,7 +114,7 @@ class Client:
         asked: Asking = text
         if calls:
             asked = tuple(Result(call.token, f"result of {call.token}: {text}") for call in calls)
-            wire = speaker.wire if wire in ("engine", "litellm") else wire  # they offer no tools
+            wire = speaker.wire if wire in doors.APPLICATIONS else wire  # they offer no tools
         brings = speaker.naming in ("history", "both")
         # What is new to the chain is weighed by its length: the CLI would compact a conversation with a slow reader's.
         long = any(len(self.known[number].got.answer.text) > LONG for number in before)
@@ -232,7 +232,7 @@ class Caller:
             match attempt.request.wire:
                 case "socket":
                     await self._by_socket(attempt, reader, url, headers)
-                case "engine" | "litellm" as by:
+                case "engine" | "litellm" | "sdk" as by:
                     assert self._ask is not None
                     reader.feed(await self._ask({"by": by, "agent": client.speaker.name, **attempt.request.body}))
                 case _:

@@ -19,8 +19,12 @@ from .journal import JSON, Answer, Asking
 from .model import TOOL
 from .reading import TOKEN, arguments, token
 
-# `socket` is Responses over a WebSocket; `engine` and `litellm` are applications that ask in a process of their own.
-Wire = Literal["chat", "responses", "messages", "generate", "interactions", "ollama", "socket", "engine", "litellm"]
+# `socket` is Responses over a WebSocket; the last three are applications that ask in a process of their own: by `ask`,
+# by LiteLLM, and by the Claude Agent SDK, whose sessions are kept in the chain.
+Wire = Literal[
+    "chat", "responses", "messages", "generate", "interactions", "ollama", "socket", "engine", "litellm", "sdk"
+]
+APPLICATIONS: tuple[Wire, ...] = ("engine", "litellm", "sdk")
 WIRES: tuple[Wire, ...] = ("chat", "responses", "messages", "generate", "interactions", "ollama")
 # Those whose bodies can hold a whole conversation, and those whose requests name the answer that they continue.
 WITH_HISTORY: tuple[Wire, ...] = ("chat", "messages", "generate", "ollama")
@@ -245,7 +249,7 @@ def _engine(said: Sequence[Exchanged], stream: bool, tools: bool, previous: str 
 
 _WRITERS: dict[Wire, Callable[[Sequence[Exchanged], bool, bool, str | None], tuple[str, JSON]]] = {
     "chat": _chat, "messages": _messages, "generate": _generate, "ollama": _ollama, "responses": _responses,
-    "interactions": _interactions, "socket": _socket, "engine": _engine, "litellm": _engine,
+    "interactions": _interactions, "socket": _socket, "engine": _engine, "litellm": _engine, "sdk": _engine,
 }  # fmt: skip
 
 
@@ -471,5 +475,5 @@ class _EngineReader:
 _READERS: dict[Wire, type[Reader]] = {
     "chat": _ChatReader, "responses": _ResponsesReader, "messages": _MessagesReader, "generate": _GenerateReader,
     "ollama": _OllamaReader, "interactions": _InteractionsReader, "socket": _ResponsesReader, "engine": _EngineReader,
-    "litellm": _EngineReader,
+    "litellm": _EngineReader, "sdk": _EngineReader,
 }  # fmt: skip

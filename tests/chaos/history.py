@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args
 from ..release.keeping import SPEAKERS, TURNS
 from .client import Again, Edit, Naming, Speaker
 from .doors import WIRES, WITH_HISTORY, WITH_IDS, Wire
-from .model import FaultKind, Hold
+from .model import LIMITS, FaultKind, Hold
 
 Cli = Literal["2", "1"]
 Damage = Literal["delete", "empty", "truncate", "cut last line", "flip", "swap"]
@@ -46,7 +46,7 @@ class Shape:
     """What kind of history. `wrapper`: the CLI is behind a script that does not `exec` it. `hosts`: each proxy is on a
     host of its own, and the chains are in PostgreSQL (see `cluster`). `wide`: every wire, pictures, edited histories,
     rewinding, deleting and moving of chains. `agents`: so many of them; 0: two or three. `release`: the chains were
-    begun by the release before. `long`: plain turns, with a proxy that dies at each hundredth."""
+    begun by the release before. `long`: plain turns, with a compaction and a proxy that dies in each hundred."""
 
     proxies: int = 1
     tools: bool = False
@@ -68,7 +68,7 @@ class Say:
 
     The step ends with the attempt, or when the upstream holds the answer; with `wait` off it ends at once.
     `leave_after`: the client leaves so many seconds after it sent the request. `wire`, `edit`: see `Client.next`.
-    `picture`: the prompt shows one.
+    `picture`: the prompt shows one. `full`: the context is full with the answer.
     """
 
     turn: int
@@ -86,6 +86,7 @@ class Say:
     wire: Wire | None = None
     edit: Edit | None = None
     picture: bool = False
+    full: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +240,23 @@ class Carry:
 
 
 @dataclass(frozen=True, slots=True)
+class Expire:
+    """Nobody has used a named agent for longer than chains are kept: it is gone when the proxy has started again."""
+
+    agent: int
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
+class Commit:
+    """A named agent's attempt is committed: the next one that it begins is told of it."""
+
+    turn: int
+    agent: int
+    proxy: int
+
+
+@dataclass(frozen=True, slots=True)
 class Skew:
     """A host's clock is wrong by so many seconds from now on."""
 
@@ -267,6 +285,8 @@ Step = (
     | Rewind
     | Delete
     | Carry
+    | Expire
+    | Commit
 )
 
 
@@ -383,9 +403,11 @@ class _Maker:
             scenes += [(self._tool_loop, 4), (self._killed_at_calls, 5)]
         if self._shape.wide:
             scenes += [(self._edited, 4), (self._rewound, 3), (self._deleted, 1), (self._carried, 1)]
-            scenes.append((self._by_other_doors, 2))
+            scenes += [(self._by_other_doors, 2), (self._fallen_back, 3), (self._committed, 2)]
+            if self._shape.cli == "2":  # 1.0.120 sums the newest prompt up as well: the proxy does it itself
+                scenes.append((self._compacted, 3))
             if not self._shape.hosts:
-                scenes.append((self._clock_skewed, 2))
+                scenes += [(self._clock_skewed, 2), (self._expired, 1)]
         return self._dice.choices([scene for scene, _ in scenes], [weight for _, weight in scenes])[0]
 
     # --- the parts
@@ -445,7 +467,8 @@ class _Maker:
 
     def _hundred(self, agent: int) -> list[Step]:
         say = self._say(agent, wait=False)
-        steps: list[Step] = [self._say(agent) for _ in range(97)]
+        full = self._dice.randrange(97)
+        steps: list[Step] = [self._say(agent, full=at == full) for at in range(97)]
         spoil: list[Step] = [Spoil(agent, self._dice.choice(DAMAGES))] * (self._dice.random() < 0.5)
         return [
             *steps,
@@ -716,7 +739,7 @@ class _Maker:
         # An application that offers no tools asks with another head than a client that does.
         doors: tuple[Wire, ...] = ("socket", "chat")
         if not self._speakers[agent].tools:
-            doors = ("socket", "engine", "litellm", "chat")
+            doors = ("socket", "engine", "litellm", "chat", "sdk")
         for wire in self._dice.sample(doors, len(doors)):
             say = self._say(agent, wire=wire, hold=self._dice.choice((None, None, "words")), **plain)
             steps.append(say)
@@ -727,6 +750,68 @@ class _Maker:
 
     def _deleted(self, agent: int) -> list[Step]:
         return [self._say(agent, calls=0), Join(), Delete(agent, self._proxy()), self._say(agent), self._say(agent)]
+
+    def _fallen_back(self, agent: int) -> list[Step]:
+        """Claude is at its limit before its first word, or amid the answer; perhaps at results of a tool. Another model
+        answers, perhaps while its proxy dies, and from the limit's reset on Claude again."""
+        tools = self._speakers[agent].tools
+        calls = {"calls": self._dice.randint(1, 2)} if tools and self._dice.random() < 0.6 else {}
+        steps: list[Step] = [self._say(agent, **calls)]
+        say = self._say(agent, fault=self._dice.choice((*LIMITS, "limit")), hold=self._dice.choice((None, *HOLDS)))
+        steps.append(say)
+        dies = self._dice.random()
+        if dies < 0.2:
+            steps.append(KillCli(say.proxy))
+        elif dies < 0.4:
+            steps += [Kill(say.proxy), Start(say.proxy)]
+        elif dies < 0.6:
+            steps.append(Leave(say.turn, noticed=self._dice.random() < 0.5))
+        steps += [Open(say.turn), Join(say.turn)]
+        if self._dice.random() < 0.4:
+            steps.append(self._repeat(say))
+        steps += [self._say(agent) for _ in range(self._dice.randint(1, 3))]
+        if self._dice.random() < 0.3:
+            steps.append(Spoil(agent, self._dice.choice(DAMAGES)))
+        return [*steps, self._say(agent), self._say(agent, calls=0), self._say(agent)]
+
+    def _compacted(self, agent: int) -> list[Step]:
+        """The context is full: the CLI has the conversation summed up before the next turn, perhaps when something
+        happened to its session, or while it or its proxy dies."""
+        steps: list[Step] = [self._say(agent), self._say(agent), self._say(agent, full=True)]
+        before, say = self._dice.random(), self._say(agent, wait=False)
+        if before < 0.2:
+            steps.append(Spoil(agent, self._dice.choice(DAMAGES)))
+        elif before < 0.4:
+            steps.append(KillCli(say.proxy))
+        dies = self._dice.random()
+        if dies < 0.2:
+            steps += [say, Kill(say.proxy, after=round(self._dice.uniform(0, 0.4), 3)), Start(say.proxy)]
+        elif dies < 0.4:
+            steps += [say, KillCli(say.proxy, after=round(self._dice.uniform(0, 0.4), 3))]
+        else:
+            steps.append(replace(say, wait=True))
+        steps += [Join(say.turn), self._say(agent, back=self._dice.choice((0, 0, 1, 2)))]
+        if self._dice.random() < 0.4:
+            steps.append(Spoil(agent, self._dice.choice(DAMAGES)))
+        return [*steps, self._say(agent), self._say(agent)]
+
+    def _expired(self, agent: int) -> list[Step]:
+        """One agent is forgotten as nobody uses it, while another one is asked."""
+        expire = Expire(agent, self._proxy())
+        other = self._say(self._agent(), hold="words")
+        return [self._say(agent, calls=0), Join(), other, expire, Open(other.turn), Join(), *self._calm(agent)]
+
+    def _committed(self, agent: int) -> list[Step]:
+        """An agent's attempts are committed, and the next one begins; perhaps another agent is asked meanwhile."""
+        steps: list[Step] = [self._say(agent, calls=0), self._say(agent, calls=0), Join()]
+        for _ in range(self._dice.randint(1, 2)):
+            self._turns += 1
+            if self._dice.random() < 0.5:
+                steps.append(self._say(self._agent(), wait=False, calls=0))
+            steps += [Commit(self._turns, agent, self._proxy()), self._say(agent, calls=0), Join()]
+        if self._dice.random() < 0.7:
+            steps.append(Delete(agent, self._proxy()))
+        return [*steps, self._say(agent), self._say(agent)]
 
     def _carried(self, agent: int) -> list[Step]:
         return [self._say(agent, calls=0), Join(), Carry(agent, self._proxy()), self._say(agent), self._say(agent)]

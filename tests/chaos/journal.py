@@ -50,6 +50,7 @@ class Sent:
 
     `path` is what the client named as the conversation before it (by an id, or by its whole history); None leaves
     that to the agent's head. `anew`: by the contract these words are said once more, as another turn of the chain.
+    `aside`: what is asked is shown the conversation, and is never on a path itself.
     """
 
     at: float
@@ -59,6 +60,7 @@ class Sent:
     asked: Asking
     path: tuple[Said, ...] | None = None
     anew: bool = False
+    aside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +83,14 @@ class Asked:
     proxy: str
     messages: list[JSON] = field(repr=False)
     answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Summed:
+    """The CLI has the conversation summed up: `messages` up to its own request. The summary has this number."""
+
+    number: int
+    messages: list[JSON] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,4 +171,20 @@ class TakenOff:
     certain: bool
 
 
-Entry = TakenOff | Sent | Heard | Asked | Told | Died | Crashed | Orphans | Hung | Unserved | Stale | Uncounted
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """An attempt of this agent was written to the repository: the next one that begins is told of it, by this number.
+
+    `certain` is off where the command's answer did not arrive.
+    """
+
+    at: float
+    agent: str
+    number: int
+    certain: bool
+
+
+Entry = (
+    TakenOff | Committed | Sent | Heard | Asked | Summed | Told | Died | Crashed | Orphans | Hung | Unserved | Stale
+    | Uncounted
+)  # fmt: skip

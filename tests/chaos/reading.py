@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from cli_session_proxy.backends.claude.sessions.reopening import CLOSING
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
+from cli_session_proxy.git_memory.prompt import OPEN as EARLIER_ATTEMPTS
 from turnfault.provider.seen import parts, spoken
 
 from . import pictures
@@ -24,8 +27,15 @@ GO_ON = ("Your response above was cut off mid-stream.", "Your response above was
 REMINDER = "<system-reminder>"
 # The key of a call's arguments under which the scripted model puts the call's token.
 TOKEN = "token"
+# How the token of a call without U+2028 begins: LiteLLM ends a line of a stream there (1.108), and loses that event.
+PLAIN = "plain-"
 # The text that the CLI puts behind a picture: the file in which it has kept it (2.1.330).
 KEPT_PICTURE = "[Image: source: "
+# How the CLI begins a conversation that it has summed up, and the scripted model's mark in each summary.
+SUMMED_UP = "This session is being continued from a previous conversation"
+SUMMARY = re.compile(r"\bsummary-(\d+)\b")
+# The scripted model's mark in each attempt that is written to a repository.
+COMMITTED = re.compile(r"\bcommit-(\d+)\b")
 # Under which generateContent's clients wrap the text of a result.
 WRAPPED = "result"
 
@@ -33,10 +43,11 @@ WRAPPED = "result"
 def arguments(call: str) -> JSON:
     """All that the scripted model says in the call of this token: of each JSON type, and of no other call."""
     number = zlib.crc32(call.encode())
+    text = "ä\n" if call.startswith(PLAIN) else "ä\u2028\n"
     return {
         TOKEN: call,
         "where": {"line": number, "column": number % 7 + 0.5},
-        "of": ["ä\u2028\n", None, number % 2 == 0],
+        "of": [text, None, number % 2 == 0],
     }
 
 
@@ -50,12 +61,57 @@ def token(given: Mapping[str, Any]) -> str:
 class Exchange:
     """What was asked and what was answered to it, None where the next message is the user's again.
 
-    `left_open` are the calls before it that the proxy says the client did not answer.
+    `left_open` are the calls before it that the proxy says the client did not answer, `attempts` the numbers of the
+    earlier attempts that are told at its head.
     """
 
     asked: Asking
     answer: Answer | None
     left_open: tuple[str, ...] = ()
+    attempts: frozenset[int] = frozenset()
+
+    @property
+    def summary(self) -> int | None:
+        """The number of the summary that stands here for all before it."""
+        if not isinstance(self.asked, str) or not self.asked.startswith(SUMMED_UP):
+            return None
+        found = SUMMARY.search(self.asked)
+        return None if found is None else int(found[1])
+
+
+def in_full(told: Sequence[Exchange], summed: Mapping[int, Sequence[Exchange]]) -> list[Exchange]:
+    """The same with what each summary stands for in its place. The CLI repeats the end of that behind a summary."""
+    whole: list[Exchange] = []
+    for at, one in enumerate(told):
+        if one.summary is None or one.summary not in summed:
+            whole.append(one)
+            continue
+        whole = list(summed[one.summary])
+        if one.answer is not None and whole and all(one.answer != kept.answer for kept in whole):
+            whole[-1] = replace(whole[-1], answer=one.answer)
+        rest = told[at + 1 :]
+        again = next((n for n in range(min(len(whole), len(rest)), 0, -1) if _repeats(whole[-n:], rest)), 0)
+        return in_full([*whole[: len(whole) - again], *rest], summed)
+    return whole
+
+
+def without_closing(messages: Sequence[JSON]) -> list[JSON]:
+    """Without the answers that the proxy writes behind results for a new process: the CLI leaves them out of each
+    request but the one for a summary (2.1.332)."""
+    return [
+        {**message, "content": [block for block in parts(message["content"]) if block.get("text") != CLOSING]}
+        if message["role"] == "assistant"
+        else message
+        for message in messages
+    ]
+
+
+def _repeats(end: Sequence[Exchange], rest: Sequence[Exchange]) -> bool:
+    """Whether `rest` begins with this end of a conversation; the last of it may have been answered since."""
+    return all(
+        (one.asked, one.left_open) == (again.asked, again.left_open) and one.answer in (None, again.answer)
+        for one, again in zip(end, rest, strict=False)
+    )
 
 
 def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
@@ -71,7 +127,7 @@ def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
             texts = (str(block.get("text", "")).lstrip().removeprefix(REMINDER) for block in blocks)
             if any(text.lstrip().startswith(GO_ON) for text in texts):
                 last = told.pop()
-                told.append(Exchange(last.asked, None, last.left_open))
+                told.append(replace(last, answer=None))
                 cut = last.answer
             else:
                 told += _asked(blocks, calls)
@@ -84,7 +140,7 @@ def exchanges(messages: Sequence[JSON]) -> list[Exchange]:
         last, answer = told.pop(), _answer(blocks)
         if cut is not None:
             answer, cut = Answer(TEXT_JOIN.join(filter(None, (cut.text, answer.text))), cut.calls + answer.calls), None
-        told.append(Exchange(last.asked, answer, last.left_open))
+        told.append(replace(last, answer=answer))
     return told
 
 
@@ -100,12 +156,16 @@ def _asked(blocks: Sequence[JSON], calls: dict[str, str]) -> Iterator[Exchange]:
     elif results:
         yield Exchange(results, None)
     shown = ""  # the pictures before a text
+    attempts: frozenset[int] = frozenset()
     for text in (text for block in blocks if (text := _told(block)) is not None):
         if text.startswith(pictures.SHOWN):
             shown += f"{text} "
             continue
-        yield Exchange(shown + text, None, left_open)
-        left_open, shown = (), ""
+        if text.startswith(EARLIER_ATTEMPTS):
+            attempts = frozenset(map(int, COMMITTED.findall(text)))
+            continue
+        yield Exchange(shown + text, None, left_open, attempts)
+        left_open, shown, attempts = (), "", frozenset()
     if shown:
         yield Exchange(shown, None, left_open)
         left_open = ()

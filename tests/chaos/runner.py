@@ -19,20 +19,26 @@ from urllib.parse import quote, unquote
 import httpx
 
 from cli_session_proxy.http.relay import HEARD
+from cli_session_proxy.settings import Settings
 from turnfault.provider.script import Behaviour
 from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 
+from ..git_memory.repository import Repo
 from ..release.keeping import restored
+from ..until import until
 from .checker import Fault, judge
 from .client import Attempt, Caller, Client
 from .cluster import cluster
+from .doors import APPLICATIONS
 from .history import (
     LONG_PAUSE,
     Carry,
+    Commit,
     Cut,
     Database,
     Delete,
+    Expire,
     History,
     Join,
     Kill,
@@ -54,23 +60,28 @@ from .history import (
     Wake,
     told,
 )  # fmt: skip
-from .journal import JSON, Asked, Died, Entry, Heard, Hung, TakenOff, Told, Unserved
-from .model import TURN, Model, Plan, filler
+from .journal import JSON, Asked, Committed, Died, Entry, Heard, Hung, Sent, TakenOff, Told, Unserved
+from .model import LIMITS, MARK_HEADER, TURN, Model, Plan, filler
 from .pictures import with_picture
 from .world import Proxy, World
 
 # Seconds after which an attempt that nothing holds back has hung. A proxy's own bounds end it before: a lease, a
 # spawn on a busy machine and the model's three requests.
 PATIENCE = 45.0
-# Seconds more for an application that has to import LiteLLM first, on a machine that is busy with CLIs.
+# Seconds more for an application that has to import LiteLLM or the SDK first, on a machine that is busy with CLIs.
 IMPORTED = 120.0
-# Seconds after which a request to a living proxy is answered although the agent's holder is paused: a lease and what
-# taking over costs.
-TAKEN_OVER = 18.0
+# Seconds after which a proxy takes over the agents of one that is away: a lease, and a look at the store each tenth of
+# it.
+TAKEN_OVER = 1.1 * float(Settings.model_fields["lease"].default)
+# Seconds that a proxy is kept away at most: a CLI asks again for a stream that is held back for 30 s.
+LONGEST_AWAY = 28.0
 # What the judge counts; the rest is what a world noticed.
 COUNTED = frozenset({"turns", "acknowledged", "requests"})
 # What of a turn's reason tells how it came to its place on the path.
 TELLING = ("rule", "left_off", "settled", "repaired", "why", "diverged_at")
+# Seconds by which an agent is made older than chains are kept, and within which a proxy that starts has removed it.
+LONG_AGO = 2 * 24 * 3600.0
+EXPIRED = 30.0
 # Seconds in which a proxy notices that a client has left.
 NOTICED = 5.0
 # How often each agent is asked in the end before it counts as unserved.
@@ -88,6 +99,11 @@ class Kept:
     why: str
     said: bool  # the dump says why
 
+    @property
+    def unexplained(self) -> tuple[int, ...]:
+        """The two requests, where nothing accounts for it."""
+        return () if self.share >= 0.99 or self.said else (self.before, self.request)
+
 
 @dataclass(slots=True)
 class Report:
@@ -98,6 +114,7 @@ class Report:
     done: list[str]
     chains: list[str] = field(default_factory=list)
     logs: dict[str, list[str]] = field(default_factory=dict)
+    shown: dict[int, list[JSON]] = field(default_factory=dict)  # the messages of each request that shows a fault
 
     @property
     def command(self) -> str:
@@ -182,8 +199,9 @@ def path_of(dump: JSON) -> list[int]:
     return path[::-1]
 
 
-async def run(history: History, binary: Path, folder: Path) -> Report:
-    """Run a history in a folder that does not exist yet, and remove it afterwards."""
+async def run(history: History, binary: Path, folder: Path, *, keep: Path | None = None) -> Report:
+    """Run a history in a folder that does not exist yet, and remove it afterwards. `keep`: where the transcripts of one
+    go in which a prefix fell, with what was salvaged of them."""
     journal: list[Entry] = []
     clients = [Client(speaker) for speaker in history.speakers]
     if history.shape.release:
@@ -192,8 +210,16 @@ async def run(history: History, binary: Path, folder: Path) -> Report:
     model = Model(journal.append, before=max((one.number for one in journal if isinstance(one, Asked)), default=0))
     make = cluster if history.shape.hosts else one_host
     async with make(history, binary, folder, model.behave) as world:
+        world.falls_back = any(isinstance(step, Say) and step.fault in LIMITS for step in history.steps)
+        world.expires = any(isinstance(step, Expire) for step in history.steps)
+        world.commits = any(isinstance(step, Commit) for step in history.steps)
+        if world.commits:
+            await asyncio.to_thread(Repo, folder / "repository")
         try:
-            return await _Run(history, world, model, journal, clients).run()
+            report = await _Run(history, world, model, journal, clients).run()
+            if keep is not None and report.low:
+                await asyncio.to_thread(world.keep, keep)
+            return report
         finally:
             for proxy in world.proxies:
                 proxy.signal(signal.SIGKILL)
@@ -230,12 +256,14 @@ class _Run:
         self._left_here: dict[int, str] = {}  # turns whose clients have left, all at the proxy with this mark
         self._dice = random.Random(history.seed)
         self._database_back = 0.0  # when the store's server was last started
+        self._away: list[tuple[float, float]] = []  # from when to when a proxy was
         self._watching: list[asyncio.Task[None]] = []  # what becomes of proxies that end
         self._done: list[str] = []
         self._began = time.monotonic()
 
     async def run(self) -> Report:
         try:
+            self._world.begun()
             await asyncio.gather(*(proxy.start() for proxy in self._world.proxies))
             await self._world.joined()
             for step in self._history.steps:
@@ -261,7 +289,8 @@ class _Run:
         kept: list[Kept] = []
         for after, before in verdict.extends.items():
             number = verdict.turn_of.get(after)
-            if number is not None and before in self._model.seen:  # not one of the release before
+            # Not one of the release before, and not where another model or an application of the SDK has its own cache.
+            if number is not None and before in self._model.seen and self._cache(after) == self._cache(before):
                 share = self._model.seen[after].prefix_kept(self._model.seen[before])
                 turn = turns.get(number)
                 why = "no dump has this turn" if turn is None else explained(turn)
@@ -272,7 +301,13 @@ class _Run:
         chains = [line for dump in dumps for line in drawn(dump, numbers)]
         logs = {f"proxy {proxy.number}": proxy.log for proxy in self._world.proxies}
         verdict.counts.update(self._world.noticed)
-        return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs)
+        wrong = {fault.request for fault in verdict.faults} | {number for one in kept for number in one.unexplained}
+        shown = {number: seen.messages for number, seen in self._model.seen.items() if number in wrong}
+        return Report(self._history, verdict.faults, kept, verdict.counts, self._done, chains, logs, shown)
+
+    def _cache(self, request: int) -> tuple[str, bool]:
+        seen = self._model.seen[request]
+        return seen.body["model"], seen.headers.get(MARK_HEADER, "").startswith("sdk-")
 
     def _say(self, line: str) -> None:
         self._done.append(f"{time.monotonic() - self._began:6.2f} {line}")
@@ -303,7 +338,7 @@ class _Run:
                 self._database_back = time.monotonic()
             case Registry():
                 await self._world.registry(step.seconds)
-            case Rewind() | Delete() | Carry():
+            case Rewind() | Delete() | Carry() | Expire() | Commit():
                 await self._command(step, self._clients[step.agent], self._world.proxies[step.proxy])
             case _:
                 await self._to_a_proxy(step, self._world.proxies[step.proxy])
@@ -334,7 +369,8 @@ class _Run:
                 if proxy.paused_at is not None:
                     await asyncio.sleep(max(0.0, proxy.paused_at + step.seconds - time.monotonic()))
                     if step.seconds >= LONG_PAUSE:
-                        self._overdue(proxy)
+                        await self._overdue(proxy)
+                    self._back_again(proxy)
                     proxy.wake()
             case Cut():
                 self._world.cut(proxy, step.network)
@@ -343,13 +379,18 @@ class _Run:
                 if (since := proxy.cut.get(step.network)) is not None:
                     await asyncio.sleep(max(0.0, since + step.seconds - time.monotonic()))
                     if step.seconds >= LONG_PAUSE and proxy.away_at is not None:
-                        self._overdue(proxy)
+                        await self._overdue(proxy)
                     self._mend(proxy, step.network)
             case Skew():
                 self._world.skew(proxy, step.seconds)
                 proxy.woke_at = time.monotonic()
 
+    def _back_again(self, proxy: Proxy) -> None:
+        if proxy.away_at is not None:
+            self._away.append((proxy.away_at, time.monotonic()))
+
     def _mend(self, proxy: Proxy, network: Network) -> None:
+        self._back_again(proxy)
         self._world.mend(proxy, network)
         del proxy.cut[network]
         proxy.woke_at = time.monotonic()
@@ -360,7 +401,7 @@ class _Run:
     async def _new(self, say: Say) -> None:
         client, proxy = self._clients[say.agent], self._world.proxies[say.proxy]
         text = f"Turn #{say.turn}# of {client.speaker.name}: {filler(say.turn, 160)}"
-        plan = Plan(say.calls if client.speaker.tools else 0, say.fault, say.hold, say.size)
+        plan = Plan(say.calls if client.speaker.tools else 0, say.fault, say.hold, say.size, say.full)
         self._model.plans[say.turn] = plan
         self._whose[say.turn] = client
         if say.picture:
@@ -432,7 +473,7 @@ class _Run:
     async def _over(self, attempt: Attempt, event: asyncio.Event | None = None) -> None:
         """Wait until the attempt is over or the event is there. What is held back, now or later, is not waited for."""
         client = self._whose[attempt.request.turn]
-        until = asyncio.get_running_loop().time() + PATIENCE + IMPORTED * (attempt.request.wire == "litellm")
+        until = asyncio.get_running_loop().time() + PATIENCE + IMPORTED * (attempt.request.wire in APPLICATIONS)
         while not (attempt.task.done() or self._blocked(attempt) or (event is not None and event.is_set())):
             plans = [plan for turn, plan in self._model.plans.items() if plan.hold and self._whose[turn] is client]
             held = [plan.reached for plan in plans if not plan.reached.is_set()]
@@ -486,29 +527,66 @@ class _Run:
         mark = self._model.plans[turn].mark
         return any(proxy.mark == mark and proxy.away_at is not None for proxy in self._world.proxies)
 
-    def _overdue(self, away: Proxy) -> None:
-        """A proxy was paused or cut off for longer than a lease: whoever asked another one since has been answered. One
-        that was away itself takes nothing over until the others had the time of a lease to come back as well."""
+    async def _overdue(self, away: Proxy) -> None:
+        """A proxy was paused or cut off for longer than a lease: whoever asked another one since is answered.
+
+        The bound: `TAKEN_OVER`, and for each turn of the agent that is open, itself one of them, what the slowest turn
+        of this history took that nothing held up. So it follows from the lease and the machine. One that was away
+        itself takes nothing over until the others had the time of a lease to come back as well.
+        """
         assert away.away_at is not None
-        for attempts in self._attempts.values():
+        for attempts in list(self._attempts.values()):
             for attempt in attempts:
-                asked = self._world.proxies[attempt.proxy]
-                before = self._answered(self._whose[attempt.request.turn])
-                waited = time.monotonic() - max(away.away_at, attempt.begun, asked.woke_at, self._database_back, before)
-                if self._whose[attempt.request.turn].speaker.front or asked.cut:
+                client, asked = self._whose[attempt.request.turn], self._world.proxies[attempt.proxy]
+                if client.speaker.front or asked.cut or attempt.request.wire in APPLICATIONS:
                     continue  # nobody knows whom it asked; one that is cut off itself is to say so, in `PATIENCE`
                 if self._history.shape.hosts and attempt.begun < away.away_at + HEARD:
                     continue  # it may have been passed on to that very proxy: given up within two leases
-                if attempt.task.done() or waited < TAKEN_OVER or self._blocked(attempt, taken_over=True):
-                    continue
-                self._journal.append(Hung(attempt.number, waited))
+                while not (attempt.task.done() or self._blocked(attempt, taken_over=True)):
+                    waited = time.monotonic() - self._since(attempt, away.away_at)
+                    bound = TAKEN_OVER + self._open_turns(client) * self._slowest()
+                    late = time.monotonic() + bound - waited
+                    if waited >= bound:
+                        self._journal.append(Hung(attempt.number, waited))
+                        break
+                    if late > away.away_at + LONGEST_AWAY:
+                        self._world.noticed["waits that this machine is too slow to judge"] += 1
+                        break
+                    await asyncio.wait({attempt.task}, timeout=late - time.monotonic())
+
+    def _since(self, attempt: Attempt, away_at: float) -> float:
+        """From when on an attempt waits for nothing but that its agent is taken over."""
+        asked, client = self._world.proxies[attempt.proxy], self._whose[attempt.request.turn]
+        return max(away_at, attempt.begun, asked.woke_at, self._database_back, self._answered(client))
+
+    def _open_turns(self, client: Client) -> int:
+        mine = (all_ for turn, all_ in self._attempts.items() if self._whose[turn] is client)
+        return sum(any(not attempt.task.done() for attempt in all_) for all_ in mine)
+
+    def _slowest(self) -> float:
+        """Seconds that the slowest turn took which nothing in the history held up."""
+        sent = {entry.attempt: entry.at for entry in self._journal if isinstance(entry, Sent)}
+        took = 0.0
+        for heard in (entry for entry in self._journal if isinstance(entry, Heard) and entry.outcome == "acknowledged"):
+            turn = self._turn_of(heard.attempt)
+            plan = self._model.plans.get(turn)
+            if plan is None or self._whose[turn].requests[turn].wire in APPLICATIONS:
+                continue
+            disturbed = any(sent[heard.attempt] < till and since < heard.at for since, till in self._away)
+            now_away = any(one.away_at is not None and one.away_at < heard.at for one in self._world.proxies)
+            if plan.hold is None and plan.fault is None and not (disturbed or now_away):
+                took = max(took, heard.at - sent[heard.attempt])
+        return took
+
+    def _turn_of(self, attempt: int) -> int:
+        return next((turn for turn, all_ in self._attempts.items() if any(one.number == attempt for one in all_)), 0)
 
     def _answered(self, client: Client) -> float:
         """When the agent was answered last: whoever waited behind that turn begins only then."""
         mine = {one.number for turn, all_ in self._attempts.items() if self._whose[turn] is client for one in all_}
         return max((one.at for one in self._journal if isinstance(one, Heard) and one.attempt in mine), default=0.0)
 
-    async def _command(self, step: Rewind | Delete | Carry, client: Client, proxy: Proxy) -> None:
+    async def _command(self, step: Rewind | Delete | Carry | Expire | Commit, client: Client, proxy: Proxy) -> None:
         """Where the agent is asked something now, or nobody could be asked, nothing is done."""
         mine = [one for turn, all_ in self._attempts.items() if self._whose[turn] is client for one in all_]
         if client.speaker.naming != "name" or not mine or not proxy.running or proxy.away_at is not None:
@@ -527,20 +605,54 @@ class _Run:
                     await self._asked(proxy, "DELETE", f"/v1/chains/{quote(name)}")
                 case Carry():
                     await self._world.carried(proxy, name)
-            dump = {"turns": [], "head": None} if isinstance(step, Delete) else await self._chain(proxy, name)
+                case Expire():
+                    await self._expired(proxy, name)
+                case Commit():
+                    await self._committed(step, proxy, name)
+            gone = isinstance(step, Delete | Expire)
+            dump = {"turns": [], "head": None} if gone else await self._chain(proxy, name)
         except (httpx.HTTPError, NotDone) as exc:
             self._say(f"  not done, or nobody knows: {exc}")
-            known = frozenset(turn for turn in client.known if not isinstance(step, Carry))
+            known = frozenset(turn for turn in client.known if not isinstance(step, Carry | Commit))
             self._journal.append(TakenOff(time.monotonic(), name, known, certain=False))
             return
         after = path_of(dump)
         off = frozenset(before) - frozenset(after)
-        certain = len(off) == (
-            step.turns if isinstance(step, Rewind) else len(before) if isinstance(step, Delete) else 0
-        )
+        certain = len(off) == (step.turns if isinstance(step, Rewind) else len(before) if gone else 0)
         self._say(f"  off the path: {sorted(off)}, in {time.monotonic() - began:.1f} s")
         self._journal.append(TakenOff(time.monotonic(), name, off, certain=certain))
         client.tip = after[-1] if after and after[-1] in client.known else None
+
+    async def _expired(self, proxy: Proxy, name: str) -> None:
+        """A proxy looks for what is to be removed when it starts."""
+        await asyncio.to_thread(self._world.age, name, LONG_AGO)
+        proxy.stop()
+        await self._stopped(proxy, proxy.mark)
+        await proxy.start()
+        async with httpx.AsyncClient(trust_env=False, timeout=EXPIRED, headers=self._world.headers) as http:
+
+            async def gone() -> bool:
+                return (await http.get(f"{proxy.url}/v1/chains/{quote(name)}")).status_code == 404
+
+            try:
+                await until(gone, timeout=EXPIRED)
+            except TimeoutError:
+                self._journal.append(Unserved(name, (f"still there {EXPIRED:.0f} s after it was to be removed",)))
+
+    async def _committed(self, step: Commit, proxy: Proxy, name: str) -> None:
+        asked = f"Turn #{step.turn}# beside the conversation of {name}"
+        self._model.plans[step.turn] = Plan(aside=asked)
+        self._journal.append(Sent(time.monotonic(), -step.turn, step.turn, name, asked, aside=True))
+        self._model.committing = step.turn
+        done: JSON = {}
+        try:
+            done = await self._asked(proxy, "POST", f"/v1/chains/{quote(name)}/commit", {"outcome": "failed"})
+        finally:
+            self._model.committing = None
+            self._journal.append(Heard(time.monotonic(), -step.turn, "unknown"))
+            self._journal.append(Committed(time.monotonic(), name, step.turn, certain=bool(done)))
+        if f"commit-{step.turn}" not in done["message"]:
+            raise NotDone(f"the message is not the model's: {done['message'][:200]!r}")
 
     async def _chain(self, proxy: Proxy, name: str) -> JSON:
         return await self._asked(proxy, "GET", f"/v1/chains/{quote(name)}?format=json")
@@ -549,7 +661,10 @@ class _Run:
         async with httpx.AsyncClient(trust_env=False, timeout=PATIENCE, headers=self._world.headers) as http:
             answer = await http.request(method, proxy.url + address, json=body)
         if answer.status_code >= 300:
-            raise NotDone(f"{method} {address}: {answer.status_code} {answer.text[:200]}")
+            said = f"{method} {address}: {answer.status_code} {answer.text[:200]}"
+            if answer.status_code == 500:
+                self._journal.append(Unserved(address, (said,)))
+            raise NotDone(said)
         told: JSON = answer.json() if answer.content else {}
         return told
 

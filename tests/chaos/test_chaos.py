@@ -32,7 +32,7 @@ HISTORIES = [
     pytest.param(
         15, Shape(2, tools=True, length=SHORT, pauses=False, wrapper=True), id="behind a script", marks=pytest.mark.full
     ),
-    pytest.param(3, Shape(1, tools=True, length=SHORT, pauses=False, wide=True), id="every wire"),
+    pytest.param(6, Shape(1, tools=True, length=SHORT, pauses=False, wide=True), id="every wire"),
     pytest.param(
         4, Shape(3, tools=True, length=SHORT, wide=True), id="every wire, three proxies", marks=pytest.mark.full
     ),
@@ -131,6 +131,15 @@ async def test_a_history_keeps_every_promise(
     seed: int, shape: Shape, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     await kept(made(seed, shape), request, tmp_path / "run")
+
+
+@pytest.mark.full  # the kinds of steps are each tested in their own room
+@pytest.mark.timeout(600)
+async def test_summaries_fallbacks_commits_retention_and_the_sdk_keep_every_promise(
+    claude_2: Path, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    planted = Path(__file__).parent / "planted" / "beside_a_conversation.txt"
+    await kept(read(planted.read_text(), seed=2), request, tmp_path / "run")
 
 
 @pytest.mark.timeout(300)

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
+from cli_session_proxy.git_memory.prompt import CLOSE, OPEN
 
 from .checker import NOT_JSON, ON_ITS_WAY, Fault, Kind, judge
 from .journal import (
@@ -20,6 +21,7 @@ from .journal import (
     Answer,
     Asked,
     Asking,
+    Committed,
     Crashed,
     Died,
     Entry,
@@ -31,6 +33,7 @@ from .journal import (
     Said,
     Sent,
     Stale,
+    Summed,
     TakenOff,
     Told,
     Uncounted,
@@ -38,7 +41,7 @@ from .journal import (
 )  # fmt: skip
 from .model import TOOL
 from .pictures import split, with_picture
-from .reading import GO_ON, KEPT_PICTURE, REMINDER, arguments, exchanges
+from .reading import GO_ON, KEPT_PICTURE, REMINDER, SUMMED_UP, arguments, exchanges
 
 INTERRUPTED = "The tool call was interrupted before a result was received."
 Pair = tuple[Asking, Answer]
@@ -577,6 +580,76 @@ def test_a_fault_that_shows_in_every_request_is_told_once(tale: Tale) -> None:
     for turn in range(5, 9):
         tale.turn(turn, shown=lambda path: path[1:])
     assert [(fault.kind, fault.turn) for fault in tale.faults()] == [("lost", 1)]
+
+
+# --- what stands beside a conversation ----------------------------------------------------------------------
+
+
+def summed(tale: Tale, pairs: Sequence[Pair], newest: Asking | None = None) -> str:
+    """The CLI has these summed up, perhaps with results that wait for their answer; how its next request begins."""
+    tale.requests += 1
+    messages = as_messages(pairs, "Your task is to create a detailed summary")
+    if newest is not None:
+        messages = [*as_messages(pairs, newest), messages[-1]]
+    tale.journal.append(Summed(tale.requests, messages))
+    return f"{SUMMED_UP} that ran out of context. Summary:\nsummary-{tale.requests} of all"
+
+
+def test_a_summary_stands_for_what_the_model_was_shown_when_it_made_it(tale: Tale) -> None:
+    path = tale.paths["ada"]
+    first = summed(tale, path)
+    tale.turn(5, shown=lambda path: [(first, path[-1][1])])  # the CLI repeats the last answer behind it
+    assert not tale.faults()
+    again = summed(tale, [(first, path[2][1]), path[3]])  # a summary of a summary
+    tale.turn(6, calls=("one",), shown=lambda path: [(again, path[3][1])])
+    asked = results("one")
+    last = summed(tale, [(again, path[3][1]), path[4]], asked)  # at results: they follow once more
+    tale.turn(7, asked=asked, shown=lambda path: [(last, path[4][1])])
+    assert not tale.faults()
+
+
+def test_what_is_missing_from_a_summary_or_told_behind_it_again_is_found(tale: Tale) -> None:
+    whole, less = summed(tale, tale.paths["ada"]), summed(tale, tale.paths["ada"][1:])
+    tale.turn(5, shown=lambda path: [(less, path[-1][1])])
+    assert tale.kinds() == {("lost", 1)}
+    tale.turn(6, shown=lambda path: [(whole, path[2][1]), path[3], path[0]])
+    assert ("doubled", 1) in tale.kinds()
+
+
+def told_of(number: int) -> str:
+    return f"{OPEN} Attempt: commit-{number} {CLOSE}"
+
+
+def begun(tale: Tale, turn: int, *attempts: int) -> None:
+    """The agent's path begins anew, with these attempts told at its head."""
+    off = frozenset(entry.turn for entry in tale.journal if isinstance(entry, Sent))
+    tale.journal.append(TakenOff(tale.now(), "ada", off, certain=True))
+    attempt = tale.send(turn)
+    messages = as_messages([], prompt(turn))
+    messages[-1]["content"] += [{"type": "text", "text": told_of(number)} for number in attempts]
+    messages[-1]["content"].append(messages[-1]["content"].pop(1))
+    tale.requests += 1
+    tale.journal.append(Asked(tale.now(), tale.requests, "p", messages, Answer(f"ok-{tale.requests}")))
+    tale.journal.append(Told(tale.requests))
+    tale.hear(attempt, "acknowledged", Answer(f"ok-{tale.requests}"))
+
+
+@pytest.mark.parametrize(("told", "wrong"), [((9,), False), ((), True), ((9, 8), True)])
+def test_the_first_prompt_is_told_exactly_what_was_committed(tale: Tale, told: tuple[int, ...], wrong: bool) -> None:
+    tale.journal += [Committed(tale.now(), "ada", 9, certain=True), Committed(tale.now(), "bob", 8, certain=True)]
+    begun(tale, 5, *told)
+    assert tale.kinds() == ({("untold", 5)} if wrong else set())
+
+
+def test_what_is_asked_beside_a_conversation_is_shown_it_and_is_never_on_it(tale: Tale) -> None:
+    aside = "the last words"
+    tale.journal.append(Sent(tale.now(), -9, 9, "ada", aside, aside=True))
+    answer = tale.ask(aside, tale.paths["ada"])
+    tale.hear(-9, "unknown")
+    tale.turn(5)
+    assert not tale.faults()
+    tale.turn(6, shown=lambda path: [*path, (aside, answer)])
+    assert tale.kinds() == {("phantom", 9)}
 
 
 # --- any history, any fault ---------------------------------------------------------------------------------

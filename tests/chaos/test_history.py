@@ -9,7 +9,9 @@ import pytest
 
 from ..matrix import rest_in_full
 from .checker import Fault
+from .doors import Wire
 from .history import Cut, History, Join, Kill, Leave, Network, Open, Repeat, Say, Shape, Start, made, read, told
+from .model import FaultKind
 from .runner import Report
 from .shrinking import shrunk
 
@@ -55,6 +57,16 @@ def test_every_kind_of_step_happens() -> None:
     assert seen == {
         "Say", "Repeat", "Leave", "Open", "Join", "Kill", "Terminate", "Start", "Pause", "Wake", "KillCli", "Spoil",
     }  # fmt: skip
+
+
+def test_every_kind_of_step_happens_in_wide_histories() -> None:
+    histories = [made(seed, Shape(proxies=3, tools=True, length=60, wide=True)) for seed in range(60)]
+    steps = [step for history in histories for step in history.steps]
+    assert {type(step).__name__ for step in steps} >= {"Rewind", "Delete", "Carry", "Expire", "Commit", "Skew"}
+    said = [step for step in steps if isinstance(step, Say)]
+    assert {say.wire for say in said if say.wire} == set(get_args(Wire))
+    assert {say.fault for say in said if say.fault} == set(get_args(FaultKind))
+    assert any(say.full for say in said)
 
 
 def test_what_happens_to_hosts_happens_only_there() -> None:

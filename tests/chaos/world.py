@@ -13,7 +13,9 @@ import json
 import os
 import random
 import re
+import shutil
 import signal
+import sqlite3
 import sys
 import time
 from asyncio.subprocess import DEVNULL, PIPE, STDOUT, Process
@@ -38,13 +40,15 @@ from . import asking
 from .client import NoAnswer
 from .history import Damage, Ending, Network
 from .journal import JSON, Crashed, Entry, Orphans
-from .model import MARK_HEADER
+from .model import MARK_HEADER, OTHER, OTHER_NAME
 from .skewed import CLOCK
 
 # Seconds for a proxy to listen, on a machine that is busy with CLIs.
 START = 60.0
 # Seconds for the first check of a CLI, on a machine that is busy with CLIs.
-CHECKED = 180.0
+CHECKED = 600.0
+# A store with nothing but what was seen of a CLI, by its path: a run of many histories checks it once.
+_CHECKED: dict[Path, bytes] = {}
 # Seconds within which no CLI of a dead proxy may be alive any more.
 ORPHANS_GONE = 1.0
 # Seconds that a proxy gets to stop after SIGTERM: its own drain and what closing takes.
@@ -180,6 +184,9 @@ class World:
     headers: Mapping[str, str] = {}
     skews = False  # its clock may jump: its proxies read it from a file
     checks = False  # its proxies check the CLI, and use from the first turn on what was seen of it
+    falls_back = False  # another model answers where Claude is at its limit
+    expires = False  # chains that nobody used for a day are removed
+    commits = False  # agents have a repository for their attempts
     front = ""  # the load balancer's address
 
     def __init__(self, folder: Path, binary: Path, upstream: str, proxies: int, *, wrapper: bool) -> None:
@@ -187,7 +194,7 @@ class World:
         self.noticed: Counter[str] = Counter()  # what proxies counted and logged of the breakages, for the report
         self._upstream = upstream
         folder.mkdir(parents=True, exist_ok=True)
-        self._binary = binary
+        self._binary = self._real = binary
         self._applications = 0
         if wrapper:
             self._binary = folder / "claude"
@@ -195,12 +202,22 @@ class World:
             self._binary.chmod(0o755)
         self.proxies = [Proxy(self, number) for number in range(proxies)]
 
+    def begun(self) -> None:
+        """Called before any proxy is started."""
+        store = self.store_file if self.checks and self._real in _CHECKED else None
+        if store is not None and not store.exists():
+            store.parent.mkdir(mode=0o700)
+            store.write_bytes(_CHECKED[self._real])
+
     async def joined(self) -> None:
         """Called when every proxy has started for the first time."""
         if self.checks:
             async with httpx.AsyncClient(trust_env=False, headers=self.headers) as http:
                 for proxy in self.proxies:
                     await until(partial(_has_seen, http, proxy.url), timeout=CHECKED)
+            if self.store_file is not None and self._real not in _CHECKED:
+                with contextlib.closing(sqlite3.connect(self.store_file)) as store:
+                    _CHECKED[self._real] = store.serialize()
 
     async def ready(self) -> list[Entry]:
         """Wait until every proxy takes turns again by itself; who does not."""
@@ -247,7 +264,18 @@ class World:
         }  # fmt: skip
         if self.checks:
             own |= {"SELF_CHECK": "true", "SHARE_PROCESSES": "always"}
+        if self.falls_back:
+            other = {"litellm": f"anthropic/{OTHER_NAME}", "api_base": self._upstream, "api_key_env": "OTHER_KEY",
+                     "tools": True, "images": True,
+                     "params": {"extra_headers": {MARK_HEADER: mark or proxy.mark}}}  # fmt: skip
+            own |= {"FALLBACKS": json.dumps([OTHER]), "MODELS": json.dumps({OTHER: other})}
+        if self.expires:
+            own["RETENTION_DAYS"] = "1"
+        if self.commits:
+            memory = {"repo": str(self.folder / "repository")}
+            own |= {"PROFILE": "fixer", "PROFILES": json.dumps({"fixer": {"git_memory": memory}})}
         surroundings = {"PATH": os.environ["PATH"], "HOME": str(place.home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
+        surroundings["OTHER_KEY"] = "fake"
         return surroundings | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
 
     def _header(self, mark: str) -> str:
@@ -277,8 +305,10 @@ class World:
     async def ask(self, asked: JSON) -> JSON:
         """By an application with an engine of its own. One that is left is killed."""
         self._applications += 1
-        env = self.environment(self.proxies[0], mark=f"app-{self._applications}")
+        mark = f"{asked['by']}-{self._applications}"
+        env = self.environment(self.proxies[0], mark=mark)
         process = await forked(asking.main, env=env, cwd=self.folder)
+        asked = asked | {"config_dir": str(self.folder / mark)}  # the SDK's CLI knows no session but by the chain
         try:
             process.stdin.write(json.dumps(asked).encode() + b"\n")
             for line in (await process.stdout.read()).splitlines():
@@ -290,6 +320,7 @@ class World:
             process.kill()
             await process.wait()
             process.close()
+            self.kill_clis(mark)  # the SDK's own would live on
 
     async def carried(self, proxy: Proxy, agent_id: str) -> None:
         """Export an agent, delete it, and import it again, by the program's own commands beside the running proxies."""
@@ -303,6 +334,13 @@ class World:
             process.close()
             if code != 0:
                 raise RuntimeError(f"{words}: exit code {code}: {said.decode(errors='replace')[-500:]}")
+
+    def age(self, agent_id: str, seconds: float) -> None:
+        """An agent was last used so much longer ago."""
+        assert self.store_file is not None
+        with contextlib.closing(sqlite3.connect(self.store_file, timeout=30)) as store, store:
+            older = "UPDATE agents SET last_at = last_at - ? WHERE owner = ? AND agent_id = ?"
+            assert store.execute(older, (seconds, LOCAL_OWNER, agent_id)).rowcount == 1
 
     def _clock(self, proxy: Proxy) -> Path:
         return self.folder / "clock"
@@ -325,6 +363,14 @@ class World:
     async def registry(self, seconds: float) -> None: ...
 
     # --- files
+
+    def keep(self, where: Path) -> None:
+        """Copy what the CLIs have written, and what was salvaged of it."""
+        for place in {self.place(proxy.number) for proxy in self.proxies}:
+            here = where / place.var.parent.name
+            for name, folder in (("projects", place.config_dir / "projects"), ("salvage", place.var / "salvage")):
+                if folder.exists():
+                    shutil.copytree(folder, here / name, dirs_exist_ok=True)
 
     def transcript(self, agent_id: str) -> Path | None:
         """The transcript of an agent that was written last."""

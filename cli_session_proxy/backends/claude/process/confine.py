@@ -40,7 +40,7 @@ from ....errors import SandboxError
 from ....machine import command_to, interpreter
 from ....sandbox import make_private, short_tmpdirs
 from ....settings import CONFIG_FILE, Profile, Settings, paths_in
-from ..transcript.files import MEMORY
+from ..transcript.files import make_project
 from . import confine_program
 from .login import write_private
 
@@ -247,10 +247,7 @@ class _Boundary:
         self.secrets: dict[str, str] = {}
 
     def mounts(self) -> list[_Mount]:
-        self._project.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # Every CLI removes empty folders of sessions some seconds after its start (2.1.332); a removed one stays bound.
-        with contextlib.suppress(FileExistsError):
-            (self._project / MEMORY).mkdir(mode=0o700)
+        make_project(self._project)  # one that another CLI removed would stay bound
         make_private(self._place.private)
         self._system()
         self._own()

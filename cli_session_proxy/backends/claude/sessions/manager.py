@@ -216,6 +216,8 @@ class Sessions:
             back = None if decided.marks else await self._taken_back(now, parent)
             if back is not None:
                 return back
+            if parent is None:
+                await asyncio.to_thread(transcript.make_project, self._projects.folder(now.cwd))
             prepared = self._start(now) if parent is None else await self._repairs.branch(now, parent)
         else:
             prepared = await self._verify(now, parent, job.session)

@@ -5,7 +5,8 @@ another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, 
 
 - Every call in the records gets a result: the client's, or that there is none.
 - A CLI that loads a transcript which ends with the user puts "No response requested." behind it. The CLI's own
-  records of API errors are answers to it, but are never sent: one of them at the end, and nothing is invented.
+  records of API errors are answers to it, but are never sent: one of them at the end, and nothing is invented. Only
+  the request for a summary, at a compaction, does show it (2.1.332): so its words claim nothing.
 - A user frame with `content: []` then makes the model go on, adds nothing to what it sees, and leaves no record
   but hangs the answer on the frame's uuid: so that is the uuid of the closing record.
 """
@@ -19,7 +20,7 @@ from ....domain.client_tools import NOT_ANSWERED, BroughtResults, calls_of
 from ....domain.models import Block, Message, Record, Turn
 from ..transcript import Entry, Scribe, parse_records
 
-CLOSING = "API Error: the process ended while its tools were running"
+CLOSING = "(continued)"
 SYNTHETIC_MODEL = "<synthetic>"
 
 

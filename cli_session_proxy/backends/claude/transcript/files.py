@@ -130,6 +130,17 @@ def remove(path: Path) -> None:
                 remove_any(Path(entry.path))
 
 
+def make_project(project: Path) -> None:
+    """Make an agent's folder of sessions, and something in it.
+
+    Every CLI removes empty folders of sessions some seconds after its start (2.1.332). Where that is between the moment
+    in which another CLI makes its folder and the one in which it writes there, that one loses these records.
+    """
+    project.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with contextlib.suppress(FileExistsError):
+        (project / MEMORY).mkdir(mode=0o700)
+
+
 def remove_project(project: Path) -> None:
     """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it."""
     shutil.rmtree(project / MEMORY, ignore_errors=True)

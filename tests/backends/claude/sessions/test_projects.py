@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import shutil
+import threading
 import unicodedata
 from pathlib import Path
 
@@ -125,6 +127,30 @@ async def test_where_the_rule_is_not_the_clis_the_folder_is_learned(
         await engine.delete("local", "a")
     assert not list(environment.config_dir(settings).glob("projects/*/*.jsonl"))
     assert not list((var / "projects").iterdir())
+
+
+async def test_a_new_session_is_whole_while_other_clis_remove_empty_folders(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    """Each does so some seconds after its start (2.1.332): here all the time. Without a file of its own in the folder,
+    two of three first turns lost records, and the next one's request began with another head."""
+    settings = make_settings(claude_bin=claude_2)
+    root, ended = folders_of(settings).root, threading.Event()
+
+    def remove() -> None:
+        while not ended.wait(0.0005):
+            for folder in root.glob("*"):
+                with contextlib.suppress(OSError):
+                    folder.rmdir()
+
+    cleaning = asyncio.create_task(asyncio.to_thread(remove))
+    try:
+        async with running(settings) as engine:
+            turns = [await ask(engine, "hello", agent=agent) for agent in ("a", "b", "c")]
+    finally:
+        ended.set()
+        await cleaning
+    assert [turn.evidence.records for turn in turns] == ["transcript"] * 3
 
 
 def test_what_was_noted_is_for_one_place_and_is_forgotten_where_it_does_not_hold(tmp_path: Path) -> None:
