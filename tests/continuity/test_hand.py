@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import os
+import pty
+import re
+import struct
+import termios
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -19,6 +25,9 @@ from ..conftest import MakeSettings
 from ..until import until
 from .score import Fact
 from .talk import EngineTalk, by_hand, run_by_hand, talking
+
+# What a terminal is told beside the words.
+ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07]*\x07|\x1b.")
 
 
 @pytest.fixture
@@ -94,3 +103,54 @@ async def test_what_somebody_says_while_a_turn_runs_is_named_kept_aside_and_no_p
     assert any("somebody else said 1 prompt" in one.says for one in explain.turn(turn.evidence, []))
     [kept] = (talk.settings.var / "salvage").iterdir()
     assert "the moon is green" in kept.read_text(encoding="utf-8")
+    # Their own CLI tells them when they open the session again; the model is not told, now and after a repair.
+    assert NOT_HERE in await shown_at_resume(talk)
+    assert not any(NOT_HERE in seen.raw.decode() for seen in talk.upstream.requests)
+    before = talk.upstream.requests[-1]
+    await talk.down()
+    talk.transcript.unlink()
+    await talk.up()
+    await talk.tell()
+    assert talk.turn.continuity == "rebuilt"
+    assert talk.upstream.requests[-1].prefix_kept(before) == 1.0
+    assert NOT_HERE not in talk.upstream.requests[-1].raw.decode()
+
+
+NOT_HERE = "It is no part of"
+
+
+async def shown_at_resume(talk: EngineTalk) -> str:
+    """What a person's own CLI shows of the session, as far as our notice of it."""
+    cwd, config = talk.cwd.resolve(), Path(talk.environment()["CLAUDE_CONFIG_DIR"])
+    trusted = {"hasTrustDialogAccepted": True, "hasCompletedProjectOnboarding": True, "allowedTools": []}
+    key = talk.environment()["ANTHROPIC_API_KEY"]
+    known = {"hasCompletedOnboarding": True, "theme": "dark", "projects": {str(cwd): trusted}}
+    known["customApiKeyResponses"] = {"approved": [key[-20:]], "rejected": []}
+    (config / ".claude.json").write_text(json.dumps(known))
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 60, 300, 0, 0))
+    child = await asyncio.create_subprocess_exec(
+        str(talk.settings.claude_bin), "--resume", str(talk.session_id), "--model", "sonnet", cwd=cwd,
+        env={**talk.environment(), "TERM": "xterm-256color"}, stdin=theirs, stdout=theirs, stderr=theirs,
+        start_new_session=True,
+    )  # fmt: skip
+    os.close(theirs)
+    shown = ""
+
+    def read() -> None:
+        nonlocal shown
+        shown += ESCAPES.sub(" ", os.read(ours, 1 << 16).decode(errors="replace"))
+        if NOT_HERE in shown:
+            seen.set()
+
+    seen = asyncio.Event()
+    asyncio.get_running_loop().add_reader(ours, read)
+    try:
+        async with asyncio.timeout(60):
+            await seen.wait()
+    finally:
+        asyncio.get_running_loop().remove_reader(ours)
+        child.kill()
+        await child.wait()
+        os.close(ours)
+    return shown

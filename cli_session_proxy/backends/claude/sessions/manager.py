@@ -44,7 +44,7 @@ from ..process.pool import Pool, ProcessEnd
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import partials, paths, reopening, rewinding, summaries
-from .capture import Captures, LiveSession, TurnOutcome
+from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
@@ -536,7 +536,10 @@ class Sessions:
         records = [*ready.marks, *ready.lead, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
-        notes = (*notes, Note("said_beside", taken.beside)) if taken.beside else notes
+        if taken.beside:
+            notes = (*notes, Note("said_beside", taken.beside))
+            if transcript.loading(before.cli_version).whole_records:  # 1.0.120 does not load it
+                records.append(_told_beside(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # A folder beside it: large tool results, sub-agents' own transcripts.
         if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
@@ -680,6 +683,16 @@ class Sessions:
 def _told_of(ended: ProcessEnd) -> Evidence:
     notes = (Note("session_not_written"),) if ended.lost else ()
     return Evidence(exit_code=ended.exit_code, notes=notes)
+
+
+def _told_beside(ready: LiveSession, taken: CapturedRecords) -> Record:
+    """Tells whoever spoke in the session while the turn ran that it is on no path: their CLI shows it at a resume."""
+    leaf = transcript.parse_records(taken.records).leaf
+    scribe = Scribe(ready.session.id, ready.process.cwd, ready.process.version, time.time(), leaf)
+    return scribe.notice(
+        "cli-session-proxy: while the turn above ran, somebody said something else in this session. It is no part of "
+        "this conversation, and the model is not shown it. It is kept in <var>/salvage; say it again to have it here."
+    )
 
 
 def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:

@@ -118,7 +118,6 @@ class Scribe:
     parent: str | None = None
 
     def record(self, message: Message, model: str, *, record_uuid: str | None = None) -> Record:
-        record_uuid = record_uuid or str(uuid.uuid4())
         body: dict[str, Any] = {"role": message.role, "content": list(message.content)}
         if message.role == "assistant":
             # Equal message ids would be merged by the CLI; usage is trusted (990k triggered a compaction): write 0.
@@ -132,6 +131,14 @@ class Scribe:
                 "stop_sequence": None,
                 "usage": {"input_tokens": 0, "output_tokens": 0},
             }
+        return self._line({"type": message.role, "message": body}, record_uuid)
+
+    def notice(self, words: str) -> Record:
+        """What a CLI shows the person who opens the session, and never the model (run on 2.1.71 and 2.1.332)."""
+        return self._line({"type": "system", "subtype": "informational", "content": words, "level": "warning"})
+
+    def _line(self, said: dict[str, Any], record_uuid: str | None = None) -> Record:
+        record_uuid = record_uuid or str(uuid.uuid4())
         line = {
             "parentUuid": self.parent,
             "isSidechain": False,
@@ -140,8 +147,7 @@ class Scribe:
             "sessionId": self.session_id,
             "version": self.version,
             "gitBranch": "",
-            "type": message.role,
-            "message": body,
+            **said,
             "uuid": record_uuid,
             "timestamp": timestamp(self.at),
         }
