@@ -362,6 +362,8 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
     if not known:
         return True
     if said.session_id != ready.session.id:
+        if lacks_prompts(known, parsed.path, ready.prompt):
+            return False
         # Where it was known what it loads, what differs in parts was done to the copy.
         return is_copied(known, parsed.path, wholly=not ready.process.launch.capability.tells_when_loaded)
     return is_behind(known, parsed.path, said.frame_uuid)
@@ -400,6 +402,20 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
         return any(spoken in ours for spoken in said)
     rest = iter(ours)
     return bool(said) and all(spoken in rest for spoken in said)
+
+
+def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequence[Block]) -> bool:
+    """Whether a copy that ends with this prompt says nothing but what these records say, and not all that was asked in
+    them: the CLI had loaded another file of the same session. It may leave out other records when it copies."""
+    prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
+    if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
+        return False
+    asked = [block for _, block in copy[prompts[-1]].spoken()]
+    said = [spoken for entry in copy[: prompts[-1]] for spoken in entry.spoken()]
+    ours = [spoken for entry in known for spoken in entry.spoken()]
+    texts = [spoken for spoken in ours if spoken[0] == "user" and str(spoken[1].get("text", "")).strip()]
+    whole = asked == list(prompt) and all(spoken in ours for spoken in said)
+    return whole and not all(text in said for text in texts)
 
 
 def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:

@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions.exchanges import is_prompt
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.errors import SessionBusy
 from cli_session_proxy.settings import Profile, Settings
@@ -281,3 +283,22 @@ async def test_an_answer_out_of_another_conversation_is_not_kept(
     assert heard(upstream) == [*SAID, "again"]
     await asked(settings, "and you", agent="b")
     assert heard(upstream) == [*OTHERS, "and you"]
+
+
+async def test_an_answer_of_a_cli_that_loaded_fewer_turns_is_not_kept(
+    claude_1: Path, told: Told, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+) -> None:
+    """As from a file of its own of this session, with the last turn only. 1.0.120 writes a copy of what it loaded."""
+    cli = MeddledCli(tmp_path / "cli", claude_1)
+    settings, mine, _ = await told.settings(make_settings, claude_1, cli.path)
+    whole = mine.read_text()
+    entries = transcript.parse(whole.encode()).path
+    at = max(at for at, entry in enumerate(entries) if is_prompt(entry))
+    fewer = [entries[at].hung_on(None), *entries[at + 1 :]]
+    cli.order("start", ("write", str(mine), "".join(f"{entry.line}\n" for entry in fewer)))
+    cli.order("loaded", ("write", str(mine), whole), ("touch", str(mine), "0"))
+    with pytest.raises(SessionBusy, match="nothing of its answer was kept"):
+        await asked(settings, "and now")
+    assert cli.done
+    await asked(settings, "again")
+    assert heard(upstream) == [*SAID, "again"]
