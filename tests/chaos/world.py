@@ -275,7 +275,7 @@ class World:
             memory = {"repo": str(self.folder / "repository")}
             own |= {"PROFILE": "fixer", "PROFILES": json.dumps({"fixer": {"git_memory": memory}})}
         surroundings = {"PATH": os.environ["PATH"], "HOME": str(place.home), "LANG": "C.UTF-8", "PYTHONPATH": str(ROOT)}
-        surroundings["OTHER_KEY"] = "fake"
+        surroundings |= {"OTHER_KEY": "fake", "LITELLM_LOCAL_MODEL_COST_MAP": "True"}
         return surroundings | {f"CLI_SESSION_PROXY_{name}": value for name, value in own.items()}
 
     def _header(self, mark: str) -> str:

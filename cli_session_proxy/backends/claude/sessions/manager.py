@@ -538,7 +538,7 @@ class Sessions:
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         if taken.beside:
             notes = (*notes, Note("said_beside", taken.beside))
-            if transcript.loading(before.cli_version).whole_records:  # 1.0.120 does not load it
+            if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_told_beside(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # A folder beside it: large tool results, sub-agents' own transcripts.

@@ -31,6 +31,7 @@ log = logs.get(__name__)
 SUFFIX = ".jsonl"
 ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
 DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
+REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
 MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
 
 
@@ -136,9 +137,12 @@ def make_project(project: Path) -> None:
     Every CLI removes empty folders of sessions some seconds after its start (2.1.332). Where that is between the moment
     in which another CLI makes its folder and the one in which it writes there, that one loses these records.
     """
-    project.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with contextlib.suppress(FileExistsError):
-        (project / MEMORY).mkdir(mode=0o700)
+    for _ in range(REMOVED_MEANWHILE):
+        project.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):
+            with contextlib.suppress(FileExistsError):
+                (project / MEMORY).mkdir(mode=0o700)
+            return
 
 
 def remove_project(project: Path) -> None:
