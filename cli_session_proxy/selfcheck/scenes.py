@@ -331,10 +331,13 @@ async def _healed(stage: Stage, process: ClaudeProcess) -> None:
     """The provider refuses a thought of the turn before."""
     async with stage.observing("heals_thinking"):
         stage.upstream.when(SEALED, Fail(400, message=REFUSED))
-        refused, *again = map(said_in, (await stage.turn(process, SEALED)).requests)
+        turn = await stage.turn(process, SEALED, may_fail=True)
+        refused, *again = map(said_in, turn.requests)
         left = [pair for pair in refused if not pair[1].startswith("thinking")]
         if left == refused:
             raise Unable("it sent no thought")
+        if turn.result.is_error:
+            raise Differs(f"a turn ended as {turn.result.subtype}: {turn.result.text}")
         if not again or (wrong := difference(left, again[-1])) is not None:
             raise Differs(f"it asked again, and not for the same without thoughts: {wrong if again else 'nothing'}")
 

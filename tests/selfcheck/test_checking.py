@@ -29,7 +29,7 @@ CHANGES: dict[str, set[str]] = {
     "another folder": set(),
     "late": {"complete"},
     "broken parents": {"records", "round_trip"},
-    "no image": {"round_trip"},
+    "no image": {"round_trip", "initialize"},  # of the session that it resumes next, too
     "new id": {"same_id"},
     "as commands": {"words"},
     "refuses:initialize": {"initialize", "claim_session"},
