@@ -332,14 +332,14 @@ async def _healed(stage: Stage, process: ClaudeProcess) -> None:
     async with stage.observing("heals_thinking"):
         stage.upstream.when(SEALED, Fail(400, message=REFUSED))
         turn = await stage.turn(process, SEALED, may_fail=True)
-        refused, *again = map(said_in, turn.requests)
+        again, refused = said_in(turn.request), said_in(turn.requests[0])
         left = [pair for pair in refused if not pair[1].startswith("thinking")]
         if left == refused:
             raise Unable("it sent no thought")
         if turn.result.is_error:
             raise Differs(f"a turn ended as {turn.result.subtype}: {turn.result.text}")
-        if not again or (wrong := difference(left, again[-1])) is not None:
-            raise Differs(f"it asked again, and not for the same without thoughts: {wrong if again else 'nothing'}")
+        if (wrong := difference(left, again)) is not None:
+            raise Differs(f"it did not ask again for the same without thoughts: {wrong}")
 
 
 async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:

@@ -82,9 +82,6 @@ def told(what: str, which: str, frame: Frame) -> tuple[Frame | None, Frame | Non
             del content[:-1]
         if what == "sums the prompt up" and "check-compacted" in str(content):
             frame["message"]["content"] = "Continue."
-        if what == "does not heal" and "check-sealed" in str(content):
-            refused: Frame = {"type": "result", "subtype": "success", "is_error": True, "result": "API Error: 400"}
-            return None, refused | {"user_message_uuids": [frame["uuid"]], "session_id": ""}
     if asked is None or asked != which:
         return frame, None
     response: Frame = {"request_id": frame["request_id"], "subtype": "error", "error": "not any more"}
@@ -100,6 +97,8 @@ def said(what: str, frame: Frame) -> Frame:
             frame.pop("user_message_uuids", None)
         if what == "other words":
             frame["result"] = f"{frame.get('result')} And more."
+        if what == "does not heal" and "check-sealed" in str(frame.get("result")):
+            frame |= {"is_error": True, "result": "API Error: 400 Invalid `signature` in `thinking` block"}
         if what == "no result":
             frame["type"] = "outcome"
         if what == "broken parents":
