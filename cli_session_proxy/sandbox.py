@@ -160,8 +160,7 @@ class Sandboxes:
                 mark.touch(0o600)
 
     def was_confined(self, agent_dir: str) -> bool:
-        name = self.path(agent_dir).name
-        return any(os.access(folder / name, os.F_OK) for folder in (self._confined, self._private))
+        return any(os.access(os.path.join(at, agent_dir), os.F_OK) for at in (self._confined, self._private))
 
     def beside(self, name: Beside) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent; nothing is written there."""

@@ -278,6 +278,9 @@ class Profile(BaseModel):
         return self
 
 
+WITHOUT_TOOLS = Profile()
+
+
 class Limits(BaseModel):
     """What one key or agent may spend in each minute, day and month of UTC; None: as much as it likes.
 
@@ -734,7 +737,7 @@ class Settings(BaseSettings):
         """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""
         name = name or self.profile
         if name is None or name == NO_PROFILE:
-            return Profile()
+            return WITHOUT_TOOLS
         if name not in self.profiles:
             raise ConfigError(self._no_profile(name))
         return self.profiles[name]

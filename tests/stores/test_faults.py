@@ -247,7 +247,7 @@ async def test_an_acknowledged_write_is_on_the_disk(store: SqliteStore) -> None:
 async def test_a_turn_takes_the_write_lock_three_times(store: SqliteStore) -> None:
     agent = await an_agent(store)
     seen: list[str] = []
-    for conn in (store.database._writer, store.database._quick_writer):
+    for conn in (store.database._writer, store.database._quick):
         assert conn is not None
         sqlite.driver_of(conn).set_trace_callback(seen.append)
     await complete(store, agent, "t1")

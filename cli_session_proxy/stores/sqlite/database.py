@@ -84,9 +84,9 @@ class SqliteDatabase(Life, Database):
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
-        # the event loop's own: they never wait, neither for a lock nor for the disk
-        self._quick_reader: Connection | None = None
-        self._quick_writer: Connection | None = None
+        # The event loop's own: it never waits, neither for a lock nor for the disk. Reads and writes of a turn's
+        # beginning share it, and with it the pages that both need.
+        self._quick: Connection | None = None
         self._write_thread: Threads | None = None
         self._read_threads: Threads | None = None
         self._waiting: deque[_Write] = deque()
@@ -142,9 +142,9 @@ class SqliteDatabase(Life, Database):
         if not self._open or self._read_threads is None:
             raise _closed()
         if quick:
-            assert self._quick_reader is not None
+            assert self._quick is not None
             try:
-                return work(self._quick_reader)  # one statement, so it needs no transaction around it
+                return work(self._quick)  # one statement, so it needs no transaction around it
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -159,9 +159,9 @@ class SqliteDatabase(Life, Database):
             raise _closed()
         if quick and self._group is None and not self._waiting:
             assert urgency in JOURNALED
-            assert self._quick_writer is not None
+            assert self._quick is not None
             try:
-                (quickly,) = transaction(self._quick_writer, QUICK, work)
+                (quickly,) = transaction(self._quick, QUICK, work)
             except ERRORS as exc:
                 if not is_busy(exc):
                     raise self._unavailable(exc) from exc
@@ -285,14 +285,14 @@ class SqliteDatabase(Life, Database):
     def _connect(self) -> None:
         try:
             patient = self.busy_timeout
-            kinds = ((WRITING, patient), (READING, patient), (READING, 0.0), (QUICK, 0.0))
+            kinds = ((WRITING, patient), (READING, patient), (QUICK, 0.0))
             self._engines = [engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
-            to_write, to_read, to_read_quickly, to_write_quickly = self._engines
+            to_write, to_read, to_be_quick = self._engines
             self._writer, self._full = to_write.connect(), True
             use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
-            self._quick_reader, self._quick_writer = to_read_quickly.connect(), to_write_quickly.connect()
+            self._quick = to_be_quick.connect()
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
@@ -373,12 +373,12 @@ class SqliteDatabase(Life, Database):
             several.stop()
         while not self._readers.empty():
             self._readers.get_nowait().close()
-        for conn in (self._quick_reader, self._quick_writer, self._writer):
+        for conn in (self._quick, self._writer):
             if conn is not None:
                 conn.close()
         for engine in self._engines:
             engine.dispose()
-        self._writer = self._quick_reader = self._quick_writer = None
+        self._writer = self._quick = None
         self._engines = []
 
     # --- what an error means ---

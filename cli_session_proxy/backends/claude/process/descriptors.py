@@ -1,6 +1,6 @@
 """Whether there are descriptors for one more process. Asked before a place is given, so that an idle one gives way, and
-before each start: where they run out in the middle of it, uvloop leaves open for good what it has opened until then, up
-to four each time (0.23), and says "Unknown error -1"."""
+before a start by the event loop: where they run out in the middle of that, uvloop leaves open for good what it has
+opened until then, up to four each time (0.23), and says "Unknown error -1"."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 from ....errors import ClaudeUnavailable
 from ....machine import command_to
 
-# Pairs that are free before a process is started. A start takes four of them on uvloop, two on asyncio.
+# Pairs that are free before a process is started. A start takes four of them at most.
 PAIRS = 6
 # Pairs for the proxy's own: a database's files, a transcript, a client's connection.
 SPARE_PAIRS = 2

@@ -245,7 +245,7 @@ class ProcessTable:
     """Every CLI process of one proxy, by session, how many there may be, and which one is evicted for another.
 
     - At most `max_processes`, and no more than `max_memory` holds by measurement, or free descriptors allow; one may
-      always run.
+      always run. One more may be ending beside them; its memory counts until it is dead.
     - To make room, idle processes are evicted: spares first, then the least recently used. A busy one never is.
     - Places are given in the order of asking.
     - Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
@@ -467,14 +467,18 @@ class ProcessTable:
             self._changed.set()
 
     async def _make_room(self) -> None:
-        """Evict an idle process unless enough evictions are in flight; then wait for any change.
+        """Evict an idle process unless enough evictions are in flight; wait for a change where that makes no room yet.
 
         The place to come may be another one's than that of the evicted process.
         """
-        short = not self.has_room() and len(self._ending) < len(self._waiters)
+        coming = len(self._ending) - (not self._has_place())  # that of one is given away
+        short = not self.has_room() and coming < len(self._waiters)
         if short and (least := self._candidate()) is not None:
             self._leave(least)
             self._tasks.own(self.retire(least))
+            self._changed.set()
+            if self.has_room():
+                return
         await self._change()
 
     async def _permit(self) -> None:
@@ -509,11 +513,14 @@ class ProcessTable:
     def has_room(self) -> bool:
         """Room for one more process: by count, by memory and by free descriptors."""
         pids = {process.pid for process in self.all()}
-        few = len(pids) + self.reserved < self._settings.max_processes
-        if not few or not self._memory.room(pids, self.reserved):
+        if not self._has_place() or not self._memory.room(pids, self.reserved):
             return False
         # Without any process there is nothing to wait for: the start itself says what is missing.
         return not (pids or self.reserved) or descriptors.are_free(self.reserved + 1)
+
+    def _has_place(self) -> bool:
+        """By count. One that ends has given its place up: it takes 50 ms, in which the next one has hardly begun."""
+        return len(self.all()) + self.reserved - bool(self._ending) < self._settings.max_processes
 
     def _candidate(self) -> ClaudeProcess | None:
         """The next process to evict: one that has ended by itself, a spare, or the least recently used."""
@@ -529,7 +536,7 @@ class ProcessTable:
     # --- one less
 
     async def close(self, process: ClaudeProcess) -> None:
-        """End it. Its place is free when it is dead, not before; until then it is among the `ending` ones."""
+        """End it. Until it is dead it is among the `ending` ones."""
         died = process.died
         self._leave(process)
         try:

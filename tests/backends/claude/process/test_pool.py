@@ -77,8 +77,21 @@ async def test_at_the_limit_the_longest_idle_one_makes_room(settings: Settings, 
     for process in processes:
         await pool.checkin(process)
     await pool.checkout(await fake())
-    assert is_gone(processes[0].pid)
+    await until(lambda: is_gone(processes[0].pid))
     assert not is_gone(processes[1].pid)
+    await pool.close()
+
+
+async def test_one_starts_while_the_evicted_one_ends_and_no_further_one(settings: Settings, fake: Fake) -> None:
+    pool = Pool(bounded(settings, max_processes=1, spawn_timeout=30))
+    evicted, _ = await pool.checkout(await fake("stubborn"))  # it does not end by itself
+    await ask(evicted)
+    await pool.checkin(evicted)
+    second, _ = await pool.checkout(await fake())
+    assert not is_gone(evicted.pid)
+    await pool.checkin(second)
+    await pool.checkout(await fake())
+    assert is_gone(evicted.pid) or is_gone(second.pid)
     await pool.close()
 
 

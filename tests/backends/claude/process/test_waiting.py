@@ -33,6 +33,7 @@ async def discarded(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary
 
 async def retired_for_another(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary: Path) -> None:
     await pool.checkout(await real(binary))  # there is one place
+    await until(lambda: is_gone(process.pid))
 
 
 async def retired_after_tool_timeout(pool: Pool, process: ClaudeProcess, real: MakeLaunch, binary: Path) -> None:
