@@ -222,7 +222,7 @@ ROWS = (
     Row(IDS, "`/clear` typed into an interactive CLI", type_clear, clis=NEW, quick=NEW),
     Row(IDS, "continued by hand under a warm process", continue_by_hand, clis=NEW, quick=NEW, link="adopted",
         thinks=False, says={0: _THEIRS}),
-    Row(IDS, "the same behind a parent that was broken", continue_by_hand_behind_a_broken_parent, clis=NEW, quick=NEW,
+    Row(IDS, "the same behind a parent that was broken", continue_by_hand_behind_a_broken_parent, clis=NEW,
         bare=False, link="adopted", thinks=False, says={0: _THEIRS}),
     # What a person says on one host is known elsewhere when that host's proxy has seen it whole.
     Row(IDS, "continued by hand while stopped", continue_by_hand_while_stopped, clis=NEW, link="adopted",

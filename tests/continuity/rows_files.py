@@ -159,7 +159,7 @@ ROWS = (
     Row(FILES, "transcript deleted between turns", _cold(delete), quick=NEW, continuity="rebuilt", says=_GONE),
     Row(FILES, "transcript deleted under a warm process", _warm(delete), quick=NEW, continuity="rebuilt",
         says=_GONE),
-    Row(FILES, "a middle line removed", _cold(remove_a_middle_line), quick=NEW, continuity="rebuilt",
+    Row(FILES, "a middle line removed", _cold(remove_a_middle_line), continuity="rebuilt",
         says=_changed(_SHORTER)),
     Row(FILES, "a middle line removed under a warm process", _warm(remove_a_middle_line), continuity="rebuilt",
         says=_changed(_SHORTER)),

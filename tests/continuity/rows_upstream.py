@@ -142,7 +142,7 @@ ROWS = (
     Row(UPSTREAM, "529 once", once(Fail(529)), says=_asked_again("529 overloaded")),
     Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST,
         says=_given_up("overloaded", "529")),
-    Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), quick=NEW, says={4: rf"{CUT}.*were taken back"}),
+    Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), says={4: rf"{CUT}.*were taken back"}),
     Row(UPSTREAM, "cut mid-stream after the client had words", cut_once(streams=True), bare=False, quick=NEW,
         says={4: rf"{CUT}.*they are part of the answer"}),
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},

@@ -58,6 +58,7 @@ def test_what_is_copied_is_there_and_passes_dockerignore() -> None:
                 assert f"!{source.rstrip('/')}" in ignored, source
 
 
+@pytest.mark.full
 def test_what_is_copied_is_enough_to_build_the_wheel_that_the_last_step_installs(tmp_path: Path) -> None:
     """The build stage offline: its tools are those of the environment that runs the tests."""
     steps = instructions()

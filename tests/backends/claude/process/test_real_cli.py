@@ -94,6 +94,7 @@ async def test_no_tool_is_offered_and_none_can_run(
     assert said(events)
 
 
+@old_cli_in_full
 async def test_a_profile_offers_its_tools_only(
     claude: Path, upstream: Upstream, real: MakeLaunch, start: Start
 ) -> None:
@@ -103,6 +104,7 @@ async def test_a_profile_offers_its_tools_only(
     assert not names & {"Bash", "Write", "Edit", "WebFetch", "Task", "Agent"}
 
 
+@old_cli_in_full
 async def test_a_long_system_prompt_arrives_and_leaves_no_file(
     claude: Path, upstream: Upstream, real: MakeLaunch, start: Start, tmp_path: Path
 ) -> None:
