@@ -7,7 +7,6 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process import capability
 from cli_session_proxy.backends.claude.process.observed import NAMES, Name, Observation, Observed
+from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import _was_checked
 from cli_session_proxy.selfcheck import service
 from cli_session_proxy.selfcheck.keeping import KeptBinaries
@@ -208,7 +208,8 @@ async def test_what_memory_stands_on_and_fails_in_use_is_replaced_without_a_rest
         install("2.1.331")
         await until(lambda: _runs(settings, "2.1.331"))
         capability.failed(await decided(settings), "place", "nothing of its answers there")
-        await until(lambda: _runs(settings, "2.1.330"))
+        await until(lambda: said)
+        assert await _runs(settings, "2.1.330")
         assert "failed in use (place: nothing of its answers there)" in said[0]
 
 
@@ -334,18 +335,19 @@ async def test_what_fails_in_use_while_a_check_runs_stands_in_memory_and_in_the_
         assert f"{len(NAMES) - 1} of {len(NAMES)} seen to work" in told.says
 
 
-async def test_what_another_program_found_out_is_applied_without_a_restart(
+async def test_what_doctor_finds_out_at_once_is_applied_without_a_restart(
     settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(service, "RETRY", 0.01)
-    binary = install("2.1.330")
-    async with serving(settings) as (store, _said):
-        await decided(settings)
-        failed = Observation.of("apply_flag_settings", "failed", "another proxy saw it")
-        for found in (failed, replace(failed, outcome="ok")):
-            await store.keep_findings(f"{sha256_of(binary)} 2.1.330", {found.name: found.as_json()})
-            await until(partial(_takes_parameters, settings, found.outcome == "ok"))
-    assert checker.asked == ["2.1.330"]
+    monkeypatch.setattr(doctor, "check", checker.check)
+    install("2.1.330")
+    async with serving(settings):
+        cli = await decided(settings)
+        for fails in (("apply_flag_settings",), ()):
+            checker.fails["2.1.330"] = fails
+            assert len(await doctor._checked(cli, settings)) == len(NAMES) + 1
+            await until(partial(_takes_parameters, settings, not fails))
+    assert len(checker.asked) == 3
 
 
 async def _takes_parameters(settings: Settings, whether: bool) -> bool:
