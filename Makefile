@@ -20,7 +20,8 @@ UV := .tools/uv
 # the first one that is new enough; another: make PYTHON=/path/to/python serve
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$p; break; }; done)
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# Errors only: a setting of the machine's own pip is nobody's business here.
+PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
 # With it every process of a test compiles the tests and the package anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -178,146 +179,164 @@ $(VENV)/.made:
 	@test -n "$(PYTHON)" || { echo "Python 3.11 or newer is needed: install it, or say make PYTHON=/path/to/python" >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed, $(PYTHON) is older: say make PYTHON=/path/to/python" >&2; exit 1; }
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 	@touch $@
 
 $(VENV)/.serve: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
-	$(PIP) --editable ./benchmark --editable '.[claude,models]'
+	@echo "installing into $(VENV), about a minute, once"
+	@$(PIP) --editable ./benchmark --editable '.[claude,models]'
 	@touch $@
 
 $(VENV)/.test: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
-	$(PIP) --editable ./benchmark --editable '.[claude,litellm,postgresql,redis,archive,otel,dev,clients,bench]'
+	@echo "installing what the tests need into $(VENV), some minutes, once"
+	@$(PIP) --editable ./benchmark --editable '.[claude,litellm,postgresql,redis,archive,otel,dev,clients,bench]'
 	@touch $@ $(VENV)/.serve $(VENV)/.bench
 
 $(VENV)/.bench: pyproject.toml benchmark/pyproject.toml $(VENV)/.made
-	$(PIP) --editable ./benchmark --editable '.[claude,bench]'
+	@echo "installing what the benchmark needs into $(VENV), about a minute, once"
+	@$(PIP) --editable ./benchmark --editable '.[claude,bench]'
 	@touch $@ $(VENV)/.serve
 
 # The best warm peer, in a venv of its own: newer releases of the SDK break it.
 $(CCPROXY)/.installed: $(VENV)/.made
-	$(BIN)/python -m venv $(CCPROXY)
-	$(CCPROXY)/bin/python -m pip install --quiet --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
+	@echo "installing $(@D)"
+	@$(BIN)/python -m venv $(CCPROXY)
+	@$(CCPROXY)/bin/python -m pip install -qq --disable-pip-version-check ccproxy-api==0.2.10 claude-agent-sdk==0.1.4
 	@touch $@
 
 # The peer that npm has; it finds `claude` on PATH. Nothing of its own runs at the installation.
 $(CLAUDE_MAX)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(CLAUDE_MAX)
-	npm install --prefix $(CLAUDE_MAX) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(CLAUDE_MAX) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		claude-max-api-proxy@1.0.0
 	@test -d $(CLAUDE_MAX)/node_modules/claude-max-api-proxy
 	@touch $@
 
 # What keeps conversations, from PyPI at its newest, each in an environment of its own.
 $(CONTENDERS)/.installed: $(UV)/.installed
+	@echo "installing $(@D)"
 	@mkdir -p $(CONTENDERS)
-	for name in langgraph openai-agents agent-sdk google-adk llm; do \
+	@for name in langgraph openai-agents agent-sdk google-adk llm; do \
 		$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(CONTENDERS)/$$name || exit 1; done
-	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/langgraph langgraph langgraph-checkpoint-sqlite \
+	@$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/langgraph langgraph langgraph-checkpoint-sqlite \
 		langgraph-checkpoint-postgres langchain-anthropic 'psycopg[binary,pool]'
-	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/openai-agents 'openai-agents[litellm]'
-	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/agent-sdk claude-agent-sdk
-	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/google-adk google-adk litellm 'sqlalchemy[asyncio]' aiosqlite
-	$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/llm llm llm-anthropic
+	@$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/openai-agents 'openai-agents[litellm]'
+	@$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/agent-sdk claude-agent-sdk
+	@$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/google-adk google-adk litellm 'sqlalchemy[asyncio]' aiosqlite
+	@$(UV)/bin/uv pip install --quiet --upgrade --python $(CONTENDERS)/llm llm llm-anthropic
 	@touch $@
 
 $(UV)/.installed: $(VENV)/.made
-	$(BIN)/python -m venv $(UV)
-	$(UV)/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.13'
+	@echo "installing $(@D)"
+	@$(BIN)/python -m venv $(UV)
+	@$(UV)/bin/python -m pip install -qq --disable-pip-version-check 'uv>=0.13'
 	@touch $@
 
 # No lock file: it would hold the addresses of this machine's registry.
 $(CLAUDE_1)/.installed:
 	@command -v npm >/dev/null || { echo "npm is needed for the CLI 1.0.120 of the tests: install Node.js 18 or newer" >&2; exit 1; }
+	@echo "installing $(@D)"
 	@mkdir -p $(CLAUDE_1)
-	npm install --prefix $(CLAUDE_1) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
+	@npm install --prefix $(CLAUDE_1) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
 		@anthropic-ai/claude-code@1.0.120
 	@test -x $(CLAUDE_1)/node_modules/.bin/claude
 	@touch $@
 
 $(CLAUDE_2)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(CLAUDE_2)
-	npm install --prefix $(CLAUDE_2) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
+	@npm install --prefix $(CLAUDE_2) --no-save --no-package-lock --no-audit --no-fund --loglevel=error \
 		@anthropic-ai/claude-code@2.1.71
 	@test -x $(CLAUDE_2)/node_modules/.bin/claude
 	@touch $@
 
 $(MERMAID)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(MERMAID)
-	npm install --prefix $(MERMAID) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(MERMAID) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		mermaid@11
 	@test -f $(MERMAID)/node_modules/mermaid/dist/mermaid.min.js
 	@touch $@
 
 # What finds barriers on the page.
 $(AXE)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(AXE)
-	npm install --prefix $(AXE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(AXE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		axe-core@4.10
 	@test -f $(AXE)/node_modules/axe-core/axe.min.js
 	@touch $@
 
 $(AI_SDK)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(AI_SDK)
-	npm install --prefix $(AI_SDK) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(AI_SDK) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		ai@7 @ai-sdk/openai@4 @ai-sdk/anthropic@4 @ai-sdk/google@4
 	@test -d $(AI_SDK)/node_modules/ai
 	@touch $@
 
 # The clients of the vendors themselves.
 $(VENDORS)/.installed:
+	@echo "installing $(@D)"
 	@mkdir -p $(VENDORS)
-	npm install --prefix $(VENDORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(VENDORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		openai@7 @anthropic-ai/sdk@1 @google/genai@3 ollama@0.6
 	@test -d $(VENDORS)/node_modules/openai
 	@touch $@
 
 # Agent programs as they come; nothing of theirs runs at the installation. Claude Code is the one of the venv.
 $(AGENTS)/.programs:
+	@echo "installing $(@D)"
 	@mkdir -p $(AGENTS)
-	npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(AGENTS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		@openai/codex@0.169.0 @google/gemini-cli@0.61.0 opencode-ai@1.18.33 @qwen-code/qwen-code@0.24.4
 	@for name in codex gemini opencode qwen; do test -e $(AGENTS)/node_modules/.bin/$$name || exit 1; done
 	@touch $@
 
 # Those that `make agents` alone runs: pi and cline, aider and gptme each in an environment of its own.
 $(AGENTS_MORE)/.programs: $(UV)/.installed
+	@echo "installing $(@D)"
 	@mkdir -p $(AGENTS_MORE)
-	npm install --prefix $(AGENTS_MORE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(AGENTS_MORE) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		@mariozechner/pi-coding-agent@0.73.1 cline@3.0.65
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/venv
-	$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/venv aider-chat==0.86.2
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/gptme
-	$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/gptme gptme==0.35.1
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/venv
+	@$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/venv aider-chat==0.86.2
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(AGENTS_MORE)/gptme
+	@$(UV)/bin/uv pip install --quiet --python $(AGENTS_MORE)/gptme gptme==0.35.1
 	@touch $@
 
 # Frameworks from PyPI, each with what it needs to talk to an address of its own; what they bring would change our venv.
 # uv, because pip looks for versions that fit together for longer than anybody waits.
 $(FRAMEWORKS)/.installed: $(UV)/.installed
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/venv
-	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/venv langgraph==1.2.22 \
+	@echo "installing $(@D)"
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/venv
+	@$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/venv langgraph==1.2.22 \
 		langchain-openai==1.7.3 crewai==1.15.30 'smolagents[openai]==1.26.0' dspy==3.4.1 autogen-agentchat==0.7.5 \
 		'autogen-ext[openai]==0.7.5' llama-index-core==0.14.25 llama-index-llms-openai-like==0.8.1
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/google
-	$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/google google-genai==2.34.0 google-adk==2.13.0 \
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(FRAMEWORKS)/google
+	@$(UV)/bin/uv pip install --quiet --python $(FRAMEWORKS)/google google-genai==2.34.0 google-adk==2.13.0 \
 		instructor==1.17.0 goose-sdk==0.1.0a13
 	@touch $@
 
 # promptfoo: newer ones need Node.js 22. Of all the scripts of its packages only the one that builds its database is run.
 $(EVALUATORS)/.installed: $(UV)/.installed
+	@echo "installing $(@D)"
 	@mkdir -p $(EVALUATORS)
-	npm install --prefix $(EVALUATORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(EVALUATORS) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		promptfoo@0.119.0
-	cd $(EVALUATORS)/node_modules/better-sqlite3 && npm run --silent build-release
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(EVALUATORS)/venv
-	$(UV)/bin/uv pip install --quiet --python $(EVALUATORS)/venv deepeval==4.3.1
+	@cd $(EVALUATORS)/node_modules/better-sqlite3 && npm run --silent build-release
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(EVALUATORS)/venv
+	@$(UV)/bin/uv pip install --quiet --python $(EVALUATORS)/venv deepeval==4.3.1
 	@touch $@
 
 $(SUITES)/.installed: $(VENV)/.made
+	@echo "installing $(@D)"
 	@mkdir -p $(SUITES)
-	npm install --prefix $(SUITES) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
+	@npm install --prefix $(SUITES) --no-save --no-package-lock --no-audit --no-fund --ignore-scripts --loglevel=error \
 		llmprobe@0.6.12 compatcanary@0.2.2
-	$(BIN)/python -m venv $(SUITES)/venv
-	$(SUITES)/venv/bin/python -m pip install --quiet --disable-pip-version-check llm-comply==0.5.0 \
+	@$(BIN)/python -m venv $(SUITES)/venv
+	@$(SUITES)/venv/bin/python -m pip install -qq --disable-pip-version-check llm-comply==0.5.0 \
 		langchain-tests==1.1.9 langchain-openai==1.7.3 langchain-anthropic==1.7.7 langchain-google-genai==4.4.0 \
 		langchain-ollama==1.1.0
 	@touch $@
@@ -326,12 +345,13 @@ $(SUITES)/.installed: $(VENV)/.made
 OPENAI_SDK := 2.54.0
 ANTHROPIC_SDK := 2.12.0
 $(SUITES)/.sdks: $(UV)/.installed
+	@echo "installing $(@D)"
 	@mkdir -p $(SUITES)
-	$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(SUITES)/sdks
-	$(UV)/bin/uv pip install --quiet --python $(SUITES)/sdks 'openai[aiohttp]==$(OPENAI_SDK)' \
+	@$(UV)/bin/uv venv --quiet --clear --python $(BIN)/python $(SUITES)/sdks
+	@$(UV)/bin/uv pip install --quiet --python $(SUITES)/sdks 'openai[aiohttp]==$(OPENAI_SDK)' \
 		'anthropic[aiohttp]==$(ANTHROPIC_SDK)' pytest==9.0.3 pytest-asyncio==1.3.0 respx==0.22.0 rich \
 		'http-snapshot[httpx]==0.1.9' inline-snapshot==0.32.5
-	$(BIN)/python -m pip download --quiet --disable-pip-version-check --no-deps --no-binary openai,anthropic \
+	@$(BIN)/python -m pip download -qq --disable-pip-version-check --no-deps --no-binary openai,anthropic \
 		--dest $(SUITES) openai==$(OPENAI_SDK) anthropic==$(ANTHROPIC_SDK)
-	cd $(SUITES) && tar xzf openai-$(OPENAI_SDK).tar.gz && tar xzf anthropic-$(ANTHROPIC_SDK).tar.gz
+	@cd $(SUITES) && tar xzf openai-$(OPENAI_SDK).tar.gz && tar xzf anthropic-$(ANTHROPIC_SDK).tar.gz
 	@touch $@

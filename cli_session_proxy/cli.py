@@ -1,8 +1,10 @@
-"""The commands: parse, call, print. Exit code 0 done, 1 failed, 2 wrong settings or usage."""
+"""The commands: parse, call, print. Exit code 0 done, 1 failed, 2 wrong settings or usage.
 
-from __future__ import annotations
+What a command needs is imported when it runs, and only its own options are made: each answers at once.
+"""
 
 import asyncio
+import copy
 import dataclasses
 import gc
 import getpass
@@ -14,14 +16,16 @@ import sys
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
-from typing import Annotated, Any, cast, get_args
+from typing import TYPE_CHECKING, Annotated, Any, cast, get_args
 
 import typer
 
 from .domain import times
 from .errors import ConfigError, ProxyError, printable
 from .machine import check_system
-from .settings import Settings, WrongSettings, load
+
+if TYPE_CHECKING:
+    from .settings import Settings
 
 app = typer.Typer(
     name="cli-session-proxy",
@@ -90,7 +94,7 @@ def _command(
     help."""
 
     def declare(command: Callable[..., None]) -> Callable[..., None]:
-        asked = dict(inspect.signature(command, eval_str=True).parameters)
+        asked = dict(inspect.signature(command).parameters)
         del asked["settings"]
         last = {key: asked.pop(key) for key in ("owner", "as_json") if key in asked}
         for key, kind in options.items():
@@ -98,6 +102,8 @@ def _command(
 
         @wraps(command)
         def run(**given: Any) -> None:
+            from .settings import load
+
             settings = load(**{key: given.pop(key) for key in options})
             times.show_in(settings.timezone)
             if settings.is_audited:
@@ -106,12 +112,13 @@ def _command(
 
         every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (asked | last).values()]
         vars(run)["__signature__"] = inspect.Signature(every)
+        run.__annotations__ = {one.name: one.annotation for one in every}
         return app.command(name, epilog=_examples(*examples))(run)
 
     return declare
 
 
-def _note(settings: Settings, name: str, given: Mapping[str, object]) -> None:
+def _note(settings: "Settings", name: str, given: Mapping[str, object]) -> None:
     from .http.audit import audit_of, of_command
 
     audit = audit_of(settings)
@@ -177,7 +184,7 @@ def program(
         "log_level": Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")],
     },
 )
-def serve(settings: Settings) -> None:
+def serve(settings: "Settings") -> None:
     """Start the proxy. It serves OpenAI's, Anthropic's, Google's and Ollama's APIs, and the page at /ui."""
     import uvloop
 
@@ -204,7 +211,7 @@ def serve(settings: Settings) -> None:
 
 
 @_command("status", "status --json", options=STORE_AND_CLI)
-def status(settings: Settings, owner: Owner = "local", as_json: AsJson = False) -> None:
+def status(settings: "Settings", owner: Owner = "local", as_json: AsJson = False) -> None:
     """Tell whether it works, and what it costs. Exit 1 when it does not work."""
     from .commands import status as commands
     from .commands.fitting import fitted
@@ -223,7 +230,7 @@ def status(settings: Settings, owner: Owner = "local", as_json: AsJson = False) 
 
 @_command("chains", "chains --since 24h --status failed", "chains --by day", "chains --watch --limit 20")
 def chains(
-    settings: Settings,
+    settings: "Settings",
     search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
     since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date.")] = None,
     status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
@@ -264,7 +271,7 @@ def chains(
 
 @_command("show ada", "show turn_0a1b", "show 5e551011 --json", options=STORE_AND_CLI)
 def show(
-    settings: Settings,
+    settings: "Settings",
     wanted: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
@@ -281,7 +288,7 @@ def show(
 
 @_command("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json")
 def find(
-    settings: Settings,
+    settings: "Settings",
     words: Annotated[
         list[str] | None, typer.Argument(help="Words that a turn has, or a part of a name or an id.")
     ] = None,
@@ -311,7 +318,7 @@ def find(
 
 @_command("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
 def dump(
-    settings: Settings,
+    settings: "Settings",
     agent_id: AgentId,
     format: Annotated[
         str | None,
@@ -342,7 +349,7 @@ def dump(
 
 @_command("delete ada", "delete ada --yes", options=STORE_AND_FILES)
 def delete(
-    settings: Settings,
+    settings: "Settings",
     agent_id: AgentId,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     owner: Owner = "local",
@@ -358,7 +365,7 @@ def delete(
 
 @_command("rewind ada --to -1", "rewind ada --to turn_0a1b2c", options=STORE_AND_FILES)
 def rewind(
-    settings: Settings,
+    settings: "Settings",
     agent_id: AgentId,
     to: Annotated[str, typer.Option("--to", metavar="TURN|-N", help="A turn of the path, or how many turns back.")],
     owner: Owner = "local",
@@ -374,7 +381,7 @@ def rewind(
 
 @_command("audit --since 7d", "audit --type delete --json", options=CONFIG | {"var": STORE["var"]})
 def audit(
-    settings: Settings,
+    settings: "Settings",
     type: Annotated[str | None, typer.Option(help="Only these: read, export, delete, rewind, keys, …")] = None,
     since: Annotated[str | None, typer.Option(help="Only since: 30m, 12h, 7d, or a date (UTC).")] = None,
     limit: Annotated[int, typer.Option(min=1, help="Only so many of the newest.")] = 100,
@@ -390,7 +397,7 @@ def audit(
 
 @_command("verify", "verify ada --json", options=STORE_AND_FILES)
 def verify(
-    settings: Settings,
+    settings: "Settings",
     agent_id: Annotated[str | None, typer.Argument(metavar="[AGENT_ID]")] = None,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
@@ -409,7 +416,7 @@ def verify(
 
 @_command("adopt 5e551011-0000-4000-8000-000000000001 --agent-id ada", options=STORE_AND_FILES)
 def adopt(
-    settings: Settings,
+    settings: "Settings",
     session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
     agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
     owner: Owner = "local",
@@ -424,7 +431,7 @@ def adopt(
 
 @_command("export ada --output ada.jsonl")
 def export(
-    settings: Settings,
+    settings: "Settings",
     agent_id: AgentId,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="The new file (0600).", show_default="<dir>.export.jsonl")
@@ -452,7 +459,7 @@ def export(
     },
 )
 def archive(
-    settings: Settings,
+    settings: "Settings",
     agent_ids: Annotated[list[str] | None, typer.Argument(metavar="[AGENT_ID]…")] = None,
     older_than: Annotated[
         str | None, typer.Option(help="Agents that were last active before: 90d, 12h, or a date (UTC).")
@@ -490,7 +497,7 @@ def archive(
     options=STORE_AND_FILES | ARCHIVE_KEY,
 )
 def import_(
-    settings: Settings,
+    settings: "Settings",
     file: Annotated[str, typer.Argument(metavar="FILE|URL")],
     agent_id: Annotated[str | None, typer.Option(help="Another name for it.", show_default="as exported")] = None,
     owner: Owner = "local",
@@ -505,7 +512,7 @@ def import_(
 
 @_command("migrate --to postgresql://proxy@db/chains", "migrate --store URL --to var")
 def migrate(
-    settings: Settings,
+    settings: "Settings",
     to: Annotated[
         str,
         typer.Option(
@@ -538,7 +545,7 @@ def migrate(
     },
 )
 def doctor(
-    settings: Settings,
+    settings: "Settings",
     check_cli: Annotated[
         bool, typer.Option("--check-cli", help="Run the CLI offline, and say what it was seen to do (5 to 60 s).")
     ] = False,
@@ -553,7 +560,7 @@ def doctor(
 
 @_command("login", "login -- --console", options=CLAUDE_BIN | CLAUDE_FILES)
 def login(
-    settings: Settings,
+    settings: "Settings",
     options: Annotated[
         list[str] | None,
         typer.Argument(metavar="[-- OPTIONS]", help="For the CLI's own login, such as -- --console or -- --sso."),
@@ -575,7 +582,7 @@ def login(
     "commit ada --outcome passed", 'commit ada --outcome failed --why "it locks twice" -- --all', options=STORE_AND_CLI
 )
 def commit(
-    settings: Settings,
+    settings: "Settings",
     agent_id: AgentId,
     options: Annotated[
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For git commit, such as -- --all --signoff.")
@@ -610,7 +617,7 @@ def commit(
     options=CONFIG | {"profile": Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")]},
 )
 def memory(
-    settings: Settings,
+    settings: "Settings",
     repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
     fix_id: Annotated[
         str | None, typer.Option(help="Which fix.", show_default="profile's; none: all are listed")
@@ -636,6 +643,7 @@ def memory(
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
     """Measure what any server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
     from .commands import benching
+    from .settings import load
 
     benching.run(load(claude_bin=claude_bin), context.args)
 
@@ -647,7 +655,7 @@ def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> No
     | {"profile": Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")]},
 )
 def chat(
-    settings: Settings,
+    settings: "Settings",
     agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
     owner: Owner = "local",
@@ -659,7 +667,7 @@ def chat(
 
 
 @_command("demo", options=CONFIG | CLAUDE_BIN)
-def demo(settings: Settings) -> None:
+def demo(settings: "Settings") -> None:
     """Show a repair, offline. A scripted model, the real CLI, and a session file that is deleted half-way."""
     from .commands.demo import demo as run
 
@@ -690,6 +698,14 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
+def _program(named: list[str]) -> typer.Typer:
+    """With the command that is named alone, if there is one: Typer makes each one that it has, which takes 0.1 s."""
+    commands = [one for one in app.registered_commands if [one.name or getattr(one.callback, "__name__", "")] == named]
+    alone = copy.copy(app)
+    alone.registered_commands = commands or app.registered_commands
+    return alone
+
+
 def main(args: list[str] | None = None) -> None:
     """The entry point: an error is one line that says what to do, and so is each wrong setting."""
     gc.set_threshold(20_000, 50, 100)  # what a command imports stays: looking through it took a sixth of the time
@@ -698,8 +714,10 @@ def main(args: list[str] | None = None) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         check_system()
-        app(args)
+        _program((sys.argv[1:] if args is None else args)[:1])(args)
     except ProxyError as exc:
+        from .settings import WrongSettings
+
         for message in (isinstance(exc, WrongSettings) and exc.mistakes) or [exc.message]:
             print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)

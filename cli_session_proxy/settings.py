@@ -39,12 +39,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from .domain.identifiers import origin
 from .domain.limits import is_model
@@ -339,11 +333,11 @@ class SandboxSettings(BaseModel):
     links: dict[str, Path] = Field(default_factory=dict)
 
 
-class Settings(BaseSettings):
+class Settings(BaseModel):
     """Every option of the proxy. Times in seconds, sizes in bytes."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=PREFIX, env_nested_delimiter=DELIMITER, extra="forbid", hide_input_in_errors=True
+    model_config = ConfigDict(
+        extra="forbid", hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True
     )
 
     # where these come from, where it listens, what it keeps
@@ -582,16 +576,10 @@ class Settings(BaseSettings):
         here = {"localhost", "::1", "0.0.0.0", "::", self.host.strip("[]"), socket.gethostname().lower()}  # noqa: S104
         return (parts.port or usual) == self.port and (name in here or name.startswith("127."))
 
+    @model_validator(mode="before")
     @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
-        file_secret_settings: PydanticBaseSettingsSource,  # noqa: ARG003 - pydantic's signature
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, InitSettingsSource(settings_cls, init_kwargs=dict(_file.get()))
+    def _over_environment_and_file(cls, given: Any) -> Any:
+        return _over(given, _over(_environment(), _file.get())) if isinstance(given, dict) else given
 
     def system_prompt_for(self, profile: Profile, system: str | None) -> str | None:
         """The system prompt of a turn that asks for `system`; None: the CLI's own."""
@@ -748,6 +736,26 @@ class Settings(BaseSettings):
         return f"unknown profile {name!r}{meant or ':'} add [profiles.{name}] to {CONFIG_FILE} (known: {known})"
 
 
+def _environment() -> dict[str, Any]:
+    """What the variables of this program set. The library that reads them takes 0.1 s to import: only if there are."""
+    if not any(name.upper().startswith(PREFIX) for name in os.environ):
+        return {}
+    from pydantic_settings import EnvSettingsSource  # noqa: PLC0415
+
+    source = EnvSettingsSource(Settings, env_prefix=PREFIX, env_nested_delimiter=DELIMITER)  # type: ignore[arg-type]
+    try:
+        return source()
+    except ValueError as exc:  # a table or a list that is not JSON
+        raise WrongSettings.of([f"a {PREFIX}* variable cannot be read: {exc}"]) from exc
+
+
+def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
+    """Both; where both have a value, the one above, tables key by key."""
+    both = {name: below[name] for name in below.keys() & above.keys()}
+    tables = {n: _over(above[n], v) for n, v in both.items() if isinstance(v, dict) and isinstance(above[n], dict)}
+    return {**below, **above, **tables}
+
+
 def spelled(path: Path) -> Path:
     """The absolute path in the letters that the disk has: on macOS others lead there too, and the CLI, which names a
     session's folder by its directory, would take each spelling for another one. What is not there stays as it is."""
@@ -818,8 +826,8 @@ def load(**flags: Any) -> Settings:
         settings = Settings(**given)
     except ValidationError as exc:
         raise WrongSettings.of([*mistakes, *_told(exc, given, file)]) from exc
-    except ValueError as exc:  # pydantic-settings: a complex value in the environment that is not JSON
-        raise WrongSettings.of([*mistakes, f"a {PREFIX}* variable cannot be read: {exc}"]) from exc
+    except WrongSettings as exc:
+        raise WrongSettings.of([*mistakes, *exc.mistakes]) from exc
     finally:
         _file.reset(used)
     if mistakes:

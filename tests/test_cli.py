@@ -317,6 +317,39 @@ def test_serve_loads_no_client_library() -> None:
     assert answer.stdout.strip() == "[]"
 
 
+HEAVY = ("litellm", "openai", "httpx", "uvicorn", "starlette", "pydantic_settings", "aiohttp", "watchfiles")
+LISTS = (*HEAVY, "cli_session_proxy.engine.engine", "cli_session_proxy.http.server", "psycopg")
+
+
+@pytest.mark.parametrize(
+    ("command", "without"),
+    [
+        (["--version"], (*LISTS, "pydantic", "sqlalchemy", "rich", "structlog")),
+        (["--help"], (*LISTS, "pydantic", "sqlalchemy", "rich", "structlog")),
+        (["chains", "--help"], (*LISTS, "cli_session_proxy.settings", "sqlalchemy", "rich", "structlog")),
+        (["status"], LISTS),
+        (["chains"], LISTS),
+        (["show", "ada"], LISTS),
+        (["find", "there"], LISTS),
+    ],
+    ids=" ".join,
+)
+def test_a_command_imports_only_what_it_needs(tmp_path: Path, command: list[str], without: tuple[str, ...]) -> None:
+    """Nearly all of its time are imports: none of these is a part of what it does."""
+    fill(tmp_path, "ada")
+    words = command if command[-1].startswith("--") else [*command, "--var", str(tmp_path)]
+    code = (
+        f"import sys; from cli_session_proxy.cli import main\ntry: main({words})\nexcept SystemExit: pass\n"
+        f"print([m for m in {without} if m in sys.modules], file=sys.stderr)"
+    )
+    env = {name: value for name, value in os.environ.items() if not name.startswith("CLI_SESSION_PROXY_")}
+    answer = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=SOON, check=True,
+        env=env | {"PYTHONPATH": str(ROOT), "PATH": "/usr/bin:/bin"}, cwd=tmp_path,
+    )  # fmt: skip
+    assert answer.stderr == "[]\n", answer.stderr
+
+
 @pytest.mark.parametrize(
     "command", sorted(info.name or info.callback.__name__ for info in cli.app.registered_commands if info.callback)
 )

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from turnfault.provider.upstream import Upstream
 
@@ -87,26 +86,10 @@ def _bare_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-class _OwnSettings(Settings):
-    """Neither the environment nor the user's file changes the demo."""
-
-    model_config = SettingsConfigDict(toml_file=None)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],  # noqa: ARG003 - the library's signature
-        init_settings: PydanticBaseSettingsSource,
-        *_others: PydanticBaseSettingsSource,
-        **_named: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
-
-
 def _settings(folder: Path, upstream: str, claude_bin: Path | None) -> Settings:
     home = folder / "home"
     home.mkdir()
-    return _OwnSettings(
+    return Settings(
         port=0,
         var=folder / "var",
         claude_bin=claude_bin,

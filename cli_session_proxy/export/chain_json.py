@@ -42,8 +42,9 @@ async def chain_json(
     yield _line(head)[:-1] + ',\n"turns":['
     separator = "\n"
     links = by_turn(chain.links)
-    async for _, turn in turns_of(store, agent, part):
-        yield separator + _line(await tell(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim))
+    async for number, turn in turns_of(store, agent, part):
+        told = await tell(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
+        yield separator + _line(told | {"number": number})
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"

@@ -85,6 +85,10 @@ class TurnDump(TypedDict):
     says: list[str]
 
 
+class NumberedDump(TurnDump):
+    number: int  # its place in the order of acceptance, from 1: as on the page, in `show` and in every other form
+
+
 class SessionDump(TypedDict):
     id: str
     tip_turn_id: str | None
@@ -110,6 +114,6 @@ class ChainDump(TypedDict):
     sandbox: str
     head: str | None
     created_at: float
-    turns: list[TurnDump]
+    turns: list[NumberedDump]
     sessions: list[SessionDump]
     links: list[LinkDump]

@@ -13,14 +13,17 @@ import re
 import socket
 from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv6Address, ip_address
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import psutil
-from starlette.types import Scope
 
 from ..errors import InvalidRequest, Unauthorized
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
+
+if TYPE_CHECKING:
+    from starlette.types import Scope
 
 Address = IPv4Address | IPv6Address
 

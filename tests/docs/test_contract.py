@@ -92,7 +92,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
     assert f"{structured.PATTERN_STEPS:,} steps" in section("Limits")
 
 
-@pytest.mark.parametrize("kind", [schema.ChainDump, schema.TurnDump, schema.SessionDump, schema.LinkDump])
+@pytest.mark.parametrize("kind", [schema.ChainDump, schema.NumberedDump, schema.SessionDump, schema.LinkDump])
 def test_every_field_of_the_dump_is_named(kind: type) -> None:
     shape = section("The dump").partition("```text")[2].partition("```")[0]
     assert set(kind.__annotations__) <= set(re.findall(r"\w+", shape))

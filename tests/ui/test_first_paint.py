@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Browser, expect
+from playwright.async_api import Browser, Route, expect
 
 from cli_session_proxy.http.ui.routes import STATIC
 from cli_session_proxy.http.ui.script import joined
@@ -34,7 +35,7 @@ async def test_a_cold_link_has_asked_for_its_turn_and_those_around_it_when_the_p
         asked = {
             f"#/a%20b%2Fc/{turn_id}": [f"{chain}/turns/{turn_id}", f"{chain}/turns?limit=100&with={turn_id}"],
             "#/a%20b%2Fc": [f"{chain}/turns?limit=100"],
-            "": ["/v1/chains?limit=100"],
+            "": ["/v1/overview?wait=0", "/v1/chains?limit=100"],
         }
         for at, first in asked.items():
             async with page_of(browser, url, at=at) as page:
@@ -45,6 +46,26 @@ async def test_a_cold_link_has_asked_for_its_turn_and_those_around_it_when_the_p
                 names = "performance.getEntriesByType('resource').map((one) => new URL(one.name).pathname)"
                 files = [one for one in await page.evaluate(names) if one.startswith("/ui")]
                 assert sorted(files) == ["/ui/main.js", "/ui/style.css"]
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_whether_it_works_is_shown_before_the_list_of_agents_however_long_that_is(
+    browser: Browser, tmp_path: Path
+) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url, page_of(browser, url) as page:
+        await imported(engine, await an_agent(engine, "ada"), [("q", "a")])
+        held: asyncio.Queue[Route] = asyncio.Queue()
+        await page.route("**/v1/overview*", held.put)
+        async with page.expect_response("**/v1/chains?limit=100"):
+            await page.reload()
+        status = await held.get()
+        assert await page.locator("#chains .row").count() == 0
+        await expect(page.locator("#chains .empty")).to_be_hidden()  # nor is it said that there are none
+        await status.continue_()
+        await page.unroute("**/v1/overview*")
+        await expect(page.locator("#overview .status strong")).to_have_text("Working")
+        await expect(page.locator("#chains .row")).to_have_count(1)
 
 
 @pytest.mark.asyncio(loop_scope="session")

@@ -66,9 +66,9 @@ class Overview:
         self._asked_at: float | None = None
         self._seen: dict[str, Remembered] = {}  # by turn, of those that were looked at last
 
-    async def of(self, owner: str, *, of_all: bool) -> JSON:
+    async def of(self, owner: str, *, of_all: bool, wait: bool = True) -> JSON:
         """What the route answers. `of_all`: the sums are of every owner. Of others it tells nothing but those, how many
-        processes there are, and their size."""
+        processes there are, and their size. `wait`: for the login, where the CLI has to be asked for it."""
         now = time.time()
         whose = None if of_all else owner
         async with self._one_at_a_time:
@@ -81,7 +81,7 @@ class Overview:
                 days, models, keys = await asyncio.to_thread(summed, facts, now, forgotten)
                 done = time.monotonic()
                 sums = self._sums[whose] = _Sums(done, done - began, facts, forgotten, days, models, keys)
-            told = await self._status(owner, sums, now)
+            told = await self._status(owner, sums, now, wait=wait)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
         for key, *_ in attention[:NAMED]:
@@ -113,12 +113,12 @@ class Overview:
             "store_bytes": await self._engine.store.size(),
         }
 
-    async def _status(self, owner: str, sums: _Sums, now: float) -> ProxyStatus:
+    async def _status(self, owner: str, sums: _Sums, now: float, *, wait: bool) -> ProxyStatus:
         """The costs are of all in `sums`; what is remembered is of this owner's agents."""
         facts = sums.facts
-        if self._asked_at is None or now - self._asked_at > LOGIN_KEPT:
+        if wait and (self._asked_at is None or now - self._asked_at > LOGIN_KEPT):
             self._login, self._asked_at = await self._ask(), now
-        if self._login.advice is not None and status.answers(facts, self._asked_at):
+        if self._login.advice is not None and status.answers(facts, self._asked_at or now):
             self._login = Login("unknown", None)  # somebody has logged in since
         program = self._engine.program()
         today, week = status.costs(facts, now, sums.forgotten)

@@ -75,7 +75,7 @@ class Ui:
             ("/ui", self.page, page),
             ("/ui/", self.page, page),
             ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
-            ("/v1/overview", self.overview, None),
+            ("/v1/overview", self.overview, About(query={"wait": SWITCH})),
             ("/v1/previews", self.previews, About(query={"agent": TEXT})),
             (f"{chain}/turns", self.turns, About(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT})),
             (f"{chain}/tree", self.tree, About(query={"after": COUNT})),
@@ -100,9 +100,10 @@ class Ui:
     # what it shows
 
     async def overview(self, request: Request) -> Response:
-        """What needs a look, what runs just now, and what the last days cost: an operator is told of every key."""
-        owner = owner_of(request)
-        return JSONResponse(await self._overview.of(owner, of_all=self._keys.is_operator(owner)))
+        """What needs a look, what runs just now, and what the last days cost: an operator is told of every key.
+        `?wait=0`: without asking the CLI for its login, which takes up to two seconds once in a while."""
+        owner, wait = owner_of(request), is_on(request, "wait", default=True)
+        return JSONResponse(await self._overview.of(owner, of_all=self._keys.is_operator(owner), wait=wait))
 
     async def previews(self, request: Request) -> Response:
         """The newest words of some agents: `?agent=NAME&agent=NAME`, at most 20."""

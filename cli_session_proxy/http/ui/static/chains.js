@@ -41,6 +41,7 @@ export class Chains {
     this.words = new Map(); // agent id -> {of, asked, answered}
     this.open = null;
     this.asked = 0;
+    this.told = false; // the proxy has said which agents there are
     this.wholeAt = -Infinity; // never
     this.rows = new Rows(section, section.querySelector(".list"), {
       keyAt: (place) => this.shown[place].agent_id,
@@ -72,6 +73,7 @@ export class Chains {
       for (const [name, row] of this.known) if (row.last_at > last && !there.has(name)) this.known.delete(name);
       for (const row of data) this.known.set(row.agent_id, row);
       this.folded = folded;
+      this.told = true;
       this.draw();
       this.onFault(null);
       if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) this.whole().catch(this.onFault);
@@ -96,7 +98,7 @@ export class Chains {
     this.shown = [...this.known.values()].filter((row) => wanted(row) && `${row.agent_id} ${this.titleOf(row.agent_id)}`.toLowerCase().includes(words));
     this.shown.sort(home ? ORDER[order.value] : ORDER.active);
     this.rows.update(this.shown.length);
-    this.empty.hidden = this.shown.length > 0;
+    this.empty.hidden = this.shown.length > 0 || !this.told;
     fill(this.empty, this.known.size ? (words ? `No agent matches “${this.search.value.trim()}”.` : "No agent is like that.")
       : "No chains yet: send a request, or try cli-session-proxy chat.");
     const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);

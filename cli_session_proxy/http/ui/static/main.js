@@ -1,6 +1,6 @@
 // Where we are (the address's hash), the keys, and what every view shares.
 
-import { where } from "./where.js"; // first: it asks the proxy, and the rest is set up meanwhile
+import { AT_ONCE, where } from "./where.js"; // first: it asks the proxy, and the rest is set up meanwhile
 import { onKeyNeeded, useKey } from "./api.js";
 import { Asked } from "./asking.js";
 import { ChainView } from "./chain.js";
@@ -204,6 +204,7 @@ askKey.addEventListener("submit", async (event) => {
 
 addEventListener("hashchange", go);
 await go();
+if (document.body.dataset.view === "chains") await overview.refresh(AT_ONCE); // whether it works is said before anything else
 await chains.start(); // beside an agent's turns the other agents come second
-overview.start(); // what is summed up comes behind what is listed
+overview.start();
 asked.start();

@@ -20,10 +20,10 @@ export class Overview {
     again();
   }
 
-  async refresh() {
+  async refresh(path = "/v1/overview") {
     const home = () => document.body.dataset.view === "chains";
     try {
-      const told = await get("/v1/overview");
+      const told = await get(path);
       this.show("status", told.status, () => status(told));
       this.show("needs", [told.attention, told.more, Math.floor(told.at / 60)], () => needs(told));
       this.show("running", [told.running, Math.floor(told.at / 3)], () => running(told));

@@ -5,6 +5,7 @@ import { ahead, chainPath } from "./api.js";
 export const PAGE = 100; // turns that are asked for at once
 export const FIRST = 100; // agents that are listed at once
 export const AGENTS = `/v1/chains?limit=${FIRST}`;
+export const AT_ONCE = "/v1/overview?wait=0"; // what is known now: how the CLI is logged in may come later
 
 /** #/AGENT/TURN, or #/?q=WORDS&status=… */
 export function where() {
@@ -32,4 +33,4 @@ export function turnPath(agentId, turnId) {
 const { agent, turn, query } = where();
 if (turn) ahead(turnPath(agent, turn));
 if (agent) ahead(turnsPath(agent, turn));
-else if (!query) ahead(AGENTS);
+else if (!query) [AT_ONCE, AGENTS].forEach(ahead);
