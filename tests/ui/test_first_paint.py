@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,28 @@ async def test_whether_it_works_is_shown_before_the_list_of_agents_however_long_
         await page.unroute("**/v1/overview*")
         await expect(page.locator("#overview .status strong")).to_have_text("Working")
         await expect(page.locator("#chains .row")).to_have_count(1)
+        await expect(page.locator("#chains .totals")).to_contain_text("1 agent, 1 turn")
+
+
+@pytest.mark.asyncio(loop_scope="session")
+async def test_of_a_long_list_it_is_said_that_it_is_a_part_until_the_rest_is_there(
+    browser: Browser, tmp_path: Path
+) -> None:
+    settings = store_only(tmp_path)
+    async with running(settings) as engine, serving(engine, settings) as url, page_of(browser, url) as page:
+        await imported(engine, await an_agent(engine, "ada"), [("q", "a")])
+        (row,) = (await (await page.request.get(f"{url}/chains")).json())["data"]
+        rows = [row | {"agent_id": f"agent {n}"} for n in range(101)]
+        first, every = ({"data": part, "one_shots": {"count": 0, "cost_usd": 0.0}} for part in (rows[:100], rows))
+        held: asyncio.Queue[Route] = asyncio.Queue()
+        await page.route("**/v1/chains?limit=100", lambda route: route.fulfill(json=first))
+        await page.route("**/v1/chains?limit=20000", held.put)
+        await page.reload()
+        totals = page.locator("#chains .totals")
+        await expect(totals).to_contain_text("first 100 agents, 100 turns")
+        await (await held.get()).fulfill(json=every)
+        await expect(totals).to_have_text(re.compile("^101 agents, 101 turns"))
+        await page.unroute_all()
 
 
 @pytest.mark.asyncio(loop_scope="session")

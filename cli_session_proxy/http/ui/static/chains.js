@@ -42,6 +42,7 @@ export class Chains {
     this.open = null;
     this.asked = 0;
     this.told = false; // the proxy has said which agents there are
+    this.more = null; // whether the rest of a long list is still on its way
     this.wholeAt = -Infinity; // never
     this.rows = new Rows(section, section.querySelector(".list"), {
       keyAt: (place) => this.shown[place].agent_id,
@@ -74,6 +75,7 @@ export class Chains {
       for (const row of data) this.known.set(row.agent_id, row);
       this.folded = folded;
       this.told = true;
+      this.more ??= data.length === FIRST;
       this.draw();
       this.onFault(null);
       if (data.length === FIRST && performance.now() - this.wholeAt > WHOLE) this.whole().catch(this.onFault);
@@ -87,6 +89,7 @@ export class Chains {
     const { data } = await get(`/v1/chains?limit=${MOST}`);
     const fresh = new Map(data.map((row) => [row.agent_id, row]));
     this.known = fresh;
+    this.more = false;
     this.draw();
   }
 
@@ -105,7 +108,7 @@ export class Chains {
     const some = this.shown.length < this.known.size ? ` of ${whole(this.known.size)}` : "";
     const folded = this.folded && this.folded.count ? ` · ${count(this.folded.count, "one-shot")} today, ${money(this.folded.cost_usd)}` : "";
     const some_ = (number, noun) => number > 0 && count(number, noun);
-    const says = [`${count(this.shown.length, "agent")}${some}`, count(sum("turns"), "turn"), some_(sum("repairs"), "repair"),
+    const says = [`${this.more ? "first " : ""}${count(this.shown.length, "agent")}${some}`, count(sum("turns"), "turn"), some_(sum("repairs"), "repair"),
       some_(sum("failures"), "failure"), money(sum("cost_usd")), bytes(sum("bytes"))].filter(Boolean).join(", ") + folded;
     if (this.totals.textContent !== says) fill(this.totals, says);
   }
