@@ -124,13 +124,14 @@ async def test_an_agent_without_a_name_is_titled_by_its_first_question(world: Wo
     ]
     new = NewChain("local", "auto_0123456789abcdef", "auto", False, 1.0, now, lambda: "div-2")
     settings = store_only(tmp_path)
-    async with running(settings) as engine, serving(engine, settings) as url, page_of(world.browser, url) as page:
+    async with running(settings) as engine, serving(engine, settings) as url:
         await engine.store.import_chain(new, [WholeTurn(row, ()) for row in rows])
-        await expect(page.locator("#overview .needs a")).to_have_text("How do I centre a div?")
-        await expect(page.locator("#chains .name")).to_have_text("How do I centre a div?")
-        await page.locator("#chains .row").click()
-        await expect(page.locator("#chain h1")).to_have_text("How do I centre a div?")
-        await expect(page.locator("#chain h1")).to_have_attribute("title", "auto_0123456789abcdef")
+        async with page_of(world.browser, url) as page:
+            await expect(page.locator("#overview .needs a")).to_have_text("How do I centre a div?")
+            await expect(page.locator("#chains .name")).to_have_text("How do I centre a div?")
+            await page.locator("#chains .row").click()
+            await expect(page.locator("#chain h1")).to_have_text("How do I centre a div?")
+            await expect(page.locator("#chain h1")).to_have_attribute("title", "auto_0123456789abcdef")
 
 
 async def test_few_days_are_numbers_and_more_are_bars_today_first(world: World, axe: str) -> None:
