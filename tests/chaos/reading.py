@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.sessions.reopening import CLOSING
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
@@ -151,7 +152,7 @@ def _asked(blocks: Sequence[JSON], calls: dict[str, str]) -> Iterator[Exchange]:
         if block["type"] == "tool_result"
     )
     left_open: tuple[str, ...] = ()
-    if results and all(result.text == NOT_ANSWERED for result in results):
+    if results and all(result.text in (NOT_ANSWERED, NO_RESULT) for result in results):
         left_open = tuple(result.call for result in results)
     elif results:
         yield Exchange(results, None)

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
 from cli_session_proxy.git_memory.prompt import CLOSE, OPEN
 
@@ -241,11 +242,12 @@ def test_calls_and_their_results_are_sound() -> None:
     assert tale.faults() == []
 
 
-def test_calls_that_a_client_leaves_open_are_sound() -> None:
+@pytest.mark.parametrize("says", [NOT_ANSWERED, NO_RESULT])  # to the CLI's own turns; where another model answered
+def test_calls_that_a_client_leaves_open_are_sound(says: str) -> None:
     tale = Tale()
     tale.turn(1, calls=("c1",))
     attempt = tale.send(2)
-    messages = as_messages(tale.paths["ada"], (Result("c1", NOT_ANSWERED),))
+    messages = as_messages(tale.paths["ada"], (Result("c1", says),))
     messages[-1]["content"].append({"type": "text", "text": prompt(2)})
     tale.journal += [Asked(tale.now(), 2, "p", messages, Answer("ok-2")), Told(2)]
     tale.hear(attempt, "acknowledged", Answer("ok-2"))

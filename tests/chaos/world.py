@@ -171,8 +171,12 @@ class Place:
     home: Path
 
 
-async def _has_seen(http: httpx.AsyncClient, url: str) -> bool:
-    return 'cli_observation{observation="rewind_conversation"} 1' in (await http.get(f"{url}/metrics")).text
+REWINDS = 'cli_observation{observation="rewind_conversation"} 1'
+
+
+async def _has_checked(http: httpx.AsyncClient, url: str) -> bool:
+    """Whatever it has seen: on a machine that is too busy a scene may fail, and what follows is not tried."""
+    return "cli_observation{" in (await http.get(f"{url}/metrics")).text
 
 
 class World:
@@ -214,8 +218,9 @@ class World:
         if self.checks:
             async with httpx.AsyncClient(trust_env=False, headers=self.headers) as http:
                 for proxy in self.proxies:
-                    await until(partial(_has_seen, http, proxy.url), timeout=CHECKED)
-            if self.store_file is not None and self._real not in _CHECKED:
+                    await until(partial(_has_checked, http, proxy.url), timeout=CHECKED)
+                whole = REWINDS in (await http.get(f"{self.proxies[0].url}/metrics")).text
+            if self.store_file is not None and whole and self._real not in _CHECKED:
                 with contextlib.closing(sqlite3.connect(self.store_file)) as store:
                     _CHECKED[self._real] = store.serialize()
 
