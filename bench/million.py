@@ -6,7 +6,7 @@
 On a server of its own, started for this run. The rows are made by SQL, 100 turns an agent, each a copy of one that the
 store has written itself. Medians in ms of 50 active agents, each beside that of the fewest turns:
 
-    warm turn       all that the store does in one: arrival, accept with standing, begin, commit, delivery
+    warm turn       all that the store does in one: arrival, accept with the state of the agent, begin, commit, delivery
     match           what a history of 20 exchanges continues
     opening         the same of one exchange, with which every agent began
     list of agents  the page's first look at the agents

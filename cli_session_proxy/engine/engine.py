@@ -261,10 +261,6 @@ class Engine:
         """This proxy's id in the store."""
         return self._instances.id
 
-    async def is_address(self, address: str) -> bool:
-        """A proxy that responds is reached there, as the store knows it. Raises `StoreUnavailable`."""
-        return address in await self.store.addresses()
-
     @property
     def ready(self) -> bool:
         """New turns are accepted."""
@@ -775,7 +771,7 @@ class Engine:
                     if known is not None and not waited and self._ownership.since(known.unused):
                         now = known.state
                     if now is None:  # other proxies may have moved the head until a moment ago
-                        now = await self.store.standing(agent.key, live.turn.parent_id, at_head=at_head)
+                        now = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
             if now is None:
@@ -800,6 +796,13 @@ class Engine:
             return wait is None
 
     # --- data
+
+    async def named(self, owner: str, agent_id: str) -> Agent:
+        """Raises `NotFound`, as all of these do for an agent that is not there."""
+        agent = await self.store.agent(owner, agent_id)
+        if agent is None:
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        return agent
 
     async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
         """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
@@ -871,9 +874,7 @@ class Engine:
 
     async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
         """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""
-        agent = await self.store.agent(owner, agent_id)
-        if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        agent = await self.named(owner, agent_id)
         # Own task: a disconnect must not leave it half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
@@ -882,9 +883,7 @@ class Engine:
 
         Raises `NotFound` where there is none, `SessionBusy` where one does not end.
         """
-        agent = await self.store.agent(owner, agent_id)
-        if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        agent = await self.named(owner, agent_id)
         going = [turn for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)]
         if not going:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
@@ -901,9 +900,7 @@ class Engine:
         Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` for one that waits at another proxy, and `SessionBusy` where
         that one cannot be reached from here.
         """
-        agent = await self.store.agent(owner, agent_id)
-        if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        agent = await self.named(owner, agent_id)
         ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
         if ended is not None:
             log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
@@ -938,9 +935,7 @@ class Engine:
 
     async def commit(self, owner: str, agent_id: str, wanted: CommitOrder) -> Committed:
         """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
-        agent = await self.store.agent(owner, agent_id)
-        if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+        agent = await self.named(owner, agent_id)
         work = commit(self.settings, self.store, agent, wanted, partial(self._ask_beside, owner))
         return await asyncio.shield(self._tasks.own(work))
 

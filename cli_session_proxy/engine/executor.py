@@ -245,7 +245,7 @@ class Executor:
     async def execute(
         self,
         live: LiveTurn,
-        standing: AgentState,
+        state: AgentState,
         *,
         at_head: bool,
         deadline: float,
@@ -276,7 +276,7 @@ class Executor:
             attempt = Attempt(
                 live,
                 lease,
-                standing.agent,
+                state.agent,
                 number,
                 at_head,
                 fault,
@@ -289,8 +289,8 @@ class Executor:
             try:
                 async with Limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
-                        standing = await self._standing(lease, live.turn.parent_id, at_head=at_head)
-                    end = await self._answered(attempt, standing, deadline)
+                        state = await self._state(lease, live.turn.parent_id, at_head=at_head)
+                    end = await self._answered(attempt, state, deadline)
                 ending = self._refused(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
                 await uninterrupted(self._own(ending))
                 return None
@@ -411,7 +411,7 @@ class Executor:
 
     # --- 3: an exchange that is about to continue the path
 
-    async def _answered(self, attempt: Attempt, standing: AgentState, deadline: float) -> Completed | Called | Refused:
+    async def _answered(self, attempt: Attempt, state: AgentState, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
         live, lease = attempt.live, attempt.lease
         try:
@@ -419,20 +419,20 @@ class Executor:
             await self._ownership.verify(lease)
 
             # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
-            while attempt.at_head and (before := standing.parent) is not None and before.delivery == "undelivered":
+            while attempt.at_head and (before := state.parent) is not None and before.delivery == "undelivered":
                 if await self.is_awaited(before):
                     break
                 attempt.left_off.append(before.id)
                 attempt.evidence = replace(attempt.evidence, left_off=before.id)
-                standing = await self._standing(lease, before.behind, at_head=False)
-            parent = attempt.parent = standing.parent
+                state = await self._state(lease, before.behind, at_head=False)
+            parent = attempt.parent = state.parent
             behind = live.promised and parent is not None and parent.delivery == "uncertain"
             if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
                 # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
                 # both waited for the same limit: then this one was asked before there was an answer.
                 await self.store.set_delivery(parent.id, "delivered")
             if live.compose is not None:
-                standing = await self._composed(attempt, live.compose, standing)
+                state = await self._composed(attempt, live.compose, state)
                 parent = attempt.parent
 
             memory = self.settings.profile_for(live.turn.profile).git_memory
@@ -442,7 +442,7 @@ class Executor:
                 path = await self.store.path(parent.id) if parent is not None and brought else []
                 if parent is None or (brought and all(turn.evidence.brought is not None for turn in path)):
                     attempt.recalled = await recall(memory, attempt.agent)
-            job = self._job(attempt, standing)
+            job = self._job(attempt, state)
             attempt.job, attempt.uses_tools, attempt.model = job, bool(job.profile.tools), job.model
             home: Home | None = None
             if self._passing is not None and self._passing.keeps_files(live.turn.profile):
@@ -515,13 +515,13 @@ class Executor:
         """A client at some proxy waits for this answer, so that an undelivered one stays on the path."""
         return await self._instances.any_waits(await self.store.followers(turn.id))
 
-    async def _composed(self, attempt: Attempt, compose: Compose, standing: AgentState) -> AgentState:
+    async def _composed(self, attempt: Attempt, compose: Compose, state: AgentState) -> AgentState:
         """Decide what the turn says, now that the path before it moves no more, and where it goes on from."""
-        live, before = attempt.live, standing.parent
+        live, before = attempt.live, state.parent
         composed = await compose(before)
         if live.said is None and composed == live.composed:  # the turn was stored so
             attempt.parent = before
-            return standing
+            return state
         if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
             live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
         _, said, attempt.takes = live.said
@@ -531,18 +531,18 @@ class Executor:
             if before is not None and before.delivery != "delivered":
                 # What it said stands on the path from now on, told anew.
                 await self.store.set_delivery(before.id, "delivered")
-            standing = await self._standing(attempt.lease, said.parent_id, at_head=False)
-        attempt.parent = standing.parent
-        return standing
+            state = await self._state(attempt.lease, said.parent_id, at_head=False)
+        attempt.parent = state.parent
+        return state
 
-    async def _standing(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> AgentState:
-        standing = await self.store.standing(lease.agent_key, parent_id, at_head=at_head)
-        if standing is None:
+    async def _state(self, lease: Lease, parent_id: str | None, *, at_head: bool) -> AgentState:
+        state = await self.store.agent_state(lease.agent_key, parent_id, at_head=at_head)
+        if state is None:
             raise cancelled("deletion")
-        return standing
+        return state
 
-    def _job(self, attempt: Attempt, standing: AgentState) -> Job:
-        turn, parent = attempt.live.turn, standing.parent
+    def _job(self, attempt: Attempt, state: AgentState) -> Job:
+        turn, parent = attempt.live.turn, state.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
             # A delta without a system prompt keeps its parent's. It is stored with this turn for the next one.
@@ -572,10 +572,10 @@ class Executor:
             attempt.fallback = fallbacks.going_on(parent.fallback, by_name, names, time.time())
         model = attempt.fallback.model if attempt.fallback is not None and attempt.fallback.here else by_name
         return Job(
-            agent=standing.agent,
+            agent=state.agent,
             parent=parent,
             # A side call leaves the conversation's own session and its process alone: it runs in a branch.
-            session=None if turn.placed.side else standing.session,
+            session=None if turn.placed.side else state.session,
             turn=turn,
             frame_uuid=attempt.frame_uuid,
             model=model,

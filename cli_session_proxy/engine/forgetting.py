@@ -35,10 +35,6 @@ class Habit:
     asked: int = 0
     answered: list[int] = field(default_factory=list)  # agents that go when it turns out that it asks once
 
-    @property
-    def asks_once(self) -> bool:
-        return self.asked > 1 and not self.goes_on
-
 
 class Forgetting:
     """`now`: seconds since 1970, the same for all proxies of the store. `delete`: False where the agent stays."""
@@ -86,7 +82,7 @@ class Forgetting:
             self._forget_answered(habit)
 
     def _forget_answered(self, habit: Habit) -> None:
-        if habit.asks_once:
+        if habit.asked > 1 and not habit.goes_on:
             for key in habit.answered:
                 self._tasks.own(self._forget(key, Expiry(one_shots=ANY_AGE)))
             habit.answered.clear()

@@ -92,7 +92,7 @@ class Mirroring:
     async def _take_over(self, agent: Agent, key: MirrorKey) -> None:
         async with self._ownership.hold(agent) as lease:
             lines = await self._store.mirrored(agent.key, key)
-            now = await self._store.standing(agent.key, None, at_head=True)
+            now = await self._store.agent_state(agent.key, None, at_head=True)
             if not lines or now is None:
                 return
             session = await self._store.session(key.session_id)

@@ -276,7 +276,7 @@ class Relay:
         until = clock() + (self._lease if there.home else 0.0)
         if clock() < self._away.get(address, 0.0) and not there.home:
             return False
-        while not (await self._engine.is_address(address) and await self._answers(address, "/readyz", REACH)):
+        while not (address in await self._engine.store.addresses() and await self._answers(address, "/readyz", REACH)):
             self._heard.pop(address, None)
             if clock() >= until:
                 self._away[address] = clock() + AWAY

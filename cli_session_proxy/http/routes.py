@@ -251,7 +251,7 @@ class Routes:
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)
         if not await self._engine.delete(owner_of(request), agent_id):
-            raise _unknown(agent_id)
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
         return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
 
     async def rewind(self, request: Request) -> JSON:
@@ -325,11 +325,7 @@ class Routes:
         return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), wanted)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
-        agent_id = _agent_in_path(request, after)
-        agent = await self._engine.store.agent(owner_of(request), agent_id)
-        if agent is None:
-            raise _unknown(agent_id)
-        return agent
+        return await self._engine.named(owner_of(request), _agent_in_path(request, after))
 
 
 def _note(request: Request, **detail: object) -> None:
@@ -347,10 +343,6 @@ def _models_of(request: Request) -> Models:
 
 def _agent_in_path(request: Request, after: bytes = b"") -> str:
     return decoded_agent_id(raw_path(request.scope).removeprefix(CHAINS).removesuffix(after))
-
-
-def _unknown(agent_id: str) -> NotFound:
-    return NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
 
 
 async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:

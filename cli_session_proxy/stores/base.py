@@ -475,7 +475,7 @@ class Turns(Protocol):
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         """The latest turn with this fingerprint, whatever its status, and the agent of this name, if there is one."""
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
+    async def agent_state(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
         the agent."""
 
@@ -491,7 +491,7 @@ class Turns(Protocol):
 
     async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
         """`accept`, for a turn that may be the next one of its agent: with the state in which that would begin, as
-        `standing` tells it; None where it has to be read by itself."""
+        `agent_state` tells it; None where it has to be read by itself."""
 
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.

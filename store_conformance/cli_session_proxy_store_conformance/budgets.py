@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from cli_session_proxy.domain.budgets import Budget, Limit, Spent, budget_of, period
@@ -63,14 +64,19 @@ async def over_a_limit_nothing_is_kept_and_nothing_counts(factory: StoreFactory)
         await _accepted(store, "a", "t4", THREE_REQUESTS, NOON + 30.0)  # the next minute
 
 
+async def _at_once(stores: Sequence[Store], budgets: tuple[Budget, ...]) -> tuple[list[Turn], list[BudgetExceeded]]:
+    """A turn of its own agent at each of these, all at once: those that were accepted, and why the others were not."""
+    for n in range(len(stores)):
+        await an_agent(stores[0], f"a{n}")
+    asked = [_accepted(store, f"a{n}", f"t{n}", budgets) for n, store in enumerate(stores)]
+    told = await asyncio.gather(*asked, return_exceptions=True)
+    return [one for one in told if isinstance(one, Turn)], [one for one in told if isinstance(one, BudgetExceeded)]
+
+
 async def of_turns_that_are_accepted_at_once_as_many_come_through_as_may(factory: StoreFactory) -> None:
     async with opened(factory) as one, opened(factory) as two:
-        for n in range(10):
-            await an_agent(one, f"a{n}")
-        asked = [_accepted(store, f"a{n}", f"t{n}", THREE_REQUESTS) for n, store in enumerate((one, two) * 5)]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        assert sum(isinstance(one, Turn) for one in told) == 3
-        assert sum(isinstance(one, BudgetExceeded) for one in told) == 7
+        accepted, refused = await _at_once((one, two) * 5, THREE_REQUESTS)
+        assert (len(accepted), len(refused)) == (3, 7)
         assert [row.requests for row in await _spent(two)] == [3]
 
 
@@ -90,12 +96,7 @@ async def turns_under_way_are_reckoned_with_what_the_dearest_one_cost(factory: S
 
 async def while_nobody_knows_what_a_turn_costs_they_run_one_after_the_other(factory: StoreFactory) -> None:
     async with opened(factory) as one, opened(factory) as two:
-        for n in range(6):
-            await an_agent(one, f"a{n}")
-        asked = [_accepted(store, f"a{n}", f"t{n}", A_DOLLAR) for n, store in enumerate((one, two) * 3)]
-        told = await asyncio.gather(*asked, return_exceptions=True)
-        (first,) = (each for each in told if isinstance(each, Turn))
-        refused = [each for each in told if isinstance(each, BudgetExceeded)]
+        (first,), refused = await _at_once((one, two) * 3, A_DOLLAR)
         assert [(each.account, each.retry_after) for each in refused] == [(None, 2.0)] * 5
         await _answered(one, first, A_DOLLAR, 0.3)
         month = NOON + 86_400.0 * 31  # known still, however long nothing was spent

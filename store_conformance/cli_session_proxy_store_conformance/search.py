@@ -95,18 +95,18 @@ async def one_read_tells_what_a_request_meets(factory: StoreFactory) -> None:
 async def one_read_tells_where_an_agent_stands(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store, "a")
-        assert await store.standing(agent.key, None, at_head=True) == AgentState(agent, None, None)
+        assert await store.agent_state(agent.key, None, at_head=True) == AgentState(agent, None, None)
         first = await complete(store, agent, "t1")
         second = await complete(store, agent, "t2", parent="t1")
-        at_head = await store.standing(agent.key, "t1", at_head=True)
+        at_head = await store.agent_state(agent.key, "t1", at_head=True)
         assert at_head is not None
         assert at_head == AgentState(at_head.agent, second, await store.session_at(agent.key, second.id))
         assert at_head.agent == await store.agent_by_key(agent.key)
         assert at_head.session is not None
-        behind = await store.standing(agent.key, "t1", at_head=False)
+        behind = await store.agent_state(agent.key, "t1", at_head=False)
         assert behind is not None
         assert behind.parent == first
-        fresh = await store.standing(agent.key, None, at_head=False)
+        fresh = await store.agent_state(agent.key, None, at_head=False)
         assert fresh is not None
         assert (fresh.parent, fresh.session) == (None, None)
-        assert await store.standing(agent.key + 1, "t1", at_head=True) is None
+        assert await store.agent_state(agent.key + 1, "t1", at_head=True) is None

@@ -322,12 +322,12 @@ async def turns_that_wait_are_those_of_every_proxy_or_of_all_but_one(factory: St
 async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session_of_it(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        empty = await store.standing(agent.key, None, at_head=True)
+        empty = await store.agent_state(agent.key, None, at_head=True)
         assert empty is not None
         assert (empty.agent, empty.parent, empty.session) == (agent, None, None)
         first = await complete(store, agent, "t1", session="s1")
         await store.save_session(a_session(agent, "s2", "t1", at=20.0))
-        assert (await store.standing(agent.key, None, at_head=True)) == AgentState(
+        assert (await store.agent_state(agent.key, None, at_head=True)) == AgentState(
             replace(agent, head="t1"), first, a_session(agent, "s2", "t1", at=20.0)
         )
         last = await complete(store, agent, "t2", "t1", session="s2")
@@ -339,11 +339,11 @@ async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session
             (None, False, None, None),
         ]
         for parent, at_head, found, session in stands:
-            now = await store.standing(agent.key, parent, at_head=at_head)
+            now = await store.agent_state(agent.key, parent, at_head=at_head)
             assert now is not None
             assert (now.agent.head, now.parent) == ("t2", found)
             assert (now.session.id if now.session else None) == session
-        assert await store.standing(agent.key + 99, None, at_head=True) is None
+        assert await store.agent_state(agent.key + 99, None, at_head=True) is None
 
 
 async def a_turn_that_is_accepted_is_told_how_its_agent_stands(factory: StoreFactory) -> None:
@@ -357,7 +357,7 @@ async def a_turn_that_is_accepted_is_told_how_its_agent_stands(factory: StoreFac
         for name, placed, instance in (("t2", Placed("head"), "here"), ("t3", Placed("id"), "there")):
             turn, state = await store.accept_next(a_turn(agent, name, "t1", placed=placed, instance=instance))
             assert turn == await store.turn(name)
-            assert state == await store.standing(agent.key, "t1", at_head=True)
+            assert state == await store.agent_state(agent.key, "t1", at_head=True)
             assert state == AgentState(replace(agent, head="t1"), done, a_session(agent, "s1", "t1"))
             assert state.others is (name == "t3")
         _, lost = await store.accept_next(a_turn(agent, "t4", placed=Placed("id"), instance="there"))

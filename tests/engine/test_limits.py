@@ -311,22 +311,30 @@ async def pair(url: str, tmp_path: Path) -> AsyncIterator[Any]:
         yield made
 
 
+@asynccontextmanager
+async def cut_off(url: str, tmp_path: Path) -> AsyncIterator[Any]:
+    """Two hosts, of which the first is cut off from the store while its turn waits; that and the next one wait at the
+    second host by then. In the end the model was told each once more."""
+    async with pair(url, tmp_path) as (one, two):
+        one.model.faults = [limit()]
+        first = await put_off(one.engine, "one")
+        one.reaches.clear()
+        second = await two.engine.submit(request("two"))
+        await until(lambda: two.engine.put_off() > 0)
+        yield one, two, first, second
+        assert [words(path)[-1] for path in (*one.backend.seen, *two.backend.seen)] == ["one", "one", "two"]
+
+
 async def test_a_host_that_is_lost_leaves_its_waiting_turns_to_the_next_one_and_sends_none(
     postgres_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    async with pair(postgres_url, tmp_path) as (one, two):
-        one.model.faults = [limit()]
-        first = await put_off(one.engine, "one")
-        one.reaches.clear()  # it is cut off from the store
-        later = await two.engine.submit(request("two"))
-        await until(lambda: two.engine.put_off() > 0)
+    async with cut_off(postgres_url, tmp_path) as (one, two, first, later):
         clock.ahead = HOUR + 60
         assert text(await later.turn()) == "You said: two (2)"
         later.acknowledge()
         one.reaches.set()
         with pytest.raises(Exception, match=r"another proxy|taken"):
             await first.turn()
-        assert [words(path)[-1] for path in (*one.backend.seen, *two.backend.seen)] == ["one", "one", "two"]
         kept = await two.engine.store.turn(first.turn_id)
         assert kept is not None
         assert (kept.status, kept.instance) == ("completed", two.engine.instance_id)
@@ -335,12 +343,7 @@ async def test_a_host_that_is_lost_leaves_its_waiting_turns_to_the_next_one_and_
 async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
     postgres_url: str, tmp_path: Path, clock: Clock
 ) -> None:
-    async with pair(postgres_url, tmp_path) as (one, two):
-        one.model.faults = [limit()]
-        first = await put_off(one.engine, "one")
-        one.reaches.clear()
-        second = await two.engine.submit(request("two"))
-        await until(lambda: two.engine.put_off() == 1)
+    async with cut_off(postgres_url, tmp_path) as (one, two, first, second):
         one.reaches.set()
         with pytest.raises(Exception, match=r"another proxy|taken"):
             await first.turn()
@@ -357,7 +360,6 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
             await second.turn()
         second.leave()
         assert text(await ask(two.engine, "two")) == "You said: two (2)"
-        assert [words(path)[-1] for path in (*one.backend.seen, *two.backend.seen)] == ["one", "one", "two"]
 
         async def kept() -> list[Turn]:
             return [turn for turn in await turns(one.engine) if turn.status == "completed"]

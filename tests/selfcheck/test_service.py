@@ -203,8 +203,7 @@ async def test_what_memory_stands_on_and_fails_in_use_is_replaced_without_a_rest
 ) -> None:
     install("2.1.330")
     async with serving(settings) as (_store, said):
-        await decided(settings)
-        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        await kept(settings)
         install("2.1.331")
         await until(lambda: _runs(settings, "2.1.331"))
         capability.failed(await decided(settings), "place", "nothing of its answers there")
@@ -219,8 +218,7 @@ async def test_a_version_that_fails_is_replaced_by_the_last_that_passed(
     install("2.1.330")
     checker.fails["2.1.331"] = ("records",)
     async with serving(settings) as (_store, said):
-        old = await decided(settings)
-        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        old = await kept(settings)
         checker.go.clear()
         new = install("2.1.331")
         now = await probed(settings)  # until it was checked, too
@@ -243,8 +241,7 @@ async def test_a_version_that_uses_no_login_is_replaced_where_no_key_is_set(
     install("2.1.330")
     checker.fails["2.1.331"] = ("login",)
     async with serving(settings) as (_store, said):
-        await decided(settings)
-        await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+        await kept(settings)
         install("2.1.331")
         await probed(settings)
         await until(lambda: said)
@@ -255,6 +252,13 @@ async def test_a_version_that_uses_no_login_is_replaced_where_no_key_is_set(
     async with serving(keyed) as (_store, said):
         await until(lambda: _runs(keyed, "2.1.331"))
         assert said == []
+
+
+async def kept(settings: Settings) -> capability.Capability:
+    """The CLI that was decided on, once its copy is kept and was asked what it can do."""
+    found = await decided(settings)
+    await until(lambda: [one for one in capability._probed if one[0].startswith(str(settings.var))])
+    return found
 
 
 async def _runs(settings: Settings, version: str) -> bool:

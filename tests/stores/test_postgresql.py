@@ -236,7 +236,7 @@ async def test_statements_and_rows_that_no_buffer_holds_go_both_ways(postgres_ur
         turn = await store.accept(a_turn(agent, "t1"))
         await store.begin(a_begin(turn))
         await store.commit(a_commit(turn, agent, output=(said,), records=lines))
-        state = await store.standing(agent.key, None, at_head=True)
+        state = await store.agent_state(agent.key, None, at_head=True)
         assert state is not None
         assert state.parent is not None
         assert state.parent.output == (said,)

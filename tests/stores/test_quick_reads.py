@@ -50,9 +50,9 @@ async def test_a_large_turn_is_read_beside_the_loop(
         return load(conn, found)
 
     monkeypatch.setattr(rows, "loaded_turns", loaded)
-    standing = await store.standing(agent.key, "t1", at_head=False)
-    assert standing is not None
-    assert standing.parent == done
+    state = await store.agent_state(agent.key, "t1", at_head=False)
+    assert state is not None
+    assert state.parent == done
     assert seen == [on_the_loop]
     latest, _ = await store.arrival("local", "", "a")  # the fingerprint of "t1"
     assert latest == done

@@ -69,7 +69,7 @@ class DictStore:
         alike = [turn for turn in self.kept.values() if turn.fingerprint == fingerprint]
         return (alike[-1] if alike else None), await self.agent(owner, agent_id or "")
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
+    async def agent_state(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         agent = self.agents[agent_key]
         parent = self.kept.get((agent.head if at_head else parent_id) or "")
         return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)

@@ -200,10 +200,7 @@ class Ui:
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))
-        agent = await self._engine.store.agent(owner_of(request), agent_id)
-        if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
-        return agent
+        return await self._engine.named(owner_of(request), agent_id)
 
     async def _turn(self, request: Request, agent: Agent) -> Turn:
         turn_id = request.path_params["turn_id"]

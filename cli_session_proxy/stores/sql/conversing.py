@@ -56,12 +56,6 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
         conn.execute(items.insert(), [{"id": i.id, "agent_key": agent_key, "data": rows.dumps(i.data)} for i in new])
 
 
-def put_item(conn: Connection, agent_key: int, item: Item) -> None:
-    """One that comes from another store, with the turn that took it in."""
-    values = {"id": item.id, "agent_key": agent_key, "data": rows.dumps(item.data), "turn_id": item.turn_id}
-    conn.execute(items.insert(), values)
-
-
 def items_of(conn: Connection, agent_key: int) -> list[Item]:
     found = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
     return list(map(item, found))

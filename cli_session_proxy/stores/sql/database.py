@@ -200,7 +200,7 @@ class Threads:
 # `Connection.execute`, as SQLAlchemy is meant to be used. These do not, because most of the work of a statement that
 # touches one row by its key is what SQLAlchemy does around it. The store's share of a turn (arrival, accept, standing,
 # begin, commit), on SQLite, by the driver and by `Connection.execute`: 0.93 and 1.53 ms of processor time; accept 0.17
-# and 0.26 ms, standing 0.09 and 0.19 ms, commit with its wait for the disk 0.64 and 0.86 ms.
+# and 0.26 ms, agent_state 0.09 and 0.19 ms, commit with its wait for the disk 0.64 and 0.86 ms.
 #
 # Values are given and rows come as the driver has them: JSON is text, and SQLite has 0 and 1 for a bool.
 

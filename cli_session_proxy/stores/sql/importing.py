@@ -17,7 +17,7 @@ from ...domain.limits import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn
-from . import conversing, lifecycle, mirroring, reading, writing
+from . import conversing, lifecycle, mirroring, reading, rows, writing
 from .database import Database
 from .tables import COMING, agents, items, sessions, turns
 
@@ -137,7 +137,8 @@ def _explain(
     if isinstance(part, Item):
         if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
             raise _unsound(f"item {part.id} is in this store already")
-        conversing.put_item(conn, agent.key, part)
+        values = {"id": part.id, "agent_key": agent.key, "data": rows.dumps(part.data), "turn_id": part.turn_id}
+        conn.execute(items.insert(), values)
     elif isinstance(part, Session):
         _sound(part.id)
         if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:

@@ -1,4 +1,4 @@
-"""A turn's way through the store, in its order: arrival, accept, standing, begin, commit.
+"""A turn's way through the store, in its order: arrival, accept, agent_state, begin, commit.
 
 Each is the body of one transaction. A server is gone to and back where a result is asked for, so the statements that do
 not depend on each other run first, and what they say is asked for together, with the commit where nothing is written
@@ -89,7 +89,7 @@ _others = exists().where(
 )
 
 
-def _standing(parent: ColumnElement[Any]) -> Prepared:
+def _state_query(parent: ColumnElement[Any]) -> Prepared:
     there = sessions.alias("there")
     ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
     session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
@@ -99,8 +99,8 @@ def _standing(parent: ColumnElement[Any]) -> Prepared:
     return Prepared(query.where(agents.c.key == bindparam("of_agent")))
 
 
-_AT_HEAD = _standing(agents.c.head)
-_AT_TURN = _standing(bindparam("turn_id", type_=Text))
+_AT_HEAD = _state_query(agents.c.head)
+_AT_TURN = _state_query(bindparam("turn_id", type_=Text))
 
 _SAID = (*SAID, "images", "bytes")
 _begun_of, _said_of = attrgetter(*BEGUN), attrgetter(*SAID)
@@ -177,7 +177,7 @@ def arrival(
     return _joined_turn(conn, row, limit), named
 
 
-def standing(
+def agent_state(
     conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
 ) -> AgentState | None:
     where = {"of_agent": agent_key, "but": None}

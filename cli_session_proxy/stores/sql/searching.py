@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, or_, select
 
 from ... import redact
-from ...domain.models import REPAIR_REASONS, Agent
+from ...domain.models import REPAIR_REASONS
 from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
+from . import rows
 from .reading import ONE_SHOT
-from .rows import loads
 from .tables import COMING, agents, links, sessions, turns
 
 # Turns that are taken in at once: a few milliseconds, so that searches side by side take turns.
@@ -47,11 +47,8 @@ _NAMES = frozenset({
 # Of JSON: a string, with its colon where it is a key; what opens and closes; a string that is cut off.
 _TOKEN = re.compile(r'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[\[\]{}"]')
 
-_AGENT = (
-    agents.c.key, agents.c.owner, agents.c.agent_id, agents.c.dir, agents.c.named, agents.c.head, agents.c.created_at,
-)  # fmt: skip
 _HIT = (
-    *_AGENT, turns.c.id, turns.c.session_id, turns.c.status, turns.c.model, turns.c.continuity, turns.c.cost_usd,
+    *rows.AGENT, turns.c.id, turns.c.session_id, turns.c.status, turns.c.model, turns.c.continuity, turns.c.cost_usd,
     turns.c.created_at, turns.c.seq,
 )  # fmt: skip
 
@@ -106,7 +103,7 @@ def _texts(text: str) -> str:
             continue
         if token.end() == len(text) and within:
             break  # cut off behind it: it may be a key
-        string = loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
+        string = rows.loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
         if colon is not None:
             key = string
         elif key not in _NAMES or (within and within[-1]):
@@ -128,7 +125,7 @@ def _noted(options: str) -> str:
         elif value is not None:
             yield f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
 
-    return "\n".join(lines("", loads(options).get("metadata")))[:LONGEST] if '"metadata"' in options else ""
+    return "\n".join(lines("", rows.loads(options).get("metadata")))[:LONGEST] if '"metadata"' in options else ""
 
 
 # --- looking
@@ -137,7 +134,7 @@ def _noted(options: str) -> str:
 def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     """Through agents, sessions and turns by what they are called, then by words."""
     whose = theirs(wanted)
-    named = select(*_AGENT, agents.c.last_at, agents.c.turns).where(whose).order_by(agents.c.last_at.desc())
+    named = select(*rows.AGENT, agents.c.last_at, agents.c.turns).where(whose).order_by(agents.c.last_at.desc())
     everyone = conn.execute(named).all()
     hits = [*_by_name(everyone, wanted), *_by_id(conn, wanted)]
     left = wanted.limit - len(hits)
@@ -180,10 +177,10 @@ def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
     words = [word.casefold() for word in wanted.words]
     if not words or wanted.is_filtered:
         return
-    for *row, last_at, _turns in everyone:
-        agent = _agent(row)
+    for row in everyone:
+        agent = rows.agent(row)
         if all(word in agent.agent_id.casefold() for word in words):
-            yield Hit("agent", agent, last_at, agent.head)
+            yield Hit("agent", agent, row.last_at, agent.head)
 
 
 def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
@@ -209,17 +206,12 @@ def _shown(conn: Connection, best: Sequence[Ranked]) -> Iterator[Hit]:
         yield _hit(conn, "words", known[ranked.seq], part=ranked.part, snippet=ranked.snippet)
 
 
-def _agent(row: Sequence[Any]) -> Agent:
-    key, owner, agent_id, folder, named, head, created_at = row
-    return Agent(key, owner, agent_id, folder, bool(named), head, created_at)
-
-
 def _hit(conn: Connection, kind: HitKind, row: Sequence[Any], **more: Any) -> Hit:
     """From a row of `_HIT`. The turn's number is asked for here: of those that are shown, not of all."""
-    turn_id, session_id, status, model, continuity, cost, at, seq = row[7:]
+    turn_id, session_id, status, model, continuity, cost, at, seq = row[len(rows.AGENT) :]
     place = select(func.count()).select_from(turns).where(turns.c.agent_key == row[0], turns.c.seq <= seq)
     told = {"session_id": session_id, **more}
     return Hit(
-        kind, _agent(row[:7]), at, turn_id, conn.scalar(place), status=status, model=model, continuity=continuity,
+        kind, rows.agent(row), at, turn_id, conn.scalar(place), status=status, model=model, continuity=continuity,
         cost_usd=cost, **told,
     )  # fmt: skip

@@ -223,27 +223,21 @@ class SqlStore(Store):
         await asyncio.to_thread(self._db.forget_copies, agent.owner, agent.agent_id)
 
     async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
-        page, after = await self._page_of_summaries(owner, None, folded)
-        while True:
+        more, after = True, None
+        while more:
+            page, after = await self._db.read(partial(reading.summaries, owner=owner, after=after, folded=folded))
             for summary in page:
                 yield summary
-            if after is None:
-                return
-            page, after = await self._page_of_summaries(owner, after, folded)
-
-    async def _page_of_summaries(
-        self, owner: str | None, after: reading.Position | None, folded: float | None
-    ) -> tuple[list[ChainSummary], reading.Position | None]:
-        return await self._db.read(lambda conn: reading.summaries(conn, owner, after, folded))
+            more = after is not None
 
     # a turn's way
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         return await self._quickly(partial(lifecycle.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
 
-    async def standing(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
+    async def agent_state(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         return await self._quickly(
-            partial(lifecycle.standing, agent_key=agent_key, parent_id=parent_id, at_head=at_head)
+            partial(lifecycle.agent_state, agent_key=agent_key, parent_id=parent_id, at_head=at_head)
         )
 
     async def _quickly(self, read: Callable[..., T]) -> T:

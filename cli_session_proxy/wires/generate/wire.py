@@ -14,7 +14,7 @@ from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, reply
 from ..asgi import EVENT_STREAM, About, add, has_left, read_call
-from ..base import AddressClaim, Models, RequestAddress, Wire
+from ..base import AddressClaim, Models, Wire
 from ..google import checked_model
 from ..schemas import OBJECT, OBJECTS, TEXT_OR_NULL, body
 from . import body as generate
@@ -69,10 +69,8 @@ class GenerateRoutes:
         return reply(answer, call, self._settings.keepalive, render, writer)
 
 
-def _is_googles(asked: RequestAddress) -> bool:
-    return "x-goog-api-key" in asked.headers or re.search(r"(^|&)key=", asked.query) is not None
-
-
+# How Google's clients bring their key, where they bring it in the address.
+_KEY = re.compile(r"(^|&)key=")
 # What follows a model's name in Google's addresses; other vendors' names have colons too (`llama3:8b`, `…-v1:0`).
 _METHOD = re.compile(r"/v1/models/.*:(?:\w+(?:Contents?|Tokens|Answer)|predict\w*)", re.S)
 
@@ -81,7 +79,9 @@ WIRE = Wire(
     claims=(
         AddressClaim("/v1beta"),
         AddressClaim("/v1/models", form=_METHOD),
-        AddressClaim("/v1/models", by=_is_googles),
+        AddressClaim(
+            "/v1/models", by=lambda asked: "x-goog-api-key" in asked.headers or _KEY.search(asked.query) is not None
+        ),
     ),
     errors=GOOGLE,
     routes=GenerateRoutes,

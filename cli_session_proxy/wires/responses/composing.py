@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -30,11 +31,6 @@ class OpenDialogue:
     def entries(self) -> list[ConversationItem]:
         there = [entry for entries in self.said for entry in entries if entry.id not in self.removed]
         return there + [entry_of(item) for item in self.free]
-
-    @property
-    def systems_removed(self) -> list[str]:
-        out = [entry.system for entries in self.said for entry in entries if entry.id in self.removed]
-        return [text for text in out if text is not None]
 
     def rest(self) -> tuple[Turn | None, list[ConversationItem]]:
         """The last turn before anything was taken out, and what was said after it but for that."""
@@ -79,8 +75,9 @@ def compose(
     """
     said = _Said(dict.fromkeys(carried(ran)) if delta else {}, begun=delta and ran is not None)
     if held is not None:
-        for text in held.systems_removed:
-            said.holds.pop(text, None)
+        for entry in itertools.chain.from_iterable(held.said):
+            if entry.id in held.removed and entry.system is not None:
+                said.holds.pop(entry.system, None)
         said.again(rest, held.written)
         said.free(held.free)
     said.asked(call)

@@ -46,7 +46,11 @@ class Dialogues:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self.kept = KeptTurns(engine, turn_id_of, _unknown_response)
+        self.kept = KeptTurns(
+            engine,
+            turn_id_of,
+            lambda given: NotFound(f"Response with id '{given}' not found.", param="response_id"),
+        )
 
     # --- responses
 
@@ -233,10 +237,6 @@ class Dialogues:
         while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
             ran = await self._engine.store.turn(ran.parent_id)
         return compose(call, ran, continues=kept.id if kept else None, held=held, rest=rest)
-
-
-def _unknown_response(given: str) -> NotFound:
-    return NotFound(f"Response with id '{given}' not found.", param="response_id")
 
 
 async def _behind_head(call: ResponsesCall, accepted: TurnRequest, before: Turn | None) -> TurnRequest:

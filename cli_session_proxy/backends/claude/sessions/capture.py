@@ -64,13 +64,13 @@ class TurnOutcome(Answered):
 class LiveSession:
     """A session that is equal to the path, with the process that will continue it.
 
-    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results` are
-    MCP's, for a process that waits for them; `lead` are records of this turn that were written before its frame.
-    `marks` are decisions about the path before it (`transcript.mending`). `prompt` is what is said, `head` what stands
-    before the messages. `quiet`: the turn has no prompt of its own in the transcript. `fresh`: the process was started
-    for this turn. `rewritten`: the session was written anew by such decisions. `spent` is the CLI's own total (USD)
-    before it. `unmet`: see `base.Execution`. `taken_back`: see `rewinding.Held`.
-    `shared`: the process serves others too, and `session` is none of the agent's (`sharing`).
+    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results`
+    are MCP's, for a process that waits for them; `prewritten` are records of this turn that were written before its
+    frame. `decisions` are records of what was decided about the path before it (`transcript.mending`). `prompt` is
+    what is said, `head` what stands before the messages. `quiet`: the turn has no prompt of its own in the
+    transcript. `fresh`: the process was started for this turn. `rewritten`: the session was written anew by such
+    decisions. `spent` is the CLI's own total (USD) before it. `unmet`: see `base.Execution`. `taken_back`: see
+    `rewinding.Held`. `shared`: the process serves others too, and `session` is none of the agent's (`sharing`).
     """
 
     process: ClaudeProcess
@@ -80,8 +80,8 @@ class LiveSession:
     links: tuple[Link, ...]
     evidence: Evidence
     results: Mapping[str, JSON] = field(default_factory=dict)
-    lead: tuple[Record, ...] = ()
-    marks: tuple[Record, ...] = ()
+    prewritten: tuple[Record, ...] = ()
+    decisions: tuple[Record, ...] = ()
     prompt: tuple[Block, ...] = ()
     head: Head | None = None
     quiet: bool = False
@@ -249,7 +249,7 @@ class Captures:
     async def _path(self, ready: LiveSession) -> list[Record]:
         """The records before the turn's own frame."""
         parent = ready.session.tip_turn_id
-        return [*await paths.shown(self._store, parent, ready.marks), *ready.lead]
+        return [*await paths.shown(self._store, parent, ready.decisions), *ready.prewritten]
 
     async def _cut(
         self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, known: Sequence[Entry]
@@ -293,7 +293,7 @@ class Captures:
 def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
-    if ready.lead:  # they are there already
+    if ready.prewritten:  # they are there already
         content = tuple(block for block in content if block.get("type") != "tool_result")
     elif ready.results:
         content = tuple({**block, "content": _as_sent(block)} for block in content)

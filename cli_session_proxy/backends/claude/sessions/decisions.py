@@ -1,7 +1,7 @@
 """What stands before the messages of a turn's request, and what of the path before it is not shown to the model.
 
 Decided before a turn is said, by what its head has become and by what the provider refused in an earlier attempt; and
-after it, by what the CLI was seen to leave out. The decisions are marks in the chain (`transcript.mending`).
+after it, by what the CLI was seen to leave out. The decisions are records in the chain (`transcript.mending`).
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ CODES: Mapping[LeftOut, Code] = {
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What is left out of the path from a turn on: marks for the chain, and what the turn says of it. `why`: the code
+    """What is left out of the path from a turn on: records for the chain, and what the turn says of it. `why`: the code
     of the writing that this calls for."""
 
-    marks: tuple[Record, ...] = ()
+    records: tuple[Record, ...] = ()
     notes: tuple[Note, ...] = ()
     why: Literal["left_out", "window"] = "left_out"
 
 
-# Makes the marks of a summary of this path, and what the turn says of it; none where there is nothing to summarise.
+# Makes the records of a summary of this path, and what the turn says of it; none where there is nothing to summarise.
 Summarise = Callable[[Sequence[Record]], Awaitable["Decided"]]
 
 
@@ -124,13 +124,13 @@ class Decisions:
         first = Decided()
         if self._windows or job.window is not None or (own is not None and own.options.window is not None):
             first = await self._in_window(parent, own, job)
-        if not wanted and "summary" not in job.remedies and not first.marks:
+        if not wanted and "summary" not in job.remedies and not first.records:
             return first
         is_cut = not wanted and "summary" not in job.remedies
-        path = await paths.shown(self._store, parent.id, first.marks)
+        path = await paths.shown(self._store, parent.id, first.records)
         if "summary" in job.remedies:
             summed = await summarise(path)
-            first = Decided((*first.marks, *summed.marks), (*first.notes, *summed.notes))
+            first = Decided((*first.records, *summed.records), (*first.notes, *summed.notes))
         path = await self._store.records(parent.id)
         decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in job.remedies)
         return replace(decided, why="window") if is_cut else decided
@@ -167,7 +167,7 @@ class Decisions:
         return tuple(Note(code, number) for code, number in found.items() if number)
 
     async def _path(self, ready: LiveSession) -> Sequence[Record]:
-        return await paths.shown(self._store, ready.session.tip_turn_id, ready.marks)
+        return await paths.shown(self._store, ready.session.tip_turn_id, ready.decisions)
 
     async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
         """What may be left out of the path so that the provider accepts the request, the least loss first."""
@@ -194,12 +194,12 @@ class Decisions:
 
 
 def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
-    """With the marks and notes for what is there of these kinds, and for the thoughts that become void by it."""
-    path = transcript.shown([*path, *first.marks])
+    """With the records and notes for what is there of these kinds, and for the thoughts that become void by it."""
+    path = transcript.shown([*path, *first.records])
     found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-    marks = [*first.marks, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
+    marks = [*first.records, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
     if "thinking" not in found:
-        later = path if first.marks else transcript.since_first(path, found)  # a summary stands before all of them
+        later = path if first.records else transcript.since_first(path, found)  # a summary stands before all of them
         if thoughts := transcript.count(later, "thinking"):
             found["thinking"] = thoughts
             marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))

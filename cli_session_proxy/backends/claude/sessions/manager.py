@@ -40,7 +40,7 @@ from ..process import confine, environment, failures, frames, parameters
 from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.login import Logins
-from ..process.pool import Pool, ProcessEnd
+from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
 from . import partials, paths, reopening, rewinding, summaries
@@ -173,16 +173,16 @@ class Sessions:
             except WrongTranscript as changed:
                 wrong.append(changed.how)
                 continue
-            head, marks = opened.head, decided.marks
+            head, decisions = opened.head, decided.records
             if head != before and (before is not None or head.tools or head.told != head.system):
-                marks = (*marks, head.as_record())  # else the turn says it
+                decisions = (*decisions, head.as_record())  # else the turn says it
             told = ready.evidence.plus(
                 Evidence(
                     sandbox=str(cwd) if gone else None, notes=(*ready.evidence.notes, *notes), reloaded=tuple(wrong)
                 )
             )
-            rewritten = bool(decided.marks)
-            return replace(ready, evidence=told, marks=marks, prompt=prompt, head=head, rewritten=rewritten)
+            rewritten = bool(decided.records)
+            return replace(ready, evidence=told, decisions=decisions, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while {capability.name} was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
@@ -201,19 +201,19 @@ class Sessions:
     async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
         job, parent = now.job, now.job.parent
-        lead: list[Record] = []
+        prewritten: list[Record] = []
         quiet = False
         called = parent is not None and any(block.get("type") == "tool_use" for block in parent.output)
         if parent is not None and called:
-            waiting = None if decided.marks else await self._waiting(now, parent)
+            waiting = None if decided.records else await self._waiting(now, parent)
             if waiting is not None:
                 return waiting
-            prepared, lead = await self._reopened(now, parent, decided.marks)
+            prepared, prewritten = await self._reopened(now, parent, decided.records)
             quiet = not job.prompt
         elif now.shares:
             return await self._shared(now)
         elif parent is None or job.session is None:
-            back = None if decided.marks else await self._taken_back(now, parent)
+            back = None if decided.records else await self._taken_back(now, parent)
             if back is not None:
                 return back
             if parent is None:
@@ -221,9 +221,9 @@ class Sessions:
             prepared = self._start(now) if parent is None else await self._repairs.branch(now, parent)
         else:
             prepared = await self._verify(now, parent, job.session)
-        if decided.marks and parent is not None and not called:
+        if decided.records and parent is not None and not called:
             await self._end(prepared.session.id)
-            path = await paths.shown(self._store, parent.id, decided.marks)
+            path = await paths.shown(self._store, parent.id, decided.records)
             prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
         launch = _launch(now, prepared.session.id, resume=prepared.resume)
         try:
@@ -257,14 +257,18 @@ class Sessions:
             if any(link.to_session == session.id != link.from_session for link in prepared.links):
                 await asyncio.to_thread(transcript.remove, Path(session.transcript))
             raise
+        evidence = prepared.evidence
+        if ended is not None:
+            unwritten = (Note("session_not_written"),) if ended.lost else ()
+            evidence = evidence.plus(Evidence(exit_code=ended.exit_code, notes=unwritten))
         return LiveSession(
             process=process,
             session=session,
             continuity="warm" if warm else prepared.continuity,
             leaf=session.mark.leaf if session.mark else None,
             links=prepared.links,
-            evidence=prepared.evidence if ended is None else prepared.evidence.plus(_told_of(ended)),
-            lead=tuple(lead),
+            evidence=evidence,
+            prewritten=tuple(prewritten),
             quiet=quiet,
             fresh=not warm and process.session_id == launch.session_id,
             spent=spent,
@@ -397,21 +401,21 @@ class Sessions:
         return None
 
     async def _reopened(
-        self, now: TurnContext, parent: Turn, marks: Sequence[Record]
+        self, now: TurnContext, parent: Turn, decisions: Sequence[Record]
     ) -> tuple[PreparedSession, list[Record]]:
         """The path with the results of its last calls, written for a CLI that goes on from there."""
         job = now.job
         session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
-        known = await paths.shown(self._store, parent.id, marks)
+        known = await paths.shown(self._store, parent.id, decisions)
         scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
         uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
-        lead = await asyncio.to_thread(
-            reopening.lead, known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing
+        results = await asyncio.to_thread(
+            reopening.result_records, known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing
         )
-        prepared = await self._repairs.written(now, session_id, [*known, *lead], job.session)
-        return prepared, lead
+        prepared = await self._repairs.written(now, session_id, [*known, *results], job.session)
+        return prepared, results
 
     async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
         """Ask the model for one, in sessions that are removed again."""
@@ -533,7 +537,7 @@ class Sessions:
             for ended in {before.id, session_id}:
                 await self._end(ended)
             taken = await self.captures.completed(ready, turn, path, said, taken)
-        records = [*ready.marks, *ready.lead, *taken.records]
+        records = [*ready.decisions, *ready.prewritten, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
         if taken.beside:
@@ -572,7 +576,7 @@ class Sessions:
             self._held.pop(session_id, None)
             self.captures.forget(session_id)
             # Its notes may be of others: the words of this turn are in records, which hang together.
-            records = [*ready.marks, *(record for record in taken.records if record.uuid is not None)]
+            records = [*ready.decisions, *(record for record in taken.records if record.uuid is not None)]
             session, links = replace(session, id=use.session_id, transcript="", mark=None), ()
         return KeptTurn(tuple(records), session, links, taken.source, notes)
 
@@ -620,7 +624,9 @@ class Sessions:
         """The process has taken the failed turn back: it is in step with the path before it, as it was."""
         process, session = ready.process, ready.session
         same = failed.answered in (None, session.id) and all(one.from_session == session.id for one in ready.links)
-        written = ready.continuity == "rebuilt" or ready.rewritten or ready.lead or ready.marks or ready.results
+        written = (
+            ready.continuity == "rebuilt" or ready.rewritten or ready.prewritten or ready.decisions or ready.results
+        )
         if session.mark is None or not same or written:
             return False
         if not can_rewind(process.launch.capability, process.launch.profile):
@@ -678,11 +684,6 @@ class Sessions:
     def transcript_of(self, agent: Agent, session_id: str) -> Path:
         """Where the CLI keeps this session of the agent's."""
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
-
-
-def _told_of(ended: ProcessEnd) -> Evidence:
-    notes = (Note("session_not_written"),) if ended.lost else ()
-    return Evidence(exit_code=ended.exit_code, notes=notes)
 
 
 def _told_beside(ready: LiveSession, taken: CapturedRecords) -> Record:

@@ -16,9 +16,9 @@ OWN = (None, NAME)
 SHORT = 64 * 1024
 
 
-async def shown(store: Store, turn_id: str | None, marks: Sequence[Record] = ()) -> Sequence[Record]:
-    """The records of the path to this turn, with these further marks; none for a path that has not begun."""
-    records = [*(await store.records(turn_id) if turn_id is not None else ()), *marks]
+async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:
+    """The records of the path to this turn, with these further decisions; none for a path that has not begun."""
+    records = [*(await store.records(turn_id) if turn_id is not None else ()), *decisions]
     if not any(map(transcript.is_mark, records)):
         return records
     return await asyncio.to_thread(transcript.shown, records)

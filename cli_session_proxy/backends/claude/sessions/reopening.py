@@ -24,7 +24,7 @@ CLOSING = "(continued)"
 SYNTHETIC_MODEL = "<synthetic>"
 
 
-def lead(
+def result_records(
     known: Sequence[Record], parent: Turn, answers: BroughtResults, scribe: Scribe, *, closed: bool, uuid: str | None
 ) -> list[Record]:
     """The records that follow the path's: a result for each open call, and, with `closed`, the closing one.

@@ -168,7 +168,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
     partials.placed(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
     stopping.cut(entries, [TEXT], scribe, "sonnet", unseen=True)
-    reopening.lead(records, asked, BroughtResults(), scribe, closed=True, uuid=None)
+    reopening.result_records(records, asked, BroughtResults(), scribe, closed=True, uuid=None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{SESSION}.jsonl"
         file.write_bytes(data)
