@@ -246,15 +246,13 @@ class TelemetryMetrics(Collector):
 class MetricsRoute:
     """`GET /metrics`; needs a key where there are keys."""
 
-    def __init__(self, engine: Engine, keys: Keys) -> None:
+    def __init__(self, app: Starlette, engine: Engine, keys: Keys) -> None:
         self._engine = engine
         self._keys = keys
         self._metrics = Metrics(engine)
         self._budgets = BudgetMetrics(engine.budgets)
         self._metrics.registry.register(self._budgets)
         engine.observers.append(self._metrics)
-
-    def add_to(self, app: Starlette) -> None:
         app.state.metrics = self._metrics
         add(app, "GET", "/metrics", self.metrics, About(media=("text/plain",)))
 

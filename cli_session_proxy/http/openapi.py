@@ -37,11 +37,8 @@ HEADERS: Mapping[str, JSON] = {
 class OpenApiRoute:
     """Serves the OpenAPI document of the app that it is added to."""
 
-    def __init__(self, wires: Table) -> None:
+    def __init__(self, app: Starlette, wires: Table) -> None:
         self._wires = wires
-        self._routes: list[BaseRoute] = []
-
-    def add_to(self, app: Starlette) -> None:
         self._routes = app.routes
         add(app, "GET", "/openapi.json", self.openapi)
 

@@ -102,15 +102,13 @@ OVERVIEW: JSON = {
 class Routes:
     """The handlers of one app. `add_to` is the table of all that the proxy answers."""
 
-    def __init__(self, engine: Engine, settings: Settings, relay: Relay | None = None) -> None:
+    def __init__(self, app: Starlette, engine: Engine, settings: Settings, relay: Relay | None = None) -> None:
         self._engine = engine
         self._settings = settings
         self._relay = relay
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
         self._tell = Teller(engine.aside.showing)
-
-    def add_to(self, app: Starlette) -> None:
         dumps = tuple(dict.fromkeys(one.media_type.partition(";")[0] for one in FORMATS.values()))
         add(app, "GET", "/", self.root)
         add(app, "HEAD", "/", self.root)

@@ -30,10 +30,8 @@ QUERY: dict[str, JSON] = {
 
 
 class SearchRoute:
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, app: Starlette, engine: Engine) -> None:
         self._engine = engine
-
-    def add_to(self, app: Starlette) -> None:
         add(app, "GET", "/v1/search", self.search, About(query=QUERY))
 
     async def search(self, request: Request) -> JSON:

@@ -88,17 +88,17 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.aside = engine.aside
     table = Table(wires)
-    OpenApiRoute(table).add_to(app)
+    OpenApiRoute(app, table)
     keys = Keys(settings)
-    MetricsRoute(engine, keys).add_to(app)
-    SearchRoute(engine).add_to(app)
-    Ui(engine, keys, ask).add_to(app)
+    MetricsRoute(app, engine, keys)
+    SearchRoute(app, engine)
+    Ui(app, engine, keys, ask)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
         from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
 
         relay = Relay(engine, secret, settings.lease, app.state.metrics.passed_on)
-    Routes(engine, settings, relay).add_to(app)
+    Routes(app, engine, settings, relay)
     for wire in table.wires:
         wire.routes(app, engine, settings)
     app.state.relay = relay

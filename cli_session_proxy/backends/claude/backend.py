@@ -90,9 +90,6 @@ class ClaudeBackend(Backend):
 
     # --- a turn
 
-    async def can_take(self, job: Job) -> bool:  # noqa: ARG002 - the contract's
-        return True  # what it cannot take is mended, or left out
-
     async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
         try:

@@ -56,7 +56,7 @@ NEWEST_REPAIRS = 200
 class Ui:
     """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
 
-    def __init__(self, engine: Engine, keys: Keys, ask: AskLogin) -> None:
+    def __init__(self, app: Starlette, engine: Engine, keys: Keys, ask: AskLogin) -> None:
         self._engine = engine
         self._keys = keys
         self._tell = Teller(engine.aside.showing)
@@ -67,8 +67,6 @@ class Ui:
             self._files["index.html"] = self._files["index.html"].replace(b"<html ", b'<html data-times="utc" ', 1)
         modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}
         self._files["main.js"] = joined(modules, "main").encode()
-
-    def add_to(self, app: Starlette) -> None:
         chain = "/v1/chains/{agent_id}"
         page = About(media=("text/html",))
         for path, handler, about in (
