@@ -16,7 +16,7 @@ from typing import Any
 from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
 from ...domain.structured import checked_schema
-from ...errors import InvalidRequest
+from ...errors import InvalidRequest, ProxyError
 from .. import common
 from ..common import Fields, Names, Naming, optional, read_parameters, required, stop_texts
 from ..google import checked_model
@@ -226,3 +226,8 @@ def usage(used: Usage) -> JSON:
 
 def _time(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def error_body(error: ProxyError) -> JSON:
+    """`code` is our stable code, a text."""
+    return {"error": {"code": error.code, "message": redact.text(error.message)}}

@@ -19,7 +19,6 @@ from ..base import EventStream
 from ..blocks import opened
 from ..common import SSE_DONE, sse_event
 from . import body as interactions
-from .errors import interactions_error
 from .steps import signature, step_of
 
 
@@ -74,7 +73,7 @@ class InteractionsWriter(EventStream):
         )
         if status == "cancelled":
             return [*update, SSE_DONE]
-        return [*update, *self._send("error", **interactions_error(error)), SSE_DONE]
+        return [*update, *self._send("error", **interactions.error_body(error)), SSE_DONE]
 
     def _begin(self) -> list[bytes]:
         if self._begun:

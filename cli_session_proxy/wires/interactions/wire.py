@@ -15,11 +15,10 @@ from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import kept_reply
 from ..asgi import STREAMED, About, add, has_left, named, read_call
-from ..base import AddressClaim, Wire
+from ..base import AddressClaim, ErrorShape, Wire
 from ..kept import KeptTurns
-from ..schemas import FLAG, MODEL, OBJECT, OBJECTS, TEXT, TEXT_OR_NULL, YES_OR_NO, body
+from ..schemas import FLAG, MODEL, OBJECT, OBJECTS, TEXT, TEXT_OR_NULL, YES_OR_NO, body, error_schema
 from . import body as interactions
-from .errors import INTERACTIONS
 from .stream import InteractionsWriter
 
 BODY = body(
@@ -100,7 +99,11 @@ def _flag(request: Request, name: str) -> bool:
 WIRE = Wire(
     name=interactions.WIRE,
     claims=(AddressClaim("/v1/interactions"), AddressClaim("/v1beta/interactions")),
-    errors=INTERACTIONS,
+    errors=ErrorShape(
+        "interactions",
+        lambda error, _: interactions.error_body(error),
+        error_schema({"code": TEXT, "message": TEXT}),
+    ),
     routes=InteractionsRoutes,
     bases=("/v1/", "/v1beta/"),
     key_in_address=True,

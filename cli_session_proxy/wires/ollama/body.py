@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Literal
 
+from ... import redact
 from ...domain.lineage import TextJoin, answer_text
 from ...domain.models import (
     JSON,
@@ -45,7 +46,6 @@ from ..common import (
 )
 from ..openai import Offered, read_tools
 from . import messages as ollama_messages
-from .errors import ollama_error
 
 WIRE = "ollama"
 
@@ -342,7 +342,7 @@ class LineWriter:
 
     def error(self, error: ProxyError) -> list[bytes]:
         """What ends a stream that has begun and failed: Ollama's clients raise on it."""
-        return [_line(ollama_error(error))]
+        return [_line(error_body(error))]
 
     def keep_alive(self, words: str = "") -> bytes:  # noqa: ARG002 - there is no place for them
         """An object without words, as Ollama itself sends them. An empty line is no JSON: its clients would fail."""
@@ -378,3 +378,9 @@ class LineWriter:
 def _line(data: JSON) -> bytes:
     """ASCII JSON has no line breaks of its own, so one line is enough."""
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
+
+
+def error_body(error: ProxyError) -> JSON:
+    """A text, our stable code beside it, and the field that is wrong."""
+    shown: JSON = {"error": redact.text(error.message), "code": error.code}
+    return shown if error.param is None else {**shown, "param": error.param}

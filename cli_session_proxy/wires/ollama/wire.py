@@ -17,11 +17,10 @@ from ...errors import NotFound
 from ...settings import MODELS, Settings
 from ..answers import reply
 from ..asgi import About, add, has_left, read_call
-from ..base import AddressClaim, Wire
+from ..base import AddressClaim, ErrorShape, Wire
 from ..common import Naming, model_name, optional
 from ..schemas import FLAG, FUNCTIONS, MODEL, NUMBER, OBJECT, TEXT, TEXT_OR_NULL, TEXTS, body
 from . import body as ollama
-from .errors import OLLAMA
 
 _KEEP: JSON = {"type": ["number", "string", "null"]}
 _FORMAT: JSON = {"anyOf": [{"enum": ["json", "", None]}, {"type": "object"}]}
@@ -138,7 +137,9 @@ _ASKED = (
 WIRE = Wire(
     name=ollama.WIRE,
     claims=(AddressClaim("/api"),),
-    errors=OLLAMA,
+    errors=ErrorShape(
+        "ollama", lambda error, _: ollama.error_body(error), body({"error": TEXT, "code": TEXT}, param=TEXT)
+    ),
     routes=OllamaRoutes,
     bases=tuple(f"/api/{name}" for name in _ASKED),
 )
