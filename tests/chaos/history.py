@@ -806,9 +806,10 @@ class _Maker:
         steps: list[Step] = [self._say(agent, calls=0), self._say(agent, calls=0), Join()]
         for _ in range(self._dice.randint(1, 2)):
             self._turns += 1
+            number = self._turns
             if self._dice.random() < 0.5:
                 steps.append(self._say(self._agent(), wait=False, calls=0))
-            steps += [Commit(self._turns, agent, self._proxy()), self._say(agent, calls=0), Join()]
+            steps += [Commit(number, agent, self._proxy()), self._say(agent, calls=0), Join()]
         if self._dice.random() < 0.7:
             steps.append(Delete(agent, self._proxy()))
         return [*steps, self._say(agent), self._say(agent)]

@@ -10,7 +10,7 @@ import pytest
 from ..matrix import rest_in_full
 from .checker import Fault
 from .doors import Wire
-from .history import Cut, History, Join, Kill, Leave, Network, Open, Repeat, Say, Shape, Start, made, read, told
+from .history import Commit, Cut, History, Join, Kill, Leave, Network, Open, Repeat, Say, Shape, Start, made, read, told
 from .model import FaultKind
 from .runner import Report
 from .shrinking import shrunk
@@ -67,6 +67,9 @@ def test_every_kind_of_step_happens_in_wide_histories() -> None:
     assert {say.wire for say in said if say.wire} == set(get_args(Wire))
     assert {say.fault for say in said if say.fault} == set(get_args(FaultKind))
     assert any(say.full for say in said)
+    for history in histories:  # each number once
+        numbers = [step.turn for step in history.steps if isinstance(step, Say | Commit)]
+        assert len(numbers) == len(set(numbers))
 
 
 def test_what_happens_to_hosts_happens_only_there() -> None:
