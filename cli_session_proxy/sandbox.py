@@ -16,7 +16,9 @@ import re
 import secrets
 import shutil
 import stat
+import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Literal
@@ -31,6 +33,7 @@ READABLE_PART = 24  # of a name that needs a hash
 HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
+LONGEST_REMOVAL = 60.0  # seconds that folders which are closed, or nested deeply, are removed at once
 # Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
 LOGINS = "~logins"
 # Directories beside the agents': of CLIs that are started ahead of time, and of those that strangers share.
@@ -210,22 +213,52 @@ def remove_any(path: Path) -> None:
 
 
 def _flatten(top: Path) -> None:
-    """Remove folders that are closed, or nested deeper than Python and the system go: each is moved up to `top`."""
-    os.chmod(top, 0o700)
-    while folders := list(os.scandir(top)):
-        for folder in folders:
-            if not folder.is_dir(follow_symlinks=False):
-                os.unlink(folder.path)
-                continue
-            os.chmod(folder.path, 0o700)
-            for inner in list(os.scandir(folder.path)):
-                if inner.is_dir(follow_symlinks=False):
-                    os.chmod(inner.path, 0o700)
-                    os.rename(inner.path, top / secrets.token_hex(16))
-                else:
-                    os.unlink(inner.path)
-            os.rmdir(folder.path)
+    """Remove folders that are closed, or nested deeper than Python and the system go: each is moved up to `top`.
+
+    What an agent's programs put in the place of one meanwhile leads nowhere. Raises `SandboxError` where they go on.
+    """
+    give_up = time.monotonic() + LONGEST_REMOVAL
+    with _opened(top) as here:
+        while names := os.listdir(here):
+            if time.monotonic() > give_up:
+                raise SandboxError(f"{top} is written to while it is removed: try again")
+            for name in names:
+                if not _is_folder(name, here):
+                    os.unlink(name, dir_fd=here)
+                    continue
+                with _opened(name, here) as folder:
+                    for inner in os.listdir(folder):
+                        if not _is_folder(inner, folder):
+                            os.unlink(inner, dir_fd=folder)
+                            continue
+                        with _opened(inner, folder):  # one that is closed cannot be moved
+                            os.rename(inner, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=here)
+                os.rmdir(name, dir_fd=here)
     os.rmdir(top)
+
+
+def _is_folder(name: str, above: int) -> bool:
+    return stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode)
+
+
+@contextlib.contextmanager
+def _opened(name: Path | str, above: int | None = None) -> Iterator[int]:
+    """A descriptor of a folder, also of one that was closed: it is open from now on. No link is followed."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    if sys.platform == "linux":
+        at = os.open(name, flags | os.O_PATH, dir_fd=above)
+        try:
+            os.chmod(f"/proc/self/fd/{at}", 0o700)
+            fd = os.open(".", flags, dir_fd=at)
+        finally:
+            os.close(at)
+    else:
+        os.chmod(name, 0o700, dir_fd=above, follow_symlinks=False)
+        fd = os.open(name, flags, dir_fd=above)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
 
 
 def make_private(path: Path) -> None:

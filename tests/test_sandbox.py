@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import shutil
@@ -15,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.errors import InvalidRequest, SandboxError
-from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name
+from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
 from cli_session_proxy.settings import SandboxSettings, Settings
 
 anything = st.text(st.characters(), min_size=1, max_size=256)
@@ -244,6 +245,39 @@ def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path
     os.close(at)
     boxes.remove("a")
     assert not sandbox.exists()
+
+
+def test_a_closed_folder_that_becomes_a_link_while_it_is_removed_leads_nowhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a CLI was given is removed while a program that the agent left running goes on."""
+    outside = tmp_path / "outside"
+    (outside / "inner").mkdir(parents=True)
+    (outside / "kept").write_text("kept")
+    outside.chmod(0o500)
+    top = tmp_path / "var" / "top"
+    (top / "closed").mkdir(parents=True)
+    chmod, calls = os.chmod, 0
+
+    def swapped(path: str | Path, mode: int, **more: Any) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 2:  # of the folder within; the first one is of `top`
+            (top / "closed").rename(top.with_name("moved"))
+            (top / "closed").symlink_to(outside)
+        chmod(path, mode, **more)
+
+    def refuses(path: Path) -> None:
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(shutil, "rmtree", refuses)
+    monkeypatch.setattr(os, "chmod", swapped)
+    with contextlib.suppress(SandboxError):  # that it has changed
+        remove_any(top)
+    assert calls >= 2
+    assert stat.S_IMODE(outside.stat().st_mode) == 0o500
+    assert (outside / "kept").read_text() == "kept"
+    assert (outside / "inner").is_dir()
 
 
 def test_links_are_made_once_and_again_in_silence(tmp_path: Path) -> None:

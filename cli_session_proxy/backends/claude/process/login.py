@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from .... import logs
-from ....sandbox import LOGINS, make_private, remove_any
+from ....sandbox import LOGINS, make_private
 
 log = logs.get(__name__)
 
@@ -55,7 +55,8 @@ class Logins:
         if not lend:
             self._lent.pop(private, None)
             for copy in (private / FILE, self._bases / private.name):
-                remove_any(copy)
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder is the agent's own
+                    copy.unlink()
         elif private in self._lent:
             self._lend(private)
 
