@@ -194,6 +194,45 @@ async def test_a_link_that_is_put_there_while_another_cli_of_the_agent_starts_ma
     assert list(victim.iterdir()) == []
 
 
+async def test_a_link_above_a_cli_within_the_config_dir_makes_nothing_outside_either(
+    shells: Shells,
+) -> None:
+    """The CLI's own installer once made ~/.claude/local/claude."""
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    (config / "local").mkdir(parents=True)
+    os.link(shells.settings.claude_bin or "", config / "local" / "claude")
+    settings = shells.settings.model_copy(update={"claude_bin": config / "local" / "claude"})
+    async with running(settings) as engine:
+        said = await shells.run(engine, "confined", f"mv {config}/local {config}/moved 2>&1; echo tried")
+        assert "busy" in said
+        assert "tried" in said
+
+
+@pytest.mark.parametrize("place", ["a link's target", "a second folder", "a folder behind a link"])
+async def test_a_link_to_a_folder_that_is_written_hides_no_name_that_a_mount_goes_by(
+    shells: Shells, tmp_path: Path, place: str
+) -> None:
+    """An agent moved `skills` away, put a link to a home in its place, and its next CLI was shown the home."""
+    real, project = tmp_path / "real", tmp_path / "project"
+    (real / "skills").mkdir(parents=True)
+    project.symlink_to(real)
+    settings = with_profile(shells.settings, add_dirs=(project,))
+    if place == "a link's target":
+        links = SandboxSettings(links={"skills": real / "skills"})
+        settings = settings.model_copy(update={"sandbox": links})
+    elif place == "a second folder":
+        settings = with_profile(shells.settings, add_dirs=(project, real / "skills"))
+    else:
+        profiles = {"wide": CONFINED.model_copy(update={"add_dirs": (real,)})}
+        profiles["confined"] = CONFINED.model_copy(update={"add_dirs": (project / "skills",)})
+        settings = settings.model_copy(update={"profiles": profiles})
+    async with running(settings) as engine:
+        with pytest.raises(SandboxError, match="could replace"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
 @pytest.mark.parametrize("place", ["transcripts", "archives", "TMPDIRs", "settings of projects"])
 async def test_what_is_others_is_not_reached_by_a_folder_that_is_written(
     shells: Shells, tmp_path: Path, place: str, monkeypatch: pytest.MonkeyPatch

@@ -253,6 +253,7 @@ class _Boundary:
         self._own()
         self._shown()
         self._secrets()
+        self._keep_above()
         self._straighten()
         return self._mounts
 
@@ -349,11 +350,13 @@ class _Boundary:
         return found | files
 
     def _check_name(self, path: Path) -> None:
-        """Refuse a place that another confined profile's agents could replace by a link."""
+        """Refuse a place that agents of a confined profile could replace by a link: it, or what is on the way to it."""
+        way = _way(path)
         for name, profile in self._settings.profiles.items():
             for folder in _folders(profile) if profile.confined else ():
-                if path != folder and path.is_relative_to(folder) and folder not in self._written:
-                    raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
+                for written in {folder, Path(os.path.realpath(folder))}.difference(self._written):
+                    if any(at != written and at.is_relative_to(written) for at in way):
+                        raise SandboxError(f"agents of profile {name} write {folder}, and could replace {path}: {MOVE}")
 
     def _shown(self) -> None:
         """Mount read-only: the CLI, targets of links, files that the CLI's environment names."""
@@ -366,14 +369,11 @@ class _Boundary:
         clouds = {folder for start, folder in CLOUD_FOLDERS.items() if any(name.startswith(start) for name in env)}
         shown += [self._home / folder for folder in sorted(clouds)]
         named = [*self._settings.sandbox.links.values()] + [one for one in (profile.mcp_config,) if one is not None]
-        ways = {
-            path: [path, *_links(path), Path(os.path.realpath(path))]
-            for path in (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))
-        }
+        ways = {path: _way(path) for path in (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))}
         # What is written there is seen already, and no mount goes by a name that the agent can change.
         ways = {path: way for path, way in ways.items() if not any(map(self._is_written, way[:-1]))}
-        for at in (at for way in ways.values() for at in way):
-            self._check_name(at)
+        for path in ways:
+            self._check_name(path)
         for at in (at for one in named for at in ways.get(Path(os.path.abspath(one.expanduser())), ())):
             for other, what in self._others.items():
                 if any(map(at.is_relative_to, (other, other.resolve()))):
@@ -406,6 +406,14 @@ class _Boundary:
                     f"a confined agent could read {visible[0]} ({what}), so its CLI is not started: {MOVE}"
                 )
             self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
+
+    def _keep_above(self) -> None:
+        """Mount an empty folder above what is mounted deeper below the CLI's own directory, which the agent writes: it
+        could move a folder in which a mount lies, and put a link in its place."""
+        config_dir = self._place.config_dir
+        deeper = {one.at.relative_to(config_dir) for one in self._mounts if one.at.is_relative_to(config_dir)}
+        tops = {config_dir / below.parts[0] for below in deeper if len(below.parts) > 1}
+        self._mounts += [_Mount("--tmpfs", at) for at in sorted(tops - {one.at for one in self._mounts})]
 
     def _straighten(self) -> None:
         """Remove links from the ways to what is mounted below the CLI's own directory and TMPDIR, which the agent
@@ -465,6 +473,11 @@ def _links(path: Path) -> Iterator[Path]:
             return
         yield link
         path = Path(os.path.abspath(link.parent / os.readlink(link) / path.relative_to(link)))
+
+
+def _way(path: Path) -> list[Path]:
+    """It, the links on the way to where it really lies, and that place."""
+    return [path, *_links(path), Path(os.path.realpath(path))]
 
 
 def _software(program: Path, env: Mapping[str, str]) -> Iterable[Path]:
