@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.errors import ClaudeNotLoggedIn
-from cli_session_proxy.settings import Profile
+from cli_session_proxy.settings import ModelSettings, Profile
 from turnfault.provider.script import Fail
 from turnfault.provider.upstream import Upstream
 
@@ -44,3 +45,24 @@ async def test_a_login_that_is_not_there_fails_the_turn_and_says_where_it_is_to_
             await ask(engine, "one", profile="work")
         await ask(engine, "two")
     assert len(upstream.requests) == 1
+
+
+def test_a_profile_with_a_login_has_no_key_of_another_one_and_no_other_profile_has_its(
+    make_settings: MakeSettings, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A shell of its CLI could read them."""
+    work, model = Profile(login_env="ANTHROPIC_WORK"), ModelSettings(litellm="x/y", api_key_env="ANTHROPIC_Y_KEY")
+    settings = make_settings(profiles={"work": work}, models={"y": model})
+    others = {
+        "AWS_SECRET_ACCESS_KEY": "aws", "ANTHROPIC_FOUNDRY_API_KEY": "foundry", "ANTHROPIC_Y_KEY": "y",
+        "CLAUDE_CODE_USE_BEDROCK": "1",
+    }  # fmt: skip
+    for name, value in {**others, "ANTHROPIC_WORK": TOKEN}.items():
+        monkeypatch.setenv(name, value)
+    own = environment.common(settings, tmp_path)
+    assert "aws" in own.values()
+    assert "y" not in own.values()
+    assert TOKEN not in own.values()
+    of_work = environment.of_profile(own, work)
+    assert [name for name, value in of_work.items() if value == TOKEN] == [environment.OAUTH_TOKEN]
+    assert not others.keys() & of_work.keys()

@@ -13,7 +13,8 @@ import shlex
 import shutil
 import sys
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from .... import redact
@@ -67,9 +68,10 @@ def inherited(settings: Settings) -> dict[str, str]:
     for switch, own in ENVIRONMENT_OF_PROVIDERS.items():
         if switches.get(switch, "").strip().lower() not in _OFF:
             patterns += own
-    exact = {pattern for pattern in patterns if not pattern.endswith("*")}
-    prefixes = tuple(pattern[:-1] for pattern in patterns if pattern.endswith("*"))
-    passed = {name: value for name, value in os.environ.items() if name in exact or name.startswith(prefixes)}
+    # Keys of their own purpose, whatever they are called.
+    kept_back = {one.login_env for one in settings.profiles.values()} - {*LOGINS}
+    kept_back |= {one.api_key_env for one in settings.models.values()} - {*LOGINS}
+    passed = {name: value for name, value in os.environ.items() if _fits(name, patterns) and name not in kept_back}
     passed = {name: value for name, value in passed.items() if value or name not in USER_NAMES}
     user: dict[str, str] = {}
     with contextlib.suppress(KeyError):  # not in the database, as in some containers
@@ -79,6 +81,10 @@ def inherited(settings: Settings) -> dict[str, str]:
         env["PATH"] = absolute(env["PATH"])
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
+
+
+def _fits(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _own_config_dir(env: dict[str, str]) -> Path:
@@ -151,7 +157,10 @@ def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
             "to what `claude setup-token` says, and start again"
         )
     redact.know([token])
-    others = {name for name in env if name in LOGINS or name.startswith(CLOUDS)}
+    clouds = [f"{CLOUDS}*", *(own for owns in ENVIRONMENT_OF_PROVIDERS.values() for own in owns)]
+    in_use = any(name.startswith(CLOUDS) for name in env)  # else such variables are the settings' own
+    others = {name for name in env if name in LOGINS or (in_use and _fits(name, clouds))}
+    others |= {name for name in env if name.startswith("ANTHROPIC_") and _SECRET_NAME.search(name)}
     return {name: value for name, value in env.items() if name not in others} | {OAUTH_TOKEN: token}
 
 
