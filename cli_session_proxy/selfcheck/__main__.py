@@ -12,6 +12,7 @@ import asyncio
 import json
 import logging
 import os
+import secrets
 import sys
 import threading
 import time
@@ -41,7 +42,8 @@ async def check(claude: Path, folder: Path) -> JSON:
     began = time.monotonic(), time.process_time()
     for name in ("home", "config"):
         (folder / name).mkdir(mode=0o700)
-    async with Upstream(rules=None) as upstream:
+    # Every program of the machine reaches its port, and would decide what the CLI was seen to do.
+    async with Upstream(rules=None, secret=secrets.token_hex(16)) as upstream:
         settings = Settings(
             var=folder / "var", claude_bin=claude, claude_config_dir=folder / "config", cli_retries=0,
             spawn_timeout=SECONDS, stop_grace=1.0,

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import tempfile
 from pathlib import Path
 
+import httpx
+import psutil
 import pytest
 
 from cli_session_proxy.backends.claude.process.observed import ESSENTIAL, EXPECTED, NAMES
@@ -67,6 +70,31 @@ async def test_a_cli_of_today_does_all_of_it(claude_2: Path, tmp_path: Path) -> 
     assert set(report.observed) == set(NAMES)
     assert report.version.startswith("2.1.")
     assert report.passed
+
+
+async def test_another_program_that_asks_the_scripted_provider_decides_nothing(claude_2: Path, tmp_path: Path) -> None:
+    """Such as another user's, or a confined agent's shell: they reach every port of the machine."""
+    asked = 0
+
+    async def asks() -> None:
+        nonlocal asked
+        body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}], "system": "other words"}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                for one in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.Error, httpx.HTTPError):
+                        for at in [at.laddr.port for at in one.net_connections("tcp4") if at.status == "LISTEN"]:
+                            told = await client.post(f"http://127.0.0.1:{at}/v1/messages", json=body)
+                            asked += 1
+                            assert told.status_code == 404
+                await asyncio.sleep(0.02)
+
+    asking = asyncio.create_task(asks())
+    report = await _run(claude_2, Settings(var=tmp_path))
+    assert not asking.done()
+    asking.cancel()
+    assert asked
+    assert failed(report) == set()
 
 
 @pytest.mark.full

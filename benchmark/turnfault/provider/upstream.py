@@ -43,7 +43,8 @@ class Upstream:
 
     `answer` is the model: (role, text) pairs to a text. `behave` chooses the behaviour of every request that no rule
     and nothing queued is for. At most `keep` requests are kept, the newest. `rules` may be replaced at any time; None:
-    every request is taken. `refused` are those that the rules turned down, with the reason.
+    every request is taken. `refused` are those that the rules turned down, with the reason. `secret`: a folder that
+    every path begins with; who does not know it gets a 404, and is not kept.
     """
 
     def __init__(
@@ -55,11 +56,13 @@ class Upstream:
         behave: Callable[[Seen], Behaviour] | None = None,
         keep: int = 5000,
         rules: Rules | None = Rules(),  # noqa: B008 - it cannot be changed
+        secret: str = "",
     ) -> None:
         self.host = host
         self.port = port
         self.answer = answer
         self.rules = rules
+        self._below = f"/{secret}" if secret else ""
         self.refused: deque[tuple[Seen, str]] = deque(maxlen=keep)
         self.behave = behave
         self._seen: deque[Seen] = deque(maxlen=keep)
@@ -77,7 +80,7 @@ class Upstream:
 
     @property
     def url(self) -> str:
-        return f"http://{self.host}:{self.port}"
+        return f"http://{self.host}:{self.port}{self._below}"
 
     @property
     def requests(self) -> list[Seen]:
@@ -140,6 +143,13 @@ class Upstream:
     async def _app(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
+        exchange = ScriptedRequest(receive, send, self._closing)
+        if not scope["path"].startswith(f"{self._below}/"):
+            with contextlib.suppress(GoneError):
+                async with exchange:
+                    await exchange.json(404, Fail(404, message="no such route").error)
+            return
+        path = scope["path"].removeprefix(self._below)
         raw = await _body(receive)
         try:
             body = json.loads(raw)
@@ -148,15 +158,14 @@ class Upstream:
         query = scope["query_string"].decode("latin-1")
         seen = Seen(
             method=scope["method"],
-            path=scope["path"] + (f"?{query}" if query else ""),
+            path=path + (f"?{query}" if query else ""),
             headers={name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]},
             raw=raw,
             body=body if isinstance(body, dict) else {},
         )
-        exchange = ScriptedRequest(receive, send, self._closing)
         try:
             async with exchange:
-                await self._route(scope["path"], seen, exchange)
+                await self._route(path, seen, exchange)
         except GoneError:
             seen.outcome = "left"
             await exchange.drop()
