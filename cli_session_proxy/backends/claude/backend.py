@@ -341,14 +341,17 @@ class _ClaudeExecution:
 
     def _check_asked(self, entry: JSON) -> None:
         """Raises ClaudeUnavailable where a tool has run that waits for a word, and nobody was asked. From the next turn
-        on this CLI is not used for that."""
+        on this CLI is not used for that; where a confined agent's programs may have said so, not for this agent."""
         if entry.get("name") in self._listed:
             self._unasked.add(str(entry.get("id")))
         call = entry.get("tool_use_id")
         if call not in self._unasked or call in self._asked or entry.get("is_error"):
             return
         cli = self._ready.process.launch.capability
-        capability.failed(cli, "can_use_tool", "it ran a tool without asking")
+        if self._job.profile.confined:
+            self._owner.sessions.unasked.add(self._job.agent.key)
+        else:
+            capability.failed(cli, "can_use_tool", "it ran a tool without asking")
         raise ClaudeUnavailable(f"{cli.name} ran a tool without asking, which `approve` forbids: use another version")
 
     async def _remedy(self, error: ProxyError) -> Remedy | None:

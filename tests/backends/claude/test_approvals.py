@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,14 +21,16 @@ from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import ClaudeUnavailable, ProxyError
-from cli_session_proxy.settings import Profile
+from cli_session_proxy.settings import Profile, SandboxSettings
 from turnfault.provider.script import Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ...clis import checked, seen_working
 from ...conftest import MakeSettings
-from ...talking import ask, request, running
+from ...talking import ask, request, running, text
 from ...until import until
+
+on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is Linux's")
 
 CODER = Profile(tools=("Bash", "Write", "Edit"), approve=("Bash", "Write"), permission_mode="acceptEdits")
 
@@ -209,9 +213,11 @@ async def test_a_cli_that_was_not_seen_asking_runs_no_turn_that_wants_it(
             await ask(engine, "hello", agent="d")
 
 
+@pytest.mark.parametrize("confined", [False, pytest.param(True, marks=[on_linux])])
 async def test_a_cli_that_runs_a_tool_without_asking_fails_the_turn_and_gets_no_other(
-    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path, confined: bool
 ) -> None:
+    """A confined agent's shell could say so in its CLI's place: that decides nothing for others."""
     wrapper = tmp_path / "claude-that-does-not-ask"
     wrapper.write_text(
         '#!/bin/bash\nargs=()\nfor one in "$@"; do\n'
@@ -222,9 +228,16 @@ async def test_a_cli_that_runs_a_tool_without_asking_fails_the_turn_and_gets_no_
     file = tmp_path / "var" / "sandbox" / "agents" / "a" / "f"
     upstream.when("write", ToolUse([("Write", {"file_path": str(file), "content": "x"})]))
     upstream.when("hello", Reply("hi"))
-    async with engine_of(wrapper, make_settings, tmp_path) as engine:
+    profile = CODER.model_copy(update={"confined": confined})
+    links = SandboxSettings(links={"real": Path(os.path.realpath(claude_2))})  # noqa: ASYNC240 - a test
+    async with engine_of(wrapper, make_settings, tmp_path, profile, sandbox=links) as engine:
         with pytest.raises(ProxyError, match="ran a tool without asking, which `approve` forbids"):
             await ask(engine, "write")
+        if confined:
+            assert text(await ask(engine, "hello", agent="b")) == "hi"
+            with pytest.raises(ClaudeUnavailable, match="a tool of this agent ran without asking"):
+                await ask(engine, "hello")
+            return
         with pytest.raises(ClaudeUnavailable, match="its check failed at `can_use_tool`"):
             await ask(engine, "hello")
 

@@ -29,7 +29,7 @@ from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
 from ....domain.notes import Note
 from ....domain.parameters import Name
-from ....errors import InvalidRequest, SandboxError, SessionBusy
+from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
 from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
 from ....stores.base import Facts, Store
@@ -75,6 +75,7 @@ class Sessions:
         doubts: cli.Doubts,
     ) -> None:
         self._doubts = doubts
+        self.unasked: set[int] = set()  # confined agents, by key, of which a tool has run that was to wait for a word
         self._settings = settings
         self._store = store
         self._pool = pool
@@ -127,6 +128,8 @@ class Sessions:
         capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
         if job.profile.approve and not capability.was_seen("can_use_tool"):
             raise capability.not_seen_asking()
+        if job.profile.approve and agent.key in self.unasked:
+            raise ClaudeUnavailable("a tool of this agent ran without asking, which `approve` forbids: use another one")
         if job.wants.offers and not capability.takes_tools:
             why = capability.cannot("mcp_set_servers", "offer the client's own")
             raise InvalidRequest(f"tools: {why}", param="tools")
