@@ -12,6 +12,8 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import time
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -537,6 +539,34 @@ async def test_nobody_is_told_to_go_on_by_hand_where_a_confined_agent_wrote(shel
             )
             shown = inspecting._place(shells.settings, agent, turn.session_id)
             assert (found.by_hand is None, shown["by_hand"] is None) == (profile == "confined",) * 2
+
+
+async def test_a_confined_agent_that_names_another_session_as_its_own_is_not_given_its_folder(
+    shells: Shells, tmp_path: Path
+) -> None:
+    """In its CLI's place. An agent that `adopt` made knows the id of a session of the user's: it is named so."""
+    config, theirs = shells.settings.claude_config_dir, str(uuid.uuid4())
+    assert config is not None
+    victim = config / "projects" / "-home-of-the-user" / f"{theirs}.jsonl"
+    victim.parent.mkdir(parents=True)
+    victim.write_text("marmalade\n")
+    later = time.time() + 60  # it is in use
+    os.utime(victim, (later, later))
+    real = await asyncio.to_thread(os.path.realpath, shells.settings.claude_bin or "")
+    script = tmp_path / "claude-that-is-spoken-for"
+    names = f's/"session_id":"[^"]*"/"session_id":"{theirs}"/'
+    script.write_text(f'#!/bin/sh\n{real} "$@" | sed -u \'/"type":"result"/{names}\'\n')
+    script.chmod(0o755)
+    links = SandboxSettings(links={"real": Path(real)})
+    settings = shells.settings.model_copy(update={"claude_bin": script, "sandbox": links})
+    for _ in range(2):
+        async with running(settings) as engine:
+            said = await shells.run(engine, "confined", f"cat {victim} 2>/dev/null; ls {config}/projects; echo looked")
+            assert "looked" in said
+            assert "marmalade" not in said
+            assert "-home-of-the-user" not in said
+    assert victim.read_text() == "marmalade\n"
+    assert not [*(settings.var / "projects").glob("*")]
 
 
 async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_others(
