@@ -249,15 +249,19 @@ class Repository:
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
         env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
         env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(more or {})}
-        argv: tuple[str, ...] = ("git",)
         at = self.path
         try:
+            found = shutil.which("git", path=env["PATH"])
+            if found is None:
+                raise FileNotFoundError("git")
+            bounded = (interpreter(), "-I", "-S", within_program.__file__, str(MEMORY))
+            argv: tuple[str, ...] = (*bounded, "--", found)
             if rights and self._own:
                 program, libraries = await asyncio.to_thread(_program, env["PATH"])
                 places = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._own)]
                 places += [f"r:0:0:{path}" for path in (*_SYSTEM, *self._configuration)]
                 places += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
-                argv = (interpreter(), "-I", "-S", within_program.__file__, str(MEMORY), *places, "--", program)
+                argv = (*bounded, *places, "--", program)
                 env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
                 at = Path("/")  # what git runs or reads by a bare name is not the repository's
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB

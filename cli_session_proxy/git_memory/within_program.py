@@ -3,7 +3,7 @@
 Each PLACE is RIGHTS:DEVICE:INODE:PATH, where rights are letters of `rwx` and an inode of 0 is any. Landlock (Linux
 5.13) refuses the command to read, make, change and run anything else, wherever links lead: an agent that writes in the
 repository can put a link, a path or a hook in place while git works. What the command keeps in memory ends at BYTES.
-Where there is no Landlock it runs with that alone.
+Where there is no Landlock, and without a PLACE, it runs with that alone.
 
 Only the standard library is imported.
 """
@@ -34,7 +34,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
-    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION) if sys.platform == "linux" else 0
+    asked = sys.platform == "linux" and end > 2
+    version = libc.syscall(CREATE_RULESET, None, ctypes.c_size_t(0), ASK_VERSION) if asked else 0
     if version > 0:
         of_files = {"r": READ, "w": WRITE | (TRUNCATE if version >= TRUNCATE_SINCE else 0), "x": RUN}
         of_folders = {"r": LIST, "w": CHANGE | (MOVE if version >= MOVE_SINCE else 0), "x": 0}

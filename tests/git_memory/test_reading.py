@@ -483,15 +483,34 @@ async def test_an_object_that_unpacks_to_much_ends_at_the_bound_of_memory(
     assert (await earlier(repo.path, FIX, 10)).partly
 
 
+async def test_a_configuration_without_an_end_ends_at_the_bound_of_memory(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is read before the repository is known to be one of its own."""
+    repo.commit(attempt(1))
+    with (repo.path / ".git" / "config").open("a") as config:
+        config.write(f"[a]\n\tb = {'x' * 48 * 1024 * 1024}\n")
+    start, started = asyncio.create_subprocess_exec, 0
+
+    async def counted(*words: Any, **options: Any) -> Any:
+        nonlocal started
+        started += 1
+        return await start(*words, **options)
+
+    monkeypatch.setattr(git, "MEMORY", 64 * 1024 * 1024)
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", counted)
+    with pytest.raises(ConfigError, match=r"(?i)memory"):
+        await earlier(repo.path, FIX, 10)
+    assert started == 1
+
+
 async def test_where_less_memory_is_allowed_git_runs_with_that(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody but root may raise it again."""
     repo.commit(attempt(1))
     start, less = asyncio.create_subprocess_exec, 1024**3
 
     async def within(*words: Any, **options: Any) -> Any:
-        bounded = (
-            () if words[0] == "git" else ("prlimit", f"--data={less}:{less}", "setpriv", "--bounding-set=-all", "--")
-        )
+        bounded = ("prlimit", f"--data={less}:{less}", "setpriv", "--bounding-set=-all", "--")
         return await start(*bounded, *words, **options)
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", within)
