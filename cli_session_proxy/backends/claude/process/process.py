@@ -38,7 +38,7 @@ from .turn_reader import TurnReader, calls_in
 # Seconds. A CLI answers a control request in milliseconds, and says a first word some milliseconds after its prompt;
 # its result comes within 50 ms of the model's last word (2.1.330). What takes longer than this does not come. With the
 # start of a process, a client hears of either within 15 s.
-ANSWER_WAIT = 13.0
+ANSWER_WAIT = 10.0
 SILENCE = 12.0
 LOOK = 0.5  # how long it is looked whether it is at work
 INTERRUPT_WAIT = 5.0
