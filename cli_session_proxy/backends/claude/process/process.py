@@ -39,7 +39,7 @@ from .turn_reader import TurnReader, calls_in
 # its result comes within 50 ms of the model's last word (2.1.330). What takes longer than this does not come. With the
 # start of a process, a client hears of either within 15 s.
 ANSWER_WAIT = 10.0
-SILENCE = 12.0
+SILENCE = 10.0
 LOOK = 0.5  # how long it is looked whether it is at work
 INTERRUPT_WAIT = 5.0
 STOP_WAIT = 1.0  # until a turn that nobody waits for has ended; a new process is ready as soon
