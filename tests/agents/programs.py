@@ -249,7 +249,7 @@ class Gptme(Program):
         self.binary = MORE_TOOLS / "gptme" / "bin" / "gptme"
 
     def set_up(self) -> dict[str, str]:
-        # At each start it fetches a tokenizer of OpenAI's; where no name is resolved it waits for that for a minute and more.
+        # At each start it fetches a tokenizer of OpenAI's: where no name is resolved, it waits for a minute and more.
         nothing_fetched = {"HTTPS_PROXY": "http://127.0.0.1:9"}
         return {"OPENAI_BASE_URL": f"{self.url}/v1", "OPENAI_API_KEY": "none", "COLUMNS": "1000", **nothing_fetched}
 
