@@ -44,7 +44,8 @@ def settings_of(var: Path, url: str | None = None) -> Settings:
 
 
 async def test_a_store_moves_under_a_running_proxy_and_back(postgres_url: str, tmp_path: Path) -> None:
-    url, first, third = postgres_url.replace("proxy@", "proxy:hidden-word@"), tmp_path / "var", tmp_path / "var3"
+    url = postgres_url.replace("proxy@", "proxy:hidden-word@") + "&require_auth=none"  # it asks for no password
+    first, third = tmp_path / "var", tmp_path / "var3"
     engine = Engine(settings_of(first), backend=MemoryBackend())
     await engine.start()
     try:

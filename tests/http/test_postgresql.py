@@ -36,7 +36,7 @@ async def test_serve_refuses_an_unsafe_server_and_follows_the_one_it_has(
     claude_2: Path, make_settings: MakeSettings, tmp_path: Path
 ) -> None:
     with server("-c", "fsync=off") as mortal:
-        url = mortal.new_url().replace("@", f":{PASSWORD}@", 1)
+        url = mortal.new_url().replace("@", f":{PASSWORD}@", 1) + "&require_auth=none"  # it asks for none
         said = await refused(url, tmp_path)
         assert "its `fsync` is off" in said
         assert PASSWORD not in said
