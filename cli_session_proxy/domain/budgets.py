@@ -62,10 +62,9 @@ class Budget:
     def name(self) -> str:
         return self.owner if self.agent_id is None else self.agent_id
 
-    @property
-    def periods(self) -> tuple[Per, ...]:
-        """Those that have a limit, in one order for everybody: their rows are locked in it."""
-        return tuple(sorted({limit.per for limit in self.limits}))
+    def periods(self, *, of_cost: bool = False) -> set[Per]:
+        """Those that have a limit, or one of what is known only when a turn ends."""
+        return {limit.per for limit in self.limits if not of_cost or limit.unit != "requests"}
 
     @property
     def limits_cost(self) -> bool:

@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
 
 from ...domain import budgets
-from ...domain.budgets import KEYS, Budget, Scope, Spent
+from ...domain.budgets import KEYS, Budget, Per, Scope, Spent
 from ...domain.models import Usage
 from .database import Cursor, InsertOrAdd, Prepared, Values
 from .rows import unfinished
@@ -39,7 +39,12 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
 
     `is_new` False: its request was counted before.
     """
-    _add(conn, of, now, {**_NOTHING, "requests": int(is_new)})
+    _add(
+        conn,
+        [(budget.account, per) for budget in of for per in budget.periods()],
+        now,
+        {**_NOTHING, "requests": int(is_new)},
+    )
     # All are run before a result is asked for: one way to a server and back.
     ran = []
     for budget in of:
@@ -74,7 +79,8 @@ def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
     """A turn of these accounts is about to be committed, or has failed."""
     tokens, usd = usage.prompt_tokens + usage.output_tokens, max(0.0, cost_usd or 0.0)
-    _add(conn, of, now, {"requests": 0, "tokens": tokens, "usd": usd, "most_tokens": tokens, "most_usd": usd})
+    ended = {"requests": 0, "tokens": tokens, "usd": usd, "most_tokens": tokens, "most_usd": usd}
+    _add(conn, [(budget.account, per) for budget in of for per in budget.periods(of_cost=True)], now, ended)
 
 
 def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
@@ -82,8 +88,9 @@ def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
     return [Spent(**row) for row in conn.execute(select(spent).where(wanted)).mappings()]
 
 
-def _add(conn: Connection, of: Sequence[Budget], now: float, more: Values) -> None:
-    kept = sorted((budget.account, per) for budget in of for per in budget.periods)
+def _add(conn: Connection, to: Sequence[tuple[str, Per]], now: float, more: Values) -> None:
+    """In one order for everybody: the rows are locked in it."""
     _ADD.run_each(
-        conn, [{"account": one, "per": per, "begins": budgets.period(per, now).begins, **more} for one, per in kept]
+        conn,
+        [{"account": one, "per": per, "begins": budgets.period(per, now).begins, **more} for one, per in sorted(to)],
     )
