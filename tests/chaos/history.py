@@ -555,10 +555,7 @@ class _Maker:
         say = self._say(agent, calls=0, fault="refusal", hold=self._dice.choice((None, None, *HOLDS)))
         steps.append(say)
         dies = self._dice.random()
-        if dies < 0.2:
-            steps.append(KillCli(say.proxy))
-        elif dies < 0.4:
-            steps += [Kill(say.proxy), Start(say.proxy)]
+        steps += _deaths(say, dies)
         steps += [Open(say.turn), Join(say.turn)]
         if self._dice.random() < 0.4:
             steps.append(self._repeat(say))
@@ -760,11 +757,8 @@ class _Maker:
         say = self._say(agent, fault=self._dice.choice((*LIMITS, "limit")), hold=self._dice.choice((None, *HOLDS)))
         steps.append(say)
         dies = self._dice.random()
-        if dies < 0.2:
-            steps.append(KillCli(say.proxy))
-        elif dies < 0.4:
-            steps += [Kill(say.proxy), Start(say.proxy)]
-        elif dies < 0.6:
+        steps += _deaths(say, dies)
+        if 0.4 <= dies < 0.6:
             steps.append(Leave(say.turn, noticed=self._dice.random() < 0.5))
         steps += [Open(say.turn), Join(say.turn)]
         if self._dice.random() < 0.4:
@@ -816,3 +810,10 @@ class _Maker:
 
     def _carried(self, agent: int) -> list[Step]:
         return [self._say(agent, calls=0), Join(), Carry(agent, self._proxy()), self._say(agent), self._say(agent)]
+
+
+def _deaths(say: Say, dice: float) -> list[Step]:
+    """While this turn runs: of five such turns one loses its CLI, and one its proxy."""
+    if dice < 0.2:
+        return [KillCli(say.proxy)]
+    return [Kill(say.proxy), Start(say.proxy)] if dice < 0.4 else []

@@ -53,7 +53,7 @@ def installed(version: str) -> Path:
     return folder / "node_modules" / ".bin" / "claude"
 
 
-async def lived(version: str, binary: Path, folder: Path) -> Found:
+async def lived(version: str, binary: Path, folder: Path, *, short: bool = False) -> Found:
     async with Upstream(answer=remembering) as upstream:
         home = folder / "home"
         home.mkdir()
@@ -63,7 +63,7 @@ async def lived(version: str, binary: Path, folder: Path) -> Found:
             spares=0, stop_grace=5.0,
         )  # fmt: skip
         async with asyncio.timeout(LIFE_SECONDS):
-            return await Life(settings, upstream, version).run()
+            return await Life(settings, upstream, version, short=short).run()
 
 
 def one(version: str) -> Found:

@@ -48,7 +48,10 @@ class Found:
 
 
 class Life:
-    def __init__(self, settings: Settings, upstream: Upstream, version: str) -> None:
+    """`short`: without four at once and a stream that is cut, and fewer turns before the breakage."""
+
+    def __init__(self, settings: Settings, upstream: Upstream, version: str, *, short: bool = False) -> None:
+        self._short = short
         self.settings, self.upstream = settings, upstream
         self.found = Found(version)
         self.engine = Engine(settings)
@@ -78,19 +81,22 @@ class Life:
         self.found.said = (await capability.probe(self.settings.claude_bin, env, tmpdir)).version
 
     async def _turns(self) -> None:
-        for _ in range(3):
+        for _ in range(1 if self._short else 3):
             await self.tell("plain")
-        for _ in range(2):
+        await self.tell("streamed", streams=True)
+        if not self._short:
             await self.tell("streamed", streams=True)
         await self.tell("image", image(picture(8, 8)))
-        await self.tell("plain")
-        await asyncio.gather(*(self.tell("one of four", ordered=False) for _ in range(4)))
-        self.before = None
-        await self.tell("behind the four")
+        if not self._short:
+            await self.tell("plain")
+            await asyncio.gather(*(self.tell("one of four", ordered=False) for _ in range(4)))
+            self.before = None
+            await self.tell("behind the four")
         self._delete()
         await self.tell("transcript deleted")
-        await self.tell("stream cut", cut=True)
-        await self.tell("plain")
+        if not self._short:
+            await self.tell("stream cut", cut=True)
+            await self.tell("plain")
         await self.engine.stop()
         self.engine = Engine(self.settings)
         await self.engine.start()

@@ -19,16 +19,20 @@ def claude_2_old() -> Path:
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    # 1.0.120 has a process for each turn: its 17 take a minute. Each time: engine/test_turns.py.
-    "cli",
-    ["claude_2", "claude_2_old", pytest.param("claude_1", marks=pytest.mark.full)],
+    ("cli", "short"),
+    [
+        ("claude_2", False),
+        ("claude_2_old", False),
+        ("claude_1", True),  # a process for each turn: all 17 take a minute
+        pytest.param("claude_1", False, marks=pytest.mark.full),
+    ],
 )
 async def test_one_agents_life_keeps_every_acknowledged_turn(
-    cli: str, request: pytest.FixtureRequest, tmp_path: Path
+    cli: str, short: bool, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     binary: Path = request.getfixturevalue(cli)
     (folder := tmp_path / "life").mkdir()
-    found = await lived(cli, binary, folder)
+    found = await lived(cli, binary, folder, short=short)
     assert found.faults == []
     assert found.errors == []
     assert found.whole == found.answered

@@ -536,7 +536,7 @@ class ProcessTable:
     # --- one less
 
     async def close(self, process: ClaudeProcess) -> None:
-        """End it. Until it is dead it is among the `ending` ones."""
+        """End it. It counts as `ending` until it is dead."""
         died = process.died
         self._leave(process)
         try:

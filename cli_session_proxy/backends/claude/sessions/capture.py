@@ -405,8 +405,8 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
 
 
 def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequence[Block]) -> bool:
-    """Whether a copy that ends with this prompt says nothing but what these records say, and not all that was asked in
-    them: the CLI had loaded another file of the same session. It may leave out other records when it copies."""
+    """Whether the CLI had loaded another file of the same session: its copy ends with this prompt, says nothing that
+    our records do not say, and lacks one of their prompts. Other records it may leave out when it copies."""
     prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return False
