@@ -35,7 +35,7 @@ async def edited_while_it_dies(talk: Talk) -> None:
     assert isinstance(talk, EngineTalk)
     await talk.engine.rewind("local", talk.agent, "-1")
     talk.facts.pop()
-    fact, gate = talk.new_fact(), HeldReply(after=1)
+    fact, gate = talk.new_fact(), HeldReply()  # before a word of the answer: with one, the turn is not run again
     talk.upstream.when(fact.key, gate)
     asked = asyncio.create_task(talk.tell(fact))
     await gate.reached.wait()
