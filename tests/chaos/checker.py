@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from .journal import (
@@ -34,7 +34,7 @@ from .journal import (
     Uncounted,
     Unserved,
 )
-from .reading import Exchange, exchanges, in_full, without_closing
+from .reading import SUMMARY, Exchange, exchanges, in_full, is_told, piece, without_closing
 
 Kind = Literal[
     "lost",  # an acknowledged turn is not on the path
@@ -176,15 +176,34 @@ class _Judge:
             self._note(entry)
         self._read: dict[int, list[Exchange]] = {}
         summed: dict[int, list[Exchange]] = {}
+        texts: dict[int, str] = {}  # of which the proxy's summaries were made, with the pieces before
         for number in sorted({*self._asked, *self._summed}):
             if number in self._asked:
                 self._read[number] = in_full(exchanges(self._asked[number].messages), summed)
+            elif (made_of := piece(self._summed[number].messages)) is not None:
+                before, text = made_of
+                texts[number] = "".join(texts.get(int(mark), "") for mark in SUMMARY.findall(before)) + text
+                within = [one for mark in SUMMARY.findall(before + text) for one in summed.get(int(mark), ())]
+                summed[number] = [
+                    one for one in self._up_to(texts[number]) if one in within or is_told(one, texts[number])
+                ]
             else:  # without the CLI's own request
                 summed[number] = in_full(exchanges(without_closing(self._summed[number].messages)), summed)[:-1]
         for number, told in self._read.items():
             turn = self._turn(told[-1].asked) if told else None
             if turn is not None:
                 self._turn_of[number] = turn
+
+    def _up_to(self, text: str) -> list[Exchange]:
+        """The conversation up to the last answer in this text, and the results behind it."""
+        number = next((mark for mark in reversed([*map(int, MARK.findall(text))]) if self._read.get(mark)), None)
+        if number is None:
+            return []
+        *before, last = self._read[number]
+        turn, made = self._turn(last.asked), self._asked[number].answer
+        answer = next((one for one in (turn.answers if turn else ()) if one.text in text), made)
+        behind = (tuple(one) for one in self._results if made.calls and {each.call for each in one} == {*made.calls})
+        return [*before, replace(last, answer=answer), *(Exchange(results, None) for results in behind)]
 
     def verdict(self) -> Verdict:
         first: dict[tuple[object, ...], Fault] = {}

@@ -87,7 +87,8 @@ class Asked:
 
 @dataclass(frozen=True, slots=True)
 class Summed:
-    """The CLI has the conversation summed up: `messages` up to its own request. The summary has this number."""
+    """The conversation is summed up, by the CLI (`messages` up to its own request) or by the proxy, as a text in one
+    message. The summary has this number."""
 
     number: int
     messages: list[JSON] = field(repr=False)

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.domain.client_tools import cli_name
 from cli_session_proxy.engine.committing import ASK
 from turnfault.provider.exchange import deltas
@@ -118,7 +119,7 @@ class Model:
         said = seen.user_texts()
         while len(said) > 1 and said[-1].lstrip().startswith((*GO_ON, KEPT_PICTURE)):  # the CLI's own words
             said.pop()
-        if said and ASKS_FOR_SUMMARY in said[-1]:
+        if said and any(words in said[-1] for words in (ASKS_FOR_SUMMARY, summaries.ASK)):
             self.note(Summed(number, seen.messages))
             return Reply(f"<summary>summary-{number} of all that was said</summary>", USAGE)
         found = TURN.search(said[-1]) if said else None

@@ -33,6 +33,13 @@ def split(asked: str) -> tuple[bytes | None, str]:
     return _made[found[0].rstrip()], asked[found.end() :]
 
 
+def bare(asked: str) -> str:
+    """A prompt without the pictures before its words."""
+    while (found := _MARK.match(asked)) is not None:
+        asked = asked[found.end() :]
+    return asked
+
+
 def _png(number: int) -> bytes:
     def chunk(kind: bytes, data: bytes) -> bytes:
         return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))

@@ -11,8 +11,10 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
+from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.sessions.reopening import CLOSING
+from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
 from cli_session_proxy.git_memory.prompt import OPEN as EARLIER_ATTEMPTS
@@ -32,7 +34,8 @@ TOKEN = "token"
 PLAIN = "plain-"
 # The text that the CLI puts behind a picture: the file in which it has kept it (2.1.330).
 KEPT_PICTURE = "[Image: source: "
-# How the CLI begins a conversation that it has summed up, and the scripted model's mark in each summary.
+# How the CLI begins a conversation that it has summed up, how the proxy does, and the scripted model's mark in each
+# summary.
 SUMMED_UP = "This session is being continued from a previous conversation"
 SUMMARY = re.compile(r"\bsummary-(\d+)\b")
 # The scripted model's mark in each attempt that is written to a repository.
@@ -74,7 +77,7 @@ class Exchange:
     @property
     def summary(self) -> int | None:
         """The number of the summary that stands here for all before it."""
-        if not isinstance(self.asked, str) or not self.asked.startswith(SUMMED_UP):
+        if not isinstance(self.asked, str) or not self.asked.startswith((SUMMED_UP, mending.SUMMARY)):
             return None
         found = SUMMARY.search(self.asked)
         return None if found is None else int(found[1])
@@ -94,6 +97,23 @@ def in_full(told: Sequence[Exchange], summed: Mapping[int, Sequence[Exchange]]) 
         again = next((n for n in range(min(len(whole), len(rest)), 0, -1) if _repeats(whole[-n:], rest)), 0)
         return in_full([*whole[: len(whole) - again], *rest], summed)
     return whole
+
+
+def piece(messages: Sequence[JSON]) -> tuple[str, str] | None:
+    """The summary before it and the text that the proxy has the model sum up; None where the CLI asks."""
+    users = [message for message in messages if message["role"] == "user"]
+    said = "".join(str(block.get("text", "")) for block in parts(users[-1]["content"]))
+    _, asks, rest = said.partition(summaries.ASK)
+    before, _, text = rest.partition("The conversation:\n\n")
+    return (before, text) if asks else None
+
+
+def is_told(one: Exchange, text: str) -> bool:
+    """Whether such a text says all of this exchange. Of a picture it only says that there was one."""
+    words = [result.call for result in one.asked] if not isinstance(one.asked, str) else [pictures.bare(one.asked)]
+    if one.answer is not None:
+        words += [*one.answer.text.split(TEXT_JOIN), *one.answer.calls]
+    return all(word in text for word in words)
 
 
 def without_closing(messages: Sequence[JSON]) -> list[JSON]:

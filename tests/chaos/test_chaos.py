@@ -114,6 +114,7 @@ ELSEWHERE = {
     "dies_while_calls_wait": "tools/test_breakages.py",
     "left_and_came_again_at_another_proxy": "recovery/test_promise_among_proxies.py",
     "paused_in_mid_answer": "recovery/test_promise_among_proxies.py",
+    "results_that_a_new_process_compacts": "tools/test_breakages.py",
 }
 
 

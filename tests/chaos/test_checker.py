@@ -12,9 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.backends import summarising
+from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
+from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
 from cli_session_proxy.git_memory.prompt import CLOSE, OPEN
+from turnfault.provider.seen import parts
 
 from .checker import NOT_JSON, ON_ITS_WAY, Fault, Kind, judge
 from .journal import (
@@ -616,6 +620,28 @@ def test_what_is_missing_from_a_summary_or_told_behind_it_again_is_found(tale: T
     assert tale.kinds() == {("lost", 1)}
     tale.turn(6, shown=lambda path: [(whole, path[2][1]), path[3], path[0]])
     assert ("doubled", 1) in tale.kinds()
+
+
+def summed_by_proxy(tale: Tale, pairs: Sequence[Pair], before: str = "", newest: Asking | None = None) -> str:
+    """The proxy has these summed up behind an earlier summary, perhaps with results; how a request begins then."""
+    tale.requests += 1
+    said = [str(part) for message in as_messages(pairs, newest or "") for part in parts(message["content"])]
+    text = summarising.prompt(summaries.ASK, before.removeprefix(mending.SUMMARY), "\n\n".join(said))
+    tale.journal.append(Summed(tale.requests, [{"role": "user", "content": text}]))
+    return f"{mending.SUMMARY}summary-{tale.requests} of all"
+
+
+@pytest.mark.parametrize(("left_out", "wrong"), [(0, set()), (1, {("lost", 1)})])
+def test_a_summary_of_the_proxys_stands_for_what_its_text_says(
+    tale: Tale, left_out: int, wrong: set[tuple[Kind, int]]
+) -> None:
+    tale.turn(5, calls=("one",))
+    tale.turn(6, asked=results("one"), calls=("two",))
+    path = tale.paths["ada"]
+    first = summed_by_proxy(tale, path[left_out:2])
+    whole = summed_by_proxy(tale, path[2:4], first, results("one"))
+    tale.turn(7, asked=results("two"), shown=lambda path: [(whole, path[-1][1])])  # in the middle of an exchange
+    assert tale.kinds() == wrong
 
 
 def told_of(number: int) -> str:

@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Awaitable, Callable
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,13 +16,15 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.backends.claude.sessions import capture
+from cli_session_proxy.backends.claude.sessions import capture, summaries
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
-from turnfault.provider.script import ToolUse
+from cli_session_proxy.errors import ContextTooLong
+from turnfault.provider.script import Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..continuity.talk import ASKS_FOR_SUMMARY
 from ..matrix import rest_in_full
 from ..recovery.others import other_proxy
 from ..talking import ask, claude, heard, running, text
@@ -204,3 +207,43 @@ async def test_a_call_is_answered_after_a_long_time(
     ids = [weather["id"], noon["id"]]
     assert tool_blocks(upstream) == [(kind, one) for kind in ("call", "result") for one in ids]
     assert [after.prefix_kept(before) for before, after in pairwise(upstream.requests)] == [1.0] * 2
+
+
+@pytest.mark.parametrize("before", ["another exchange", "other calls of it", "nothing"])
+async def test_a_new_process_that_takes_results_does_not_compact_them_away(
+    before: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    """A CLI that compacts there asks the model with a summary and words of ours, as if they were to be continued."""
+    upstream.when(ASKS_FOR_SUMMARY, Reply("<summary>by the CLI</summary>"), times=None)
+    upstream.when(summaries.ASK, Reply("by the proxy"), times=None)
+    full = replace(ToolUse([called("get_weather", "Oslo")]), usage={"input_tokens": 990_000})
+    upstream.when("once more", full)
+    async with running(make_settings(claude_bin=claude_2)) as engine:
+        talk = Talk(engine)
+        if before == "another exchange":
+            await talk.say("hello")
+        if before == "other calls of it":
+            talk.turn = await both(engine, upstream)
+            weather, noon = calls(talk.turn)
+            said = [result(weather, "once more"), result(noon, "once more")]
+            (oslo,) = calls(await talk.say(results(*said)))
+        else:
+            (oslo,) = calls(await talk.say("once more"))
+        await kill(talk)
+        if before == "nothing":
+            with pytest.raises(ContextTooLong):
+                await talk.say(results(result(oslo, "rainy")))
+            await talk.say("never mind")
+            assert heard(upstream)[-1] == "never mind"
+            return
+        answered = await talk.say(results(result(oslo, "rainy")))
+        assert [note.code for note in answered.evidence.notes] == ["summarised"]
+        assert tool_blocks(upstream) == [("call", oslo["id"]), ("result", oslo["id"])]
+        first, *_, last = upstream.requests[-1].user_texts()
+        assert first.strip().endswith("by the proxy")
+        assert last == "tool_result: rainy"
+        spoken = [message["role"] for message in upstream.requests[-1].messages if message["role"] != "system"]
+        assert spoken == ["user", "assistant", "user"]
+        await talk.say("list")
+    assert heard(upstream)[-2:] == ["tool_result: rainy", "list"]
+    assert upstream.requests[-1].prefix_kept(upstream.requests[-2]) == 1.0

@@ -300,7 +300,8 @@ class _ClaudeExecution:
                                     event, retries=retries, model=job.model, cli=process.launch.capability.name
                                 )
                                 failed = _named(failed, process.launch)
-                                if isinstance(failed, ContextTooLong) and self._ready.process.forbidden_to_compact:
+                                forbidden = process.forbidden_to_compact and not self._ready.quiet
+                                if isinstance(failed, ContextTooLong) and forbidden:
                                     # The CLI was told not to compact in this turn: in another attempt it may.
                                     self._owner._full.add(job.turn.id)
                                     raise Lost("the context is full, and the CLI may compact it", failed)

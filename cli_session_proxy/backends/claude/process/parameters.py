@@ -152,15 +152,17 @@ def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
     return {} if out == {"type": "auto"} else {"tool_choice": out}
 
 
-async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, ...]:
+async def tell(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
-    What the CLI does not honour comes back. With `plain` it is told nothing. Raises ProcessDied where it did not take
-    it. Not needed where nothing is asked of a process that was told nothing (`ClaudeProcess.told`).
+    What the CLI does not honour comes back. With `plain` it is told no parameters; without `compacts`, not to compact.
+    Raises ProcessDied where it did not take it. Not needed where nothing is asked of a process that was told nothing
+    (`ClaudeProcess.told`).
     """
     launch, wants = process.launch, job.wants
+    forbidden = {} if compacts else {NO_COMPACTION: "1"}
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
-        await process.tell({})
+        await process.tell(forbidden if launch.capability.takes_parameters else {})
         return _asked(wants)
     before = job.parent.options if job.parent is not None and job.answers.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
@@ -172,6 +174,7 @@ async def tell(process: ClaudeProcess, job: Job, *, plain: bool) -> tuple[Name, 
     small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
     takes = Takes.of(await process.model()) if by_model or small else Takes()
     env, body, unmet = told(wants, takes, effort=job.effort, carried=carried)
+    env |= forbidden
     began = dict(launch.env)
     if body:
         env[EXTRA_BODY] = json.dumps(_object(began) | body)

@@ -213,6 +213,8 @@ class Sessions:
                 return waiting
             prepared, prewritten = await self._reopened(now, parent, decided.records)
             quiet = not job.prompt
+            if quiet and not now.capability.takes_parameters:  # it cannot be told for this turn only
+                now = replace(now, env={**now.env, **environment.NO_COMPACTION})
         elif now.shares:
             return await self._shared(now)
         elif parent is None or job.session is None:
@@ -252,7 +254,7 @@ class Sessions:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
             if process.told or job.answers.results or job.wants != ToolOptions(job.wants.offers):
-                unmet = await parameters.tell(process, job, plain=now.plain)
+                unmet = await parameters.tell(process, job, plain=now.plain, compacts=not quiet)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)

@@ -7,6 +7,8 @@ another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, 
 - A CLI that loads a transcript which ends with the user puts "No response requested." behind it. The CLI's own
   records of API errors are answers to it, but are never sent: one of them at the end, and nothing is invented. Only
   the request for a summary, at a compaction, does show it (2.1.332): so its words claim nothing.
+- A CLI that compacts before it goes on keeps only that record of the turn, and the request ends in its words (2.1.332).
+  So it may not compact in such a turn: where the context is full, the path is summarised without the last calls.
 - A user frame with `content: []` then makes the model go on, adds nothing to what it sees, and leaves no record
   but hangs the answer on the frame's uuid: so that is the uuid of the closing record.
 """

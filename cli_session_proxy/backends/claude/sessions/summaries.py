@@ -7,7 +7,7 @@ and the next piece. What is newest stays as it was said, as far as half a piece 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from ....domain.models import Record
@@ -46,9 +46,10 @@ class PathSummary:
 async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> PathSummary | None:
     """The path as a summary and what is kept of its end; None where there is nothing to summarise.
 
-    `open_calls`: the last exchange waits for results, which must follow its calls. Raises `ProxyError`.
+    `open_calls`: the last exchange waits for results, which must follow its calls: what it said before these may be
+    summed up, too. Raises `ProxyError`.
     """
-    said, texts = await asyncio.to_thread(_read, path)
+    said, count, texts = await asyncio.to_thread(_read, path, open_calls=open_calls)
     size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
     calls, text = 0, ""
     while True:
@@ -71,24 +72,45 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
             size //= 2
             continue
         first = next((entry.uuid for entry in said[len(said) - kept].path), None) if kept else None
-        return PathSummary(text, first, len(said) - kept, left_out)
+        return PathSummary(text, first, min(len(said) - kept, count), min(left_out, count))
 
 
-def _read(path: Sequence[Record]) -> tuple[list[TranscriptExchange], list[str]]:
-    """The exchanges that the model is shown, and what was said in each."""
+def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptExchange], int, list[str]]:
+    """The exchanges that the model is shown, the last one in rounds where its calls are open; how many exchanges that
+    are; and what was said in each part."""
     entries = transcript.parse_records(path).path
     # Since the CLI's last summary, and what that left as it was.
     at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
     kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
     head = kept.get("headUuid") if isinstance(kept, dict) else None
     said = list(exchanges(entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]))
+    count = len(said)
+    if open_calls and said:
+        said[-1:] = _rounds(said[-1])
     texts = []
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
         blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
         told = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.words(block))]
         texts.append("\n\n".join(told))
-    return said, texts
+    return said, count, texts
+
+
+def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
+    """Cut before each message of the model that answers results."""
+    start, message, answered = 0, None, False
+    for at, entry in enumerate(exchange.entries):
+        if not entry.on_path:
+            continue
+        if entry.kind == "user":
+            answered = any(block.get("type") == "tool_result" for block in entry.content)
+        elif entry.kind == "assistant":
+            said = entry.data.get("message", {}).get("id")
+            if answered and said != message:
+                yield TranscriptExchange(exchange.entries[start:at])
+                start = at
+            message, answered = said, False
+    yield TranscriptExchange(exchange.entries[start:])
 
 
 def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:

@@ -81,3 +81,17 @@ async def test_an_exchange_whose_calls_wait_for_results_is_kept_however_long_it_
     assert made is not None
     assert made.kept_from == records[4].uuid
     assert await summaries.summarised(records[:2], Model(takes=100_000), open_calls=True) is None
+
+
+async def test_a_long_exchange_is_summarised_up_to_the_calls_that_wait_for_results() -> None:
+    scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_700_000_000.0)
+    records = [scribe.record(Message.user("fact-0 " + "x" * 3000), "sonnet")]
+    for number in range(1, 4):
+        call = {"type": "tool_use", "id": f"toolu_{number}", "name": "look", "input": {"for": f" fact-{number} "}}
+        records.append(scribe.record(Message("assistant", (call,)), "sonnet"))
+        if number < 3:
+            said = {"type": "tool_result", "tool_use_id": f"toolu_{number}", "content": "x" * 3000}
+            records.append(scribe.record(Message("user", (said,)), "sonnet"))
+    made = await summaries.summarised(records, Model(takes=100_000), open_calls=True)
+    assert made is not None
+    assert (made.text, made.kept_from, made.exchanges) == ("fact-0 fact-1 fact-2", records[-1].uuid, 1)

@@ -162,7 +162,11 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     exchanges.invented(entries), [exchanges.began(entry) for entry in entries]
     capture.is_behind(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
     capture.behind(entries, "u0", ["t"]), capture.behind_copy(path[:1], parsed, "u0")
-    capture.is_damaged(path, [TEXT]), summaries._read(records), seeing._seen([asked], records, records[:1])
+    (
+        capture.is_damaged(path, [TEXT]),
+        summaries._read(records, open_calls=True),
+        seeing._seen([asked], records, records[:1]),
+    )
     decisions.own_repairs(records, [{"type": "image", "source": {"data": "x"}}])
     decisions.of_other_models(records[:1], records[1:]), partials.without_void(records)
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
