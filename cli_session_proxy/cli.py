@@ -174,7 +174,7 @@ def program(
         "default_model": Annotated[
             str | None, typer.Option(help="What `default` means.", show_default="the CLI's own")
         ],
-        "profile": Annotated[str | None, typer.Option(help="The profile of agents that name none.")],
+        "profile": Annotated[str | None, typer.Option(help="Which of the [profiles] all turns use.")],
         "turn_timeout": Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")],
         "idle_timeout": Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")],
         "retention_days": Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")],
