@@ -6,6 +6,8 @@ No traceback shows local variables: they hold prompts and keys.
 
 What an event carries is the caller's choice, but never a prompt, a key or an environment: `_drop_secrets` is the
 second line behind that rule. Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
+
+structlog is imported when something is logged: a command that reads logs nothing, and would wait 50 ms for it.
 """
 
 from __future__ import annotations
@@ -16,11 +18,9 @@ import os
 import re
 import sys
 from datetime import datetime
+from functools import cache
 from logging.handlers import RotatingFileHandler
-from typing import TYPE_CHECKING, Any
-
-import structlog
-from structlog.contextvars import bind_contextvars, bound_contextvars, clear_contextvars, merge_contextvars
+from typing import TYPE_CHECKING, Any, cast
 
 from . import redact
 from .domain import times
@@ -28,7 +28,10 @@ from .sandbox import make_private
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, MutableMapping
+    from contextlib import AbstractContextManager
     from pathlib import Path
+
+    import structlog
 
     from .settings import Settings
 
@@ -52,25 +55,41 @@ _NEVER = frozenset(
 _SECRET_NAME = re.compile(r"(^|_)(key|token|secret|password|cookie|credentials?|authorization)$")
 
 
+@cache
 def _console(*, colors: bool) -> structlog.dev.ConsoleRenderer:
-    return structlog.dev.ConsoleRenderer(colors=colors, exception_formatter=structlog.dev.plain_traceback)
+    from structlog import dev
+
+    return dev.ConsoleRenderer(colors=colors, exception_formatter=dev.plain_traceback)
 
 
-_CONSOLE = _console(colors=False)
+def bind(**values: Any) -> None:
+    from structlog import contextvars
 
-bind = bind_contextvars
-bound = bound_contextvars
-clear = clear_contextvars
+    contextvars.bind_contextvars(**values)
+
+
+def bound(**values: Any) -> AbstractContextManager[None]:
+    from structlog import contextvars
+
+    return contextvars.bound_contextvars(**values)
+
+
+def clear() -> None:
+    from structlog import contextvars
+
+    contextvars.clear_contextvars()
 
 
 class _Event(dict[str, Any]):
     """The message of a record. Formatters that know no structlog show it as one line, with its traceback below."""
 
     def __str__(self) -> str:
-        event: MutableMapping[str, Any] = structlog.processors.format_exc_info(None, "", self.copy())
+        from structlog.processors import format_exc_info
+
+        event: MutableMapping[str, Any] = format_exc_info(None, "", self.copy())
         for name in ("level", "timestamp"):  # the host's formatter has its own
             event.pop(name, None)
-        line: str = _CONSOLE(None, "", _drop_secrets(None, "", event))
+        line: str = _console(colors=False)(None, "", _drop_secrets(None, "", event))
         return line
 
 
@@ -106,12 +125,31 @@ class _LogFile(RotatingFileHandler):
 
 def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
     """What `logging` is called with. The traceback stays in the event, where secrets are hidden."""
-    wrapped, extra = structlog.stdlib.ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
+    from structlog.stdlib import ProcessorFormatter
+
+    wrapped, extra = ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
     return wrapped, {**extra, "exc_info": False}
+
+
+class _Named:
+    """A logger that is made when it is used."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __getattr__(self, method: str) -> Any:
+        return getattr(_made(self._name), method)
 
 
 def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
     """A logger. Safe at import: it looks at what is configured when something is logged."""
+    return cast("structlog.stdlib.BoundLogger", _Named(name))
+
+
+@cache
+def _made(name: str) -> structlog.stdlib.BoundLogger:
+    import structlog
+
     logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
         processors=[
@@ -137,10 +175,12 @@ def configure(settings: Settings, told: Collection[str] = ()) -> None:
 
     Raises `SandboxError` or OSError where the folder cannot be written.
     """
+    from structlog.processors import JSONRenderer
+
     path = file_of(settings)
     make_private(path.parent)
     to_file = _LogFile(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
-    to_file.setFormatter(_formatter(structlog.processors.JSONRenderer(ensure_ascii=False)))
+    to_file.setFormatter(_formatter(JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
     to_stderr.addFilter(lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") in told))
@@ -199,11 +239,9 @@ def shut_down() -> None:
 
 
 def _shared() -> list[Any]:
-    return [
-        merge_contextvars,
-        structlog.stdlib.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso", utc=True),
-    ]
+    from structlog import contextvars, processors, stdlib
+
+    return [contextvars.merge_contextvars, stdlib.add_log_level, processors.TimeStamper(fmt="iso", utc=True)]
 
 
 def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
@@ -213,14 +251,12 @@ def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mut
 
 def _formatter(*renderers: Any) -> structlog.stdlib.ProcessorFormatter:
     """Formats our events and plain `logging` records: exceptions as text, secrets removed, then these."""
-    return structlog.stdlib.ProcessorFormatter(
-        foreign_pre_chain=_shared(),
-        processors=[
-            structlog.stdlib.ProcessorFormatter.remove_processors_meta,
-            structlog.processors.format_exc_info,
-            _drop_secrets,
-            *renderers,
-        ],
+    from structlog.processors import format_exc_info
+    from structlog.stdlib import ProcessorFormatter
+
+    plain = ProcessorFormatter.remove_processors_meta
+    return ProcessorFormatter(
+        foreign_pre_chain=_shared(), processors=[plain, format_exc_info, _drop_secrets, *renderers]
     )
 
 

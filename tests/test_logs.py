@@ -225,3 +225,9 @@ def test_a_host_gets_one_line_through_its_own_logging(host: str) -> None:
         assert hidden not in done.stderr
     assert "it_failed" not in done.stdout
     assert "the host's own" in done.stdout  # structlog's default for whoever configures nothing
+
+
+def test_only_the_logs_know_structlog() -> None:
+    """Its own `get_logger` would print on stdout, in a form of its host's."""
+    package = Path(logs.__file__).parent
+    assert [file.name for file in package.rglob("*.py") if "structlog." in file.read_text()] == ["logs.py"]

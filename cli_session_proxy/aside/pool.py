@@ -16,13 +16,12 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
-import structlog
-
+from .. import logs
 from ..errors import ClaudeUnavailable, QueueFull
 from ..tasks import Tasks
 from .process import Ended, Helper
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 T = TypeVar("T")
 

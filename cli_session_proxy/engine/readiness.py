@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 from typing import Literal, Protocol
 
-import structlog
-
+from .. import logs
 from ..errors import ProxyError
 from ..stores.base import Store
 from .executor import Own
 
-log = structlog.get_logger(__name__)
+log = logs.get(__name__)
 
 State = Literal["ready", "draining", "store_unavailable"]
 
