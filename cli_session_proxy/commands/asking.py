@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import http.client
 import secrets
 import socket
+import threading
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
@@ -22,6 +24,8 @@ if TYPE_CHECKING:
 # A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
 ANSWER_TIMEOUT = 60.0
 HEALTH_TIMEOUT = 2.0
+# Bytes of an answer that is read as a whole.
+LONGEST = 64 * 1024 * 1024
 
 
 def client_of(
@@ -61,21 +65,32 @@ async def alive(served: Served) -> bool:
 async def got(
     served: Served, path: str, headers: dict[str, str], timeout: float
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
-    """Status, headers and body of a GET. Raises OSError or HTTPException."""
+    """Status, headers and body of a GET, all of it within this time. Raises OSError or HTTPException."""
 
     def ask() -> tuple[int, http.client.HTTPMessage, bytes]:
         there = urlsplit(served.url)
         connection = http.client.HTTPConnection(there.hostname or "", there.port, timeout=timeout)
+        end: threading.Timer | None = None
         try:
             if served.uds is not None:
                 connection.sock = socket.socket(socket.AF_UNIX)
                 connection.sock.settimeout(timeout)
                 connection.sock.connect(served.uds)
+            else:
+                connection.connect()
+            end = threading.Timer(timeout, cut, (connection.sock,))  # a stranger could say a byte now and then
+            end.start()
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
-            return answer.status, answer.headers, answer.read()
+            return answer.status, answer.headers, answer.read(LONGEST)
         finally:
+            if end is not None:
+                end.cancel()
             connection.close()
+
+    def cut(line: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            line.shutdown(socket.SHUT_RDWR)
 
     return await asyncio.to_thread(ask)
 

@@ -139,6 +139,10 @@ class Asking:
         now, line = self._live.now(), in_a_line(asked.input)
         attempt = len(self._live.attempts)
         self._count += 1
+        if self._count > MOST:  # not stored either
+            word = f"{MOST} calls of this turn needed a permission already: this was not run."
+            asked.answer(Verdict("denied", word=word))
+            return
         approval = Approval(f"appr_{uuid.uuid4().hex}", asked.tool, line, now, attempt, asked.call)
         before = next(
             (
@@ -150,9 +154,6 @@ class Asking:
         )
         waiting = Waiting(approval, asked.input, now + self._timeout, asked.agent, before)
         question = Question(self._agent, self._live.turn.id, waiting, asyncio.get_running_loop().create_future())
-        if self._count > MOST:
-            word = f"{MOST} calls of this turn needed a permission already: this was not run."
-            question.verdict.set_result(Verdict("denied", word=word))
         self._by_backend[asked.id] = question
         task = self._own(self._settle(question, asked))
         self._tasks.add(task)

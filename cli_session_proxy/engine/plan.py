@@ -28,6 +28,7 @@ class PlanWatch:
         self._own = own
         self._plan: Plan | None = None
         self._kept: Plan | None = None
+        self._keeping: asyncio.Task[None] | None = None  # one at a time: a shell in a CLI's place may tell any number
 
     async def load(self) -> None:
         """Load what the provider reported before this start."""
@@ -38,9 +39,10 @@ class PlanWatch:
         if plan is None:
             return
         self._plan, before = plan, self._kept
-        if before is None or before.status != plan.status or plan.at - before.at > SELDOM:
+        is_news = before is None or before.status != plan.status or plan.at - before.at > SELDOM
+        if is_news and (self._keeping is None or self._keeping.done()):
             self._kept = plan
-            self._own(self._keep(plan))
+            self._keeping = self._own(self._keep(plan))
 
     def now(self) -> Plan | None:
         """The plan's windows that still hold; None where none were reported, as when a CLI is billed by use."""

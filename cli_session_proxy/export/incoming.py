@@ -8,17 +8,19 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
+import math
 import re
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Protocol, TypeVar
+from typing import IO, Any, Literal, Protocol, TypeVar
 
 from ..domain import former
 from ..domain.client_tools import checked
 from ..domain.identifiers import conversation_id
+from ..domain.limits import no_constant
 from ..domain.models import (
     JSON,
     Conversation,
@@ -148,12 +150,8 @@ def check(path: Source, file: IO[bytes]) -> Checked:
 
 def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     """One line. Raises `InvalidRequest`."""
-
-    def refused(constant: str) -> float:
-        raise ValueError(f"{constant} is no JSON")
-
     try:
-        line = json.loads(raw, parse_constant=refused)
+        line = _loads(raw)
     except RecursionError:
         raise InvalidRequest(f"{path} line {number} is nested too deep: it was not made by this program") from None
     except ValueError as exc:
@@ -162,6 +160,17 @@ def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     if not raw.startswith(f'{{"{kind}":'.encode()):  # so that every reader takes the line for the same thing
         raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
     return dict(line)
+
+
+def _loads(text: bytes | str) -> Any:
+    return json.loads(text, parse_constant=no_constant, parse_float=_number)
+
+
+def _number(text: str) -> float:
+    """Python reads what no float holds as infinity, which no JSON can carry on."""
+    if math.isinf(number := float(text)):
+        raise ValueError(f"{text[:40]} is no number of JSON")
+    return number
 
 
 def _header(path: Source, raw: bytes) -> JSON:
@@ -228,7 +237,8 @@ class _Reading:
                     continue
                 kind = check_line(where, line, former=self.checked.former)
                 if kind == "record":
-                    record = Record(self._restored(line, line["record"], aside), line["uuid"], line["synthetic"])
+                    text = self._restored(where, line, line["record"], aside)
+                    record = Record(text, line["uuid"], line["synthetic"])
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
                     if not self.kept.is_sound(record):
@@ -241,7 +251,7 @@ class _Reading:
                     self.progress(file.tell(), self.checked.size)
                 match kind:
                     case "turn":
-                        turn = self._turn(line, aside)
+                        turn = self._turn(where, line, aside)
                     case "session":
                         row = line["session"]
                         row |= {"id": self.session_id(row["id"]), "tip_turn_id": self.turn_id(row["tip_turn_id"])}
@@ -265,17 +275,26 @@ class _Reading:
             yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
         self.progress(self.checked.size, self.checked.size)
 
-    def _restored(self, line: JSON, text: str, aside: IO[bytes]) -> str:
+    def _restored(self, where: str, line: JSON, text: str, aside: IO[bytes]) -> str:
+        """The text with its images. They are as many and as large as a line of ours may be."""
         places = line.get("images") or ()
         known: dict[str, str] = {}
-        for _, sha256 in places:
+        size = before = 0
+        for offset, sha256 in places:
             if sha256 not in known:
                 aside.seek(self.checked.images[sha256])
                 known[sha256] = json.loads(aside.readline(MAX_LINE))["data"]
+            size += len(known[sha256])
+            if size > MAX_LINE or offset < before:
+                raise InvalidRequest(f"{where}: images: they are too much, or out of order")
+            before = offset
         return restore(text, places, known)
 
-    def _turn(self, line: JSON, aside: IO[bytes]) -> Turn:
-        told = json.loads(self._restored(line, as_text(line["turn"]), aside))
+    def _turn(self, where: str, line: JSON, aside: IO[bytes]) -> Turn:
+        told = line["turn"]
+        if line.get("images"):  # wherever they were put
+            told = _loads(self._restored(where, line, as_text(told), aside))
+            check_line(where, {"turn": told}, former=self.checked.former)
         data = of_turn(told, former=self.checked.former)
         data |= {
             "seq": 0,

@@ -192,6 +192,11 @@ class Repository:
                     theirs[name] = value
                 elif scope in ("local", "worktree"):
                     named.add(name)
+        if odd := [name for name in named if "=" in name]:  # `-c` takes what stands before the first one for the name
+            raise ConfigError(
+                f"the configuration of the git repository {self.path} names a program that cannot be switched off "
+                f"({odd[0]}): remove it there"
+            )
         neutral = {name: "gpg" for name in named if name.endswith("program")}
         neutral |= {name: "false" for name in named if name.endswith("required")}
         return [word for name in sorted(named) for word in ("-c", f"{name}={theirs.get(name, neutral.get(name, ''))}")]

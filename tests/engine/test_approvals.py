@@ -262,8 +262,9 @@ async def test_what_is_asked_without_end_is_refused(tmp_path: Path, monkeypatch:
         await until(lambda: bool(asker.told))
         assert asker.outcomes == [("r2", "denied")]
         backend.go.release()
-        await answer.turn()
+        turn = await answer.turn()
         answer.acknowledge()
+        assert len((await stored(engine, turn.id)).evidence.approvals) == 2
     assert MOST < 1000
 
 

@@ -23,7 +23,7 @@ from cli_session_proxy.backends.claude.process import environment
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
-from cli_session_proxy.export import shapes
+from cli_session_proxy.export import incoming, shapes
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.sandbox import Sandboxes, make_private
 from cli_session_proxy.settings import Settings
@@ -413,3 +413,51 @@ async def test_a_folder_beside_a_transcript_that_is_a_link_is_not_followed(setti
     done = await upkeep.adopt(settings, "local", str(source), "a")
     assert done.files == 0
     assert not list((tmp_path / "config").rglob("key"))
+
+
+# --- what an image is put into: the offsets are the file's own, and so is what stands there
+
+
+def image(data: str) -> tuple[str, dict[str, Any]]:
+    sha256 = hashlib.sha256(data.encode()).hexdigest()
+    return sha256, {"image": sha256, "data": data}
+
+
+@pytest.mark.parametrize(
+    ("into", "data"),
+    [('"status":"completed', "AAAA"), ('"created_at":1.0', "e999"), ('"continuity":"started', "AAAA"),
+     ('"depth":1', "0000"), ('"finished_at":2.0', "e300")],
+)  # fmt: skip
+async def test_an_image_changes_nothing_that_was_checked(
+    settings: Settings, tmp_path: Path, into: str, data: str
+) -> None:
+    """It was put in after the line was looked at, wherever the file said."""
+    sha256, line = image(data if into != '"depth":1' else data * 8)
+    told = turn_line()
+    offset = json.dumps(told["turn"], separators=(",", ":")).index(into) + len(into)
+    lines = (line, told | {"images": [[offset, sha256]]}, session_line())
+    await refused(settings, sealed(tmp_path / "x.jsonl", *lines), "line 3|no number")
+
+
+@pytest.mark.parametrize("places", [[[0, 2000]], [[9, 1], [5, 1]], [[-3, 1], [-9, 1]]], ids=["many", "back", "below"])
+async def test_images_make_no_more_of_a_line_than_a_line_may_be(
+    settings: Settings, tmp_path: Path, places: list[list[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A megabyte that a hundred bytes name a million times."""
+    monkeypatch.setattr(incoming, "MAX_LINE", 50_000_000)
+    sha256, line = image("A" * 1_000_000)
+    named = [[offset, sha256] for offset, times in places for _ in range(times)]
+    record = record_line("{}" + " " * 100) | {"images": named}
+    path = sealed(tmp_path / "x.jsonl", line, turn_line(), record, session_line())
+    await refused(settings, path, "line 4: images")
+
+
+async def test_a_number_that_no_float_holds_is_refused(settings: Settings, tmp_path: Path) -> None:
+    """Python reads it as infinity, and a page with that is no JSON."""
+    path = sealed(tmp_path / "x.jsonl", turn_line(timings={"result": 12345.0}), session_line())
+    raw = path.read_bytes().replace(b"12345.0", b"1.0e999")
+    body, _, end = raw.rpartition(b'{"end"')
+    sums = json.loads(b'{"end"' + end)
+    sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
+    path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
+    await refused(settings, path, "line 2")

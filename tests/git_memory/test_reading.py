@@ -233,6 +233,20 @@ async def test_programs_that_the_repository_names_for_a_commit_by_hand_are_not_r
     assert own.exists()
 
 
+async def test_a_program_by_a_name_that_no_option_can_say_is_refused(repo: Repo, tmp_path: Path) -> None:
+    """`git -c` takes what stands before the first `=` for the name: `filter.a=b.clean` could not be switched off."""
+    ran = tmp_path / "ran"
+    (tmp_path / "evil").write_text(f"#!/bin/sh\necho $0 >> {ran}\ncat\n")
+    (tmp_path / "evil").chmod(0o755)
+    repo.commit(attempt(1), file="a")
+    (repo.path / ".gitattributes").write_text("a filter=a=b\n")
+    (repo.path / "a").write_text("changed")
+    repo("config", "filter.a=b.clean", str(tmp_path / "evil"))
+    with pytest.raises(ConfigError, match=r"cannot be switched off \(filter\.a=b\.clean\)"):
+        await write(repo.path, attempt(2), options=("--all",))
+    assert not ran.exists()
+
+
 async def test_programs_that_a_submodule_names_are_not_run_by_a_commit_by_hand(repo: Repo, tmp_path: Path) -> None:
     """`git commit --all` looks into it, with its own configuration."""
     ran = tmp_path / "ran"

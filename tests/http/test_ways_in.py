@@ -17,7 +17,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.commands import changing, status
+from cli_session_proxy.commands import asking, changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
 from cli_session_proxy.commands.login import TERMS, shared_login
 from cli_session_proxy.errors import ConfigError
@@ -89,6 +89,30 @@ async def test_a_program_on_the_port_of_a_killed_proxy_is_sent_no_key(tmp_path: 
                 await asked.post("/v1/chat/completions", json={"messages": []})
     assert heard
     assert not any(b"authorization" in said.lower() for said in heard)
+
+
+@pytest.mark.parametrize("what", ["drops", "a flood"])
+async def test_a_program_on_the_port_of_a_killed_proxy_holds_no_command_up(
+    what: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(asking, "HEALTH_TIMEOUT", 0.5)
+
+    async def taken(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            writer.write(b"HTTP/1.1 200 OK\r\n\r\n")
+            while not writer.is_closing():
+                writer.write(b"x" if what == "drops" else b"x" * 100_000)
+                await writer.drain()
+                await asyncio.sleep(0.05 if what == "drops" else 0)
+        except OSError:
+            pass
+        finally:
+            writer.transport.abort()
+
+    async with await asyncio.start_server(taken, "127.0.0.1", 0) as server:
+        where = Served(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret="ours")
+        async with asyncio.timeout(SOON):
+            assert not await alive(where)
 
 
 def test_nobody_else_listens_at_the_other_address_of_localhost(tmp_path: Path) -> None:

@@ -113,7 +113,8 @@ async def test_nothing_that_a_model_wrote_comes_alive(world: World) -> None:
 
 
 async def test_a_text_that_is_made_to_be_slow_is_not(world: World) -> None:
-    slow = ("[" * 9000 + "*" * 9000 + "`a" * 4500 + "|" * 4000 + "\n|-" * 2000 + "> " * 2000)[:45000]
+    slow = ("[" * 9000 + "*" * 9000 + "`a" * 4500 + "|" * 4000 + "\n|-" * 2000 + "> " * 2000)[:35000]
+    slow += "\n\na|b\n" + " " * 6000 + "-" + " " * 6000 + "x"  # what could be the line below a table's head
     last = await imported(world.engine, await an_agent(world.engine, "slow"), [("x", slow)])
     async with page_of(world.browser, world.url, at=f"#/slow/{last}") as page:
         await expect(page.locator("#turn h2")).to_contain_text("Turn 1")

@@ -12,8 +12,10 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
+import threading
 import time
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import psutil
 import pytest
 
 from cli_session_proxy.backends.claude.process import confine, process
+from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.commands import inspecting
@@ -599,3 +602,88 @@ async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from
             await shells.run(engine, "confined", says)
         assert text(await ask(engine, "hello", agent="other"))
     assert [event for event in events(caplog) if event["event"] == "claude_option_refused"] == []
+
+
+# Shows an environment of two gigabytes, which take no memory: nothing was ever written there.
+LONG_ENVIRONMENT = """
+import ctypes, mmap, os, struct, time
+libc = ctypes.CDLL(None, use_errno=True)
+libc.mmap.restype = libc.sbrk.restype = ctypes.c_void_p
+size = 2 << 30
+at = libc.mmap(None, ctypes.c_size_t(size), 3, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000, -1, ctypes.c_long(0))
+end = libc.sbrk(0)
+told = struct.pack("12QII", 1 << 20, 2 << 20, 3 << 20, 4 << 20, end, end, at, at, at, at, at + size, 0, 0, 2**32 - 1)
+assert libc.prctl(35, 14, told, ctypes.c_ulong(len(told)), 0) == 0, ctypes.get_errno()  # PR_SET_MM, PR_SET_MM_MAP
+open("long", "w").close()
+time.sleep(600)
+"""
+
+
+async def test_an_environment_without_an_end_does_not_fill_the_proxy(shells: Shells) -> None:
+    """It is read of every process of this user when a CLI with tools ends."""
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        (sandbox / "shows.py").write_text(LONG_ENVIRONMENT)
+        said = await shells.run(engine, "confined", "(setsid python3 shows.py > why 2>&1 &) ; echo shown")
+        assert "shown" in said
+        await until((sandbox / "long").exists)
+        before = psutil.Process().memory_info().rss
+        highest = await asyncio.to_thread(_highest_while, lambda: sweep("nobody"))
+        assert highest - before < 200 * 1024**2
+        await shells.run(engine, "free", "true")
+
+
+def _highest_while(work: Callable[[], object]) -> int:
+    """Bytes of this process's memory, at most, while that is done."""
+    seen = [0]
+    done = threading.Event()
+
+    def look() -> None:
+        while not done.wait(0.01):
+            seen.append(psutil.Process().memory_info().rss)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        work()
+    finally:
+        done.set()
+        looking.join()
+    return max(seen)
+
+
+# Calls of a tool of the client's that no model made, each with a name of a megabyte, over the CLI's own output.
+CALLS = """
+import ctypes, json, os, select, sys, time
+while not os.path.exists("go"):
+    time.sleep(0.05)
+libc = ctypes.CDLL(None, use_errno=True)
+out = libc.syscall(438, libc.syscall(434, int(sys.argv[1]), 0), 1, 0)  # pidfd_getfd of pidfd_open
+assert out >= 0, ctypes.get_errno()
+for number in range(200):
+    params = {"_meta": {"claudecode/toolUseId": f"{number}" + "x" * 1_000_000}}
+    message = {"jsonrpc": "2.0", "id": number, "method": "tools/call", "params": params}
+    request = {"subtype": "mcp_message", "server_name": "client", "message": message}
+    line = json.dumps({"type": "control_request", "request_id": f"r{number}", "request": request}) + "\\n"
+    data = line.encode()
+    while data:
+        select.select([], [out], [])
+        data = data[os.write(out, data):]
+open("said", "w").close()
+time.sleep(600)
+"""
+
+
+async def test_calls_that_a_shell_makes_up_between_turns_are_not_kept(shells: Shells) -> None:
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        (sandbox / "calls.py").write_text(CALLS)
+        said = await shells.run(engine, "confined", "(setsid python3 calls.py $PPID > why 2>&1 &) ; echo waits")
+        assert "waits" in said
+        before = psutil.Process().memory_info().rss
+        (sandbox / "go").touch()
+        await until((sandbox / "said").exists)
+        assert psutil.Process().memory_info().rss - before < 100 * 1024**2
+        assert "still" in await shells.run(engine, "confined", "echo still")

@@ -427,10 +427,7 @@ def end_left(pid: int, started: str) -> bool:
     if start_time(pid) not in (None, started):
         return True  # another process has that pid: the whole group is gone
     members = _members(pid)
-    marks = set()
-    for member in members:
-        with contextlib.suppress(psutil.Error):  # it has ended
-            marks.add(member.environ().get(MARK_VARIABLE, ""))
+    marks = {guardian_program.mark_of(member) for member in members}
     guardian_program.kill(pid, guardian_program.stopped(pid))
     give_up = time.monotonic() + KILL_WAIT
     while members and time.monotonic() < give_up:

@@ -43,6 +43,9 @@ NONE_LEFT = b"."
 # In the environment of each CLI, so that what it starts is known as its own wherever it goes. The leading underscore
 # keeps it apart from the settings of the proxy.
 MARK_VARIABLE = "_CLI_SESSION_PROXY_PROCESS"
+# Bytes of an environment that are read. The mark of a CLI stands in the first kilobytes; a program can show any
+# number of them, which take no memory of its own (`PR_SET_MM_MAP`).
+LONGEST_ENVIRONMENT = 1024 * 1024
 # A process may start another one while we look. How often we look, and how long a killed one may take (seconds).
 SWEEPS = 20
 SWEEP_WAIT = 0.5
@@ -66,16 +69,28 @@ def status(pid: int) -> tuple[str, int] | None:
     return fields[0], int(fields[_STARTTIME - 3])
 
 
+def mark_of(process: psutil.Process) -> str:
+    """The mark in its environment; empty where there is none, or where nobody can see it any more."""
+    import psutil  # noqa: PLC0415 - as below
+
+    if sys.platform != "linux":
+        with contextlib.suppress(psutil.Error):
+            return process.environ().get(MARK_VARIABLE, "")
+        return ""
+    try:
+        with open(f"/proc/{process.pid}/environ", "rb") as file:
+            told = b"\0" + file.read(LONGEST_ENVIRONMENT)
+    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
+        return ""
+    return told.partition(f"\0{MARK_VARIABLE}=".encode())[2].partition(b"\0")[0].decode(errors="replace")
+
+
 def sweep(mark: str) -> None:
     """Kill every process whose mark begins with `mark`, until there is none."""
     import psutil  # noqa: PLC0415 - the guardian needs it once, at its end
 
     for _ in range(SWEEPS):
-        found = []
-        for process in psutil.process_iter():
-            with contextlib.suppress(psutil.Error):  # it has ended, or is another user's
-                if process.environ().get(MARK_VARIABLE, "").startswith(mark):
-                    found.append(process)
+        found = [process for process in psutil.process_iter() if mark_of(process).startswith(mark)]
         if not found:
             return
         for process in found:

@@ -327,6 +327,7 @@ class ClaudeProcess:
 
     def _release(self) -> None:
         self._asks.clear()
+        self._tools.forget()
         self._output.leave()
         self._reader = None
         self.busy = False
@@ -345,7 +346,7 @@ class ClaudeProcess:
             # Between turns nobody could be asked: then it is told that this is not served, and runs nothing.
             asked = permissions.read(request)
             self._asks[asked.request_id] = asked
-        elif (reply := self._tools.handle(request)) is not None:
+        elif (reply := self._tools.handle(request, in_turn=self._output.listening)) is not None:
             self._write(frames.line(reply))
 
     def _write(self, lines: bytes) -> None:

@@ -52,8 +52,14 @@ class ToolServer:
         self.listed.clear()
         self._seen.update(offers.entries)
 
-    def handle(self, frame: JSON) -> JSON | None:
-        """The frame that answers this control request; None when it has to wait for the client's result."""
+    def forget(self) -> None:
+        """The turn is over: no call of it waits any more."""
+        self._waiting.clear()
+        self._early.clear()
+
+    def handle(self, frame: JSON, *, in_turn: bool = True) -> JSON | None:
+        """The frame that answers this control request; None when it has to wait for the client's result. Between turns
+        no model calls anything: what a shell makes up in the CLI's place is not kept."""
         request = _dict(frame.get("request"))
         request_id = str(frame.get("request_id"))
         message = _dict(request.get("message"))
@@ -64,7 +70,7 @@ class ToolServer:
                 "response": {"subtype": "error", "request_id": request_id, "error": error},
             }
         method, number = message.get("method"), message.get("id")
-        if method == "tools/call":
+        if method == "tools/call" and in_turn:
             call = called_in(frame)
             self._waiting[call] = (request_id, number)
             return self.answer(call, self._early.pop(call)) if call in self._early else None

@@ -194,7 +194,7 @@ class TurnReader:
                 self._whole = self.said_all = False
                 self._blocks = {}
                 self._calls.message(self._streaming)
-                self._using = _dict(message.get("usage"))
+                self._using = dict(_dict(message.get("usage")))
                 return events
             case "content_block_start":
                 block = _dict(event.get("content_block"))
@@ -219,7 +219,7 @@ class TurnReader:
                 self._open.remove(at)
                 return [BlockStop(self._blocks[at])]
             case "message_delta":
-                self._using = {**self._using, **_dict(event.get("usage"))}
+                self._using.update(_dict(event.get("usage")))
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
                 self.said_all = delta.get("stop_reason") in ENDS
@@ -234,10 +234,10 @@ class TurnReader:
                     category, explanation = _text(details.get("category")), _text(details.get("explanation"))
                     return [*self._close_all(), Declined(category, explanation, self.used)]
             case "message_stop":
-                self._streaming = None
+                has_begun, self._streaming = self._streaming is not None, None
                 self._used = self._used.plus(_usage(self._using))
                 self._using = {}
-                if not isinstance(abandoned, dict):
+                if not isinstance(abandoned, dict) or not has_begun:  # a second end says no more
                     return self._called()
                 first = count(abandoned.get("from_block_index"))
                 return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]

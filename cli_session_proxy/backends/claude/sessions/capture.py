@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import OrderedDict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -208,7 +209,8 @@ class Captures:
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # somebody went on in it already: the next turn compares, and adopts that
             leaf = [entry.uuid for entry in own if entry.on_path][-1]
-            theirs = [entry for entry in parsed.entries if entry.on_path and entry not in own]
+            ours = set(map(id, own))
+            theirs = [entry for entry in parsed.entries if entry.on_path and id(entry) not in ours]
             on_no_path = sum(map(is_prompt, theirs)) if theirs and theirs[0].parent != leaf else 0
             return CapturedRecords(records, None, "transcript", beside=on_no_path)
         self.follow(ready.session.id, now)
@@ -399,7 +401,7 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     said = [spoken for entry in real for spoken in entry.spoken()]
     ours = [spoken for entry in known for spoken in entry.spoken()]
     if not wholly:
-        return any(spoken in ours for spoken in said)
+        return not _texts_of(said).isdisjoint(_texts_of(ours))
     rest = iter(ours)
     return bool(said) and all(spoken in rest for spoken in said)
 
@@ -413,9 +415,14 @@ def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequenc
     asked = [block for _, block in copy[prompts[-1]].spoken()]
     said = [spoken for entry in copy[: prompts[-1]] for spoken in entry.spoken()]
     ours = [spoken for entry in known for spoken in entry.spoken()]
-    texts = [spoken for spoken in ours if spoken[0] == "user" and str(spoken[1].get("text", "")).strip()]
-    whole = asked == list(prompt) and all(spoken in ours for spoken in said)
-    return whole and not all(text in said for text in texts)
+    asks = [spoken for spoken in ours if spoken[0] == "user" and str(spoken[1].get("text", "")).strip()]
+    there = _texts_of(said)
+    return asked == list(prompt) and there <= _texts_of(ours) and not _texts_of(asks) <= there
+
+
+def _texts_of(said: Iterable[tuple[str, Block]]) -> set[str]:
+    """To look for one among many: others may write any number of them."""
+    return {json.dumps(spoken, sort_keys=True) for spoken in said}
 
 
 def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:
@@ -456,8 +463,11 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
             others.add(uuid)
             above = there.get(entry.parent)
             while above is not None and above.data.get("message", {}).get("model") == SYNTHETIC_MODEL:
+                made_up = True
+                if above.uuid in others:  # and all above it
+                    break
                 others.add(above.uuid)
-                made_up, above = True, there.get(above.parent)
+                above = there.get(above.parent)
         elif entry.parent in others:
             others.add(uuid)
     among = [uuid in others for uuid in there]

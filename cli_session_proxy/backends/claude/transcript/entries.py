@@ -10,7 +10,7 @@ import io
 import json
 import os
 import stat
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
@@ -82,20 +82,20 @@ class Entry:
         data = self.data | {"parentUuid": parent}
         return Entry(json.dumps(data, separators=(",", ":")), data)
 
-    def pieces(self) -> list[Entry]:
-        """The same with one block a record. The last piece keeps the uuid: what hangs on the record hangs on that."""
+    def pieces(self) -> Iterator[Entry]:
+        """The same with one block a record. The last piece keeps the uuid: what hangs on the record hangs on that. Each
+        holds all that stands beside the message."""
         if not self.on_path or len(self.content) < 2:
-            return [self]
+            yield self
+            return
         message: dict[str, Any] = self.data["message"]
-        out: list[Entry] = []
         parent = self.parent
         for number, block in enumerate(self.content, 1):
             last = number == len(self.content)
             name = self.uuid if last else str(uuid5(NAMESPACE_OID, f"{self.uuid}/{number}"))
             data = self.data | {"uuid": name, "parentUuid": parent, "message": message | {"content": [block]}}
-            out.append(Entry(json.dumps(data, separators=(",", ":")), data, self.uuid))
+            yield Entry(json.dumps(data, separators=(",", ":")), data, self.uuid)
             parent = name
-        return out
 
     def record(self) -> Record:
         return Record(self.line, self.uuid)
@@ -153,7 +153,7 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
     """`known`: how many characters of it the chain knows. `without`: records that were taken back, with all that hangs
     on them, whether the CLI has noted that yet or not. Raises OSError for much more than what is known."""
     if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
-        raise _too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
+        raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
     dense = sum(map(data.count, _BEFORE_VALUES)) > values  # hardly ever: in texts, too
     entries: list[Entry] = []
@@ -164,9 +164,9 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
             here = values_in(raw)
             values -= here
             if here > LINE_VALUES:
-                raise _too_much(f"than {LINE_VALUES:,} values in one line")
+                raise too_much(f"than {LINE_VALUES:,} values in one line")
         if lines < 0 or values < 0:
-            raise _too_much("lines, or values in them, than a CLI writes")
+            raise too_much("lines, or values in them, than a CLI writes")
         if not raw.strip():
             continue
         try:
@@ -190,23 +190,36 @@ def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> t
 
     A compaction stays, and all around it: a CLI that loads the file goes on from its summary (run on 2.1.330).
     """
-    kept: list[Entry] = []
+    kept: list[Entry | None] = []
+    at_of: dict[str, list[int]] = {}  # where the records stand in `kept`
+    stack: list[int] = []  # the same in their order: each is taken back once, whatever the notes say
     gone: set[str | None] = set(without)
     cut: Cut | None = None
+    compacted = -1
     for entry in entries:
         if entry.rewinds:
             leaf = entry.data["leafUuid"]
-            at = next((at for at in range(len(kept) - 1, -1, -1) if leaf is not None and kept[at].uuid == leaf), -1)
-            if any(later.data.get("subtype") == "compact_boundary" for later in kept[at + 1 :]):
+            at = next(reversed(at_of.get(leaf, ())), -1) if isinstance(leaf, str) else -1
+            if compacted > at:
                 continue
-            gone.update(later.uuid for later in kept[at + 1 :] if later.uuid is not None)
-            kept[at + 1 :] = [later for later in kept[at + 1 :] if later.uuid is None]
+            while stack and stack[-1] > at:
+                later = kept[stack[-1]]
+                assert later is not None
+                assert later.uuid is not None
+                gone.add(later.uuid)
+                at_of[later.uuid].pop()
+                kept[stack.pop()] = None
             cut = Cut(leaf) if at < 0 else cut
         elif entry.uuid is not None and (entry.uuid in gone or entry.parent in gone):
             gone.add(entry.uuid)
         else:
+            if entry.uuid is not None:
+                at_of.setdefault(entry.uuid, []).append(len(kept))
+                stack.append(len(kept))
+            if entry.data.get("subtype") == "compact_boundary":
+                compacted = len(kept)
             kept.append(entry)
-    return kept, cut
+    return [entry for entry in kept if entry is not None], cut
 
 
 def values_in(raw: bytes) -> int:
@@ -226,7 +239,7 @@ def is_dense(raw: bytes) -> bool:
     return not few and values_in(raw) > LINE_VALUES
 
 
-def _too_much(what: str) -> OSError:
+def too_much(what: str) -> OSError:
     return OSError(errno.EFBIG, f"it holds more {what}")
 
 

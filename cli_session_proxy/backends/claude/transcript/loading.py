@@ -19,10 +19,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from .entries import Entry
+from .entries import MORE_BYTES, Entry, too_much
 
 KNOWN = frozenset({"user", "assistant", "attachment", "system"})
 GOES_OVER_UNKNOWN = (2, 1, 91)
@@ -44,7 +42,7 @@ class Loading:
     def form(self, entries: Sequence[Entry]) -> list[Entry]:
         """The records in the form that it takes."""
         kept = without_unknown(entries)
-        return list(kept) if self.whole_records else [piece for entry in kept for piece in entry.pieces()]
+        return list(kept) if self.whole_records else _in_pieces(kept)
 
 
 def is_of_unknown_kind(line: str) -> bool:
@@ -60,7 +58,20 @@ def stops_at_unknown(version: str) -> bool:
 
 def as_loaded(path: Sequence[Entry]) -> list[Entry]:
     """What the model is shown of these records, the same for each form of them: to compare two transcripts."""
-    return [piece for entry in without_unknown(path) for piece in entry.pieces()]
+    return _in_pieces(without_unknown(path))
+
+
+def _in_pieces(entries: Sequence[Entry]) -> list[Entry]:
+    """One block a record. Raises OSError where that is much more than they are: a shell may write a record of many
+    blocks, with megabytes beside them."""
+    left = MORE_BYTES + 4 * sum(len(entry.line) for entry in entries)
+    out: list[Entry] = []
+    for entry in entries:
+        for piece in entry.pieces():
+            if (left := left - len(piece.line)) < 0:
+                raise too_much("beside its blocks than a CLI writes")
+            out.append(piece)
+    return out
 
 
 def without_unknown(entries: Sequence[Entry]) -> Sequence[Entry]:
@@ -72,8 +83,10 @@ def without_unknown(entries: Sequence[Entry]) -> Sequence[Entry]:
     for entry in entries:
         if entry.uuid in unknown:
             continue
-        parent, left = entry.parent, dict(unknown)
-        while parent in left:  # each once, whatever hangs on whatever
-            parent = left.pop(parent)
+        parent, over = entry.parent, set[str | None]()
+        while parent in unknown and parent not in over:  # each once, whatever hangs on whatever
+            over.add(parent)
+            parent = unknown[parent]
+        unknown |= dict.fromkeys(over, parent)  # the next one that hangs there goes over all of them at once
         out.append(entry if parent == entry.parent else entry.hung_on(parent))
     return out

@@ -6,10 +6,10 @@ import { copier, h } from "./dom.js";
 // Each alternative ends within a line and a bound, so that no text makes it slow.
 const INLINE = /`([^`\n]{1,500})`|\*\*([^*\n]{1,500})\*\*|\*([^*\s][^*\n]{0,500})\*|\[([^\]\n]{1,300})\]\((https?:\/\/[^\s()]{1,1000})\)/g;
 const FENCE = /^ {0,3}(```+|~~~+)\s*([\w+#.-]{0,30})/;
-const HEADING = /^ {0,3}(#{1,6})\s+(.*)$/;
-const ITEM = /^\s{0,12}([-*+]|\d{1,9}[.)])\s+(.*)$/;
+const HEADING = /^ {0,3}(#{1,6})\s(.*)$/;
+const ITEM = /^\s{0,12}([-*+]|\d{1,9}[.)])\s(.*)$/;
 const RULE = /^ {0,3}([-*_])( *\1){2,}\s*$/;
-const DASHES = /^\s*\|?\s*:?-+:?\s*(\|\s*:?-+:?\s*)*\|?\s*$/;
+const DASHES = /^:?-+:?$/;
 
 /** The elements of a text in Markdown. */
 export function markdown(text) {
@@ -27,12 +27,12 @@ export function markdown(text) {
       out.push(h("div.code", null, copier(code, "Copy"), h("pre", { "data-language": fence[2] || null, tabindex: "0" }, h("code", null, code))));
       at = end + 1;
     } else if (heading) {
-      out.push(h("p.heading", { role: "heading", "aria-level": Math.min(6, heading[1].length + 3) }, ...inline(heading[2])));
+      out.push(h("p.heading", { role: "heading", "aria-level": Math.min(6, heading[1].length + 3) }, ...inline(heading[2].trim())));
       at += 1;
     } else if (RULE.test(line)) {
       out.push(h("hr"));
       at += 1;
-    } else if (line.includes("|") && at + 1 < lines.length && lines[at + 1].includes("-") && DASHES.test(lines[at + 1])) {
+    } else if (line.includes("|") && at + 1 < lines.length && cells(lines[at + 1]).every((one) => DASHES.test(one.trim()))) {
       const end = take(lines, at + 2, (one) => one.includes("|"));
       out.push(table(line, lines.slice(at + 2, end)));
       at = end;
@@ -67,7 +67,7 @@ function list(lines) {
   const items = [];
   for (const line of lines) {
     const item = ITEM.exec(line);
-    if (item) items.push([item[2]]);
+    if (item) items.push([item[2].trim()]);
     else items[items.length - 1].push(line.trim());
   }
   const first = ITEM.exec(lines[0])[1];

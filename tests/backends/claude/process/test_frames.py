@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -188,6 +189,23 @@ def test_a_stream_whose_pieces_are_not_known_is_told_by_its_assistant_frame() ->
         reader.feed({"type": "stream_event", "event": event})
     events = reader.feed({"type": "assistant", "message": {"id": "m", "model": "x", "content": [text("words")]}})
     assert [event.delta["text"] for event in events if isinstance(event, BlockDelta)] == ["words"]
+
+
+@pytest.mark.parametrize("kind", ["names of what was used", "ends of one message"])
+def test_frames_of_a_shell_in_the_clis_place_are_read_in_linear_time(kind: str) -> None:
+    """On the event loop: quadratic it took minutes."""
+    many = 60_000
+    if kind == "ends of one message":
+        told = [{"type": "content_block_start", "index": n, "content_block": text("")} for n in range(many)]
+        told += [{"type": "message_stop"}] * many
+    else:
+        told = [{"type": "message_delta", "usage": {f"n{n}": 1}} for n in range(2 * many)]
+    reader = TurnReader(FRAME)
+    began = time.process_time()
+    for number, event in enumerate([{"type": "message_start", "message": {"id": "m"}}, *told]):
+        void = {"from_block_index": many}
+        reader.feed({"type": "stream_event", "uuid": number, "event": event, "abandoned_blocks": void})
+    assert time.process_time() - began < 5
 
 
 def test_a_call_that_no_frame_has_told_is_seen() -> None:

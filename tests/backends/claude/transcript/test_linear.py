@@ -1,0 +1,93 @@
+"""An agent's shell may write anything into its transcript. What is written there is read in linear time and memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.sessions import capture
+from cli_session_proxy.backends.claude.sessions.reopening import SYNTHETIC_MODEL
+from cli_session_proxy.backends.claude.transcript import Entry, Reader, check
+from cli_session_proxy.backends.claude.transcript.loading import as_loaded
+from cli_session_proxy.domain.models import Session
+
+SESSION = "5e551011-0000-4000-8000-000000000001"
+MANY = 20_000
+SECONDS = 10.0  # of the processor; what is quadratic takes minutes
+
+
+def record(uuid: str, parent: str | None, kind: str = "user", **more: Any) -> dict[str, Any]:
+    message = {"role": kind, "content": more.pop("content", "words"), **more.pop("message", {})}
+    return {"type": kind, "uuid": uuid, "parentUuid": parent, "message": message, **more}
+
+
+def entries(*lines: dict[str, Any]) -> list[Entry]:
+    return [Entry(json.dumps(line), line) for line in lines]
+
+
+def rewinds() -> object:
+    notes = [{"type": "last-prompt", "rewound": True, "leafUuid": "nobody"}] * MANY
+    lines = [*({"type": "note", "n": n} for n in range(MANY)), *notes]
+    return transcript.parse("\n".join(map(json.dumps, lines)).encode())
+
+
+def unknown_kinds() -> object:
+    """One behind the other, and all that is known behind the last one."""
+    odd = [record(f"o{n}", f"o{n - 1}" if n else None, "odd") for n in range(MANY)]
+    return as_loaded(entries(*odd, *(record(f"u{n}", f"o{MANY - 1}") for n in range(MANY))))
+
+
+def made_up_answers() -> object:
+    """One behind the other, and prompts behind the last one."""
+    model = {"model": SYNTHETIC_MODEL}
+    made_up = [record(f"a{n}", f"a{n - 1}" if n else "frame", "assistant", message=model) for n in range(MANY)]
+    prompts = (record(f"u{n}", f"a{MANY - 1}") for n in range(MANY))
+    return capture.up_to_own(entries(record("frame", None), *made_up, *prompts), "frame")
+
+
+def copies() -> object:
+    known = entries(*(record(f"u{n}", None, content=f"word {n}") for n in range(MANY)))
+    other = entries(*(record(f"v{n}", None, content=f"thing {n}") for n in range(MANY)))
+    asked = ({"type": "text", "text": f"thing {MANY - 1}"},)
+    return capture.is_copied(known, other, wholly=False), capture.lacks_prompts(other, other, asked)
+
+
+@pytest.mark.parametrize("work", [rewinds, unknown_kinds, made_up_answers, copies], ids=lambda one: one.__name__)
+def test_many_of_a_kind_are_read_in_linear_time(work: Callable[[], object]) -> None:
+    began = time.process_time()
+    work()
+    assert time.process_time() - began < SECONDS
+
+
+def test_what_others_said_behind_a_turn_is_told_from_it_in_linear_time(tmp_path: Path) -> None:
+    path = tmp_path / f"{SESSION}.jsonl"
+    own = [record("frame", None), *({"type": "note", "n": n} for n in range(MANY)), record("a", "frame", "assistant")]
+    others = [record(f"u{n}", "a" if n == 0 else f"u{n - 1}", "assistant" if n % 2 else "user") for n in range(MANY)]
+    path.write_text("".join(f"{json.dumps(line)}\n" for line in (*own, *others)))
+    ready = cast(Any, type("Ready", (), {})())
+    ready.leaf, ready.results, ready.quiet, ready.prompt, ready.taken_back = None, {}, False, (), frozenset()
+    ready.session = Session(SESSION, 1, None, str(path), "", 1.0)
+    said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "finished": ()})())
+    began = time.process_time()
+    taken = capture.Captures(cast(Any, None))._take_behind(Reader(path), ready, said)
+    assert time.process_time() - began < SECONDS
+    assert taken is not None
+    assert len(taken.records) == len(own)
+
+
+def test_what_stands_beside_many_blocks_is_not_said_again_with_each(tmp_path: Path) -> None:
+    """It was two gigabytes of a transcript of a megabyte."""
+    path = tmp_path / f"{SESSION}.jsonl"
+    blocks = [{"type": "text", "text": "x"}] * 2000
+    line = record("u", None, content=blocks, toolUseResult="x" * 1_000_000)
+    path.write_text(f"{json.dumps(line)}\n")
+    verdict = check(path, None, [])
+    assert verdict is not None
+    assert verdict.found == "unreadable"
+    assert "beside its blocks" in verdict.note
