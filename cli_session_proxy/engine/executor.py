@@ -653,6 +653,8 @@ class Executor:
                             self._plan.told(event.detail)
                     case Compacted():
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
+                        with suppress(StoreUnavailable):  # for a turn that fails: the commit stores it anyway
+                            await self.store.note(attempt.lease, attempt.live.turn.id, attempt.evidence)
                     case _:
                         pass
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))

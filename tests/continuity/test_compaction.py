@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from turnfault.provider.script import Reply
+from turnfault.provider.script import Fail, Reply
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
-from .talk import ASKS_FOR_SUMMARY, EngineTalk, talking
+from .talk import ASKS_FOR_SUMMARY, EngineTalk, RequestRefused, talking
 
 FULL = {"input_tokens": 990_000}
 
@@ -47,6 +47,26 @@ async def test_a_compaction_is_recorded_and_survives_a_wipe_with_the_prompt_cach
         assert summary in told
         assert [told.count(fact.text) for fact in talk.facts[3:]] == [1, 1, 1]
         assert last.key in upstream.requests[-1].prompt
+
+
+async def test_a_turn_that_fails_after_a_compaction_says_so_and_the_next_one_knows_all_there_was(
+    claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+) -> None:
+    async with talking(make_settings(claude_bin=claude_2), upstream) as talk:
+        summary = await _filled(talk)
+        before = talk.turn
+        upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{summary}</summary>"), times=None)
+        fact = talk.new_fact()
+        upstream.when(fact.key, Fail(400, message="no"), times=None)
+        with pytest.raises(RequestRefused):
+            await talk.tell(fact)
+        failed = [turn async for turn in talk.engine.store.turns(before.agent_key)][-1]
+        assert failed.status == "failed"
+        assert failed.evidence.compacted
+        await talk.tell()
+        assert talk.turn.parent_id == before.id
+        assert summary in str(upstream.requests[-1].messages)
+        assert fact.key not in str(upstream.requests[-1].messages)
 
 
 async def test_a_turn_before_the_compaction_can_still_be_continued(
