@@ -175,6 +175,12 @@ def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) ->
     observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
     whole = f"{sha256} {cli.version}"
     not_run = next((one.found.get("why") for one in found if (one.subject, one.name) == (whole, NOT_RUN)), None)
+    in_use = {one.name: one.found.get("detail") for one in found if one.subject == whole and one.found.get("in_use")}
+    if observed is None and in_use:
+        failed = "; ".join(f"{name}: {detail}" for name, detail in in_use.items())
+        says = f"{cli.version} at {cli.path} failed in use ({failed}), and no check of it has ended"
+        level: Level = "error" if in_use.keys() & set(ESSENTIAL) else "warning"
+        return Checkup("self-check", level, says, "doctor --check-cli does it now")
     if observed is None and not_run is not None:
         return Checkup("self-check", "warning", f"it could not be run: {not_run}", "doctor --check-cli does it now")
     if observed is None:

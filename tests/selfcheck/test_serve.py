@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
+import socket
 import sqlite3
 from contextlib import closing
 from functools import partial
 from pathlib import Path
 
 import httpx
+import pytest
 
 from cli_session_proxy.backends.claude.process.observed import NAMES
 from cli_session_proxy.commands.doctor import examine
+from cli_session_proxy.http import server
+from cli_session_proxy.http.watchdog import Watchdog
 from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
 
@@ -66,3 +71,29 @@ async def test_a_proxy_that_is_killed_in_the_middle_of_a_check_leaves_nothing(
         await until(lambda: not list(processes((), mark=os.fsencode(folder))))
         await until(lambda: not folder.exists())
     assert runs(settings) == []
+
+
+async def test_no_check_begins_before_the_server_is_ready(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    order: list[str] = []
+    startup = server.Server.startup
+
+    async def slow(one: server.Server, sockets: list[socket.socket] | None = None) -> None:
+        for _ in range(100):  # all that could run before it does
+            await asyncio.sleep(0)
+        order.append("ready")
+        await startup(one, sockets)
+
+    async def check(*_: object) -> None:
+        order.append("check")
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    monkeypatch.setattr(server.Server, "startup", slow)
+    (tmp_path / "var").mkdir()
+    settings = Settings(port=0, var=tmp_path / "var", claude_bin=tmp_path / "none")
+    watchdog = Watchdog(leave=lambda _code: None)
+    watchdog.start()
+    try:
+        await asyncio.wait_for(server.serve(settings, order.append, watchdog, beside=check), 60)
+    finally:
+        watchdog.stop()
+    assert [one for one in order if one in ("ready", "check")] == ["ready", "check"]

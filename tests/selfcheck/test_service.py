@@ -339,6 +339,22 @@ async def test_what_fails_in_use_while_a_check_runs_stands_in_memory_and_in_the_
         assert f"{len(NAMES) - 1} of {len(NAMES)} seen to work" in told.says
 
 
+@pytest.mark.parametrize(("name", "level"), [("frames", "error"), ("set_model", "warning")])
+async def test_doctor_tells_what_failed_in_use_before_any_check_has_ended(
+    name: Name, level: str, settings: Settings, install: Binary, checker: Checker
+) -> None:
+    install("2.1.330")
+    checker.why = "the disk is full"
+    async with serving(settings) as (store, _said):
+        cli = await probed(settings)
+        await until(lambda: checker.asked)
+        capability.failed(cli, name, "it said: no")
+        await until(lambda: _is_kept(store))
+        told = _was_checked(cli, settings, await store.findings())
+        assert (told.level, told.mend) == (level, "doctor --check-cli does it now")
+        assert f"failed in use ({name}: it said: no), and no check of it has ended" in told.says
+
+
 async def test_what_doctor_finds_out_at_once_is_applied_without_a_restart(
     settings: Settings, install: Binary, checker: Checker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
