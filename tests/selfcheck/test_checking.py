@@ -72,31 +72,6 @@ async def test_a_cli_of_today_does_all_of_it(claude_2: Path, tmp_path: Path) -> 
     assert report.passed
 
 
-async def test_another_program_that_asks_the_scripted_provider_decides_nothing(claude_2: Path, tmp_path: Path) -> None:
-    """Such as another user's, or a confined agent's shell: they reach every port of the machine."""
-    asked = 0
-
-    async def asks() -> None:
-        nonlocal asked
-        body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}], "system": "other words"}
-        async with httpx.AsyncClient(trust_env=False) as client:
-            while True:
-                for one in psutil.Process().children(recursive=True):
-                    with contextlib.suppress(psutil.Error, httpx.HTTPError):
-                        for at in [at.laddr.port for at in one.net_connections("tcp4") if at.status == "LISTEN"]:
-                            told = await client.post(f"http://127.0.0.1:{at}/v1/messages", json=body)
-                            asked += 1
-                            assert told.status_code == 404
-                await asyncio.sleep(0.02)
-
-    asking = asyncio.create_task(asks())
-    report = await _run(claude_2, Settings(var=tmp_path))
-    assert not asking.done()
-    asking.cancel()
-    assert asked
-    assert failed(report) == set()
-
-
 @pytest.mark.full
 async def test_an_old_cli_does_what_is_expected_of_its_version(claude_1: Path, tmp_path: Path) -> None:
     report = await check(claude_1, Settings(var=tmp_path))
@@ -117,9 +92,25 @@ async def test_one_change_is_seen_as_what_it_is(how: str, claude_2: Path, tmp_pa
     assert all(words), report
 
 
-async def test_the_cli_of_a_check_has_nothing_of_the_users(
+async def test_a_check_has_nothing_of_the_users_and_another_program_that_asks_its_provider_decides_nothing(
     claude_2: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Another program: another user's, or a confined agent's shell. They reach every port of the machine."""
+    asked = 0
+
+    async def asks() -> None:
+        nonlocal asked
+        body = {"model": "sonnet", "messages": [{"role": "user", "content": "hello"}], "system": "other words"}
+        async with httpx.AsyncClient(trust_env=False) as client:
+            while True:
+                for one in psutil.Process().children(recursive=True):
+                    with contextlib.suppress(psutil.Error, httpx.HTTPError):
+                        for at in [at.laddr.port for at in one.net_connections("tcp4") if at.status == "LISTEN"]:
+                            told = await client.post(f"http://127.0.0.1:{at}/v1/messages", json=body)
+                            asked += 1
+                            assert told.status_code == 404
+                await asyncio.sleep(0.02)
+
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(folder))
@@ -127,7 +118,13 @@ async def test_the_cli_of_a_check_has_nothing_of_the_users(
         monkeypatch.setenv(name, "the-users-own")
     claude = tampered(claude_2, tmp_path / "bin", "tells")
     settings = Settings(var=tmp_path, claude_env={"ANTHROPIC_AUTH_TOKEN": "the-users-own"})
-    assert (await _run(claude, settings)).passed
+    asking = asyncio.create_task(asks())
+    report = await _run(claude, settings)
+    assert not asking.done()
+    asking.cancel()
+    assert asked
+    assert failed(report) == set()
+    assert report.passed
     env = json.loads((tmp_path / "bin" / "environment").read_text())
     assert "the-users-own" not in env.values()
     assert env["HOME"] != os.environ["HOME"]
