@@ -376,8 +376,13 @@ def rewind(
     from .commands import changing
 
     done = asyncio.run(changing.rewind(settings, owner, agent_id, to))
-    where = f"goes on from {done['head']}" if done["head"] else "begins anew"
-    _say(json.dumps(done, indent=1) if as_json else f"{done['turns']} turns off the path: the next turn {where}")
+    if as_json:
+        _say(json.dumps(done, indent=1))
+        return
+    from .export.words import count
+
+    where = f"continues {done['head']}" if done["head"] else "begins a new conversation"
+    _say(f"took back {count(done['turns'], 'turn')}: the next one {where}")
 
 
 @_command("audit --since 7d", "audit --type delete --json", options=CONFIG | {"var": STORE["var"]})

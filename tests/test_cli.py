@@ -281,9 +281,10 @@ def test_a_var_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest
     assert "--var" in error_of(capsys, 2, "serve", "--port", "0", "--var", tmp_path / "file")
 
 
-def test_a_reader_that_has_enough_is_no_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", ["chains --json", "dump agent-1 --format json"])
+def test_a_reader_that_has_enough_is_no_error(tmp_path: Path, command: str) -> None:
     fill(tmp_path, *(f"agent-{number}" for number in range(300)))
-    command = f"{sys.executable} -m cli_session_proxy chains --json --var {tmp_path} | head -c 10"
+    command = f"{sys.executable} -m cli_session_proxy {command} --var {tmp_path} | head -c 10"
     answer = subprocess.run(command, shell=True, capture_output=True, text=True, timeout=SOON, check=True)
     assert answer.stderr == ""
 
@@ -380,7 +381,7 @@ def test_chains_fit_a_terminal_and_tell_the_totals(tmp_path: Path, capsys: pytes
     fill(tmp_path, *(f"agent-{n}-{'x' * 100}" for n in range(3)))
     done("chains", "--limit", "2", "--var", tmp_path)
     said = capsys.readouterr().out.splitlines()
-    assert said[-1].startswith("2 of 3 agents, 3 turns, $0.00, ")
+    assert said[-1].startswith("2 of 3 agents, 3 turns, $0, ")
     assert len(said) == 4
     assert "owner" not in said[0]
     width = {**os.environ, "COLUMNS": "80", "TERM": "xterm", "PYTHONPATH": str(ROOT)}

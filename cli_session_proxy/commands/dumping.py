@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import aclosing
 from dataclasses import dataclass
 from itertools import chain
 from typing import ClassVar
@@ -43,8 +44,9 @@ class Shown:
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
     """Write the agent's chain piece by piece. Raises `NotFound`, `ConfigError`."""
-    async for text in _dumped(settings, owner, agent_id, shown):
-        write(text)
+    async with aclosing(_dumped(settings, owner, agent_id, shown)) as pieces:  # also where the reader leaves
+        async for text in pieces:
+            write(text)
 
 
 class SaidBlock(CodeBlock):

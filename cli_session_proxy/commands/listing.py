@@ -20,7 +20,7 @@ from ..domain.searching import moment
 from ..errors import ConfigError, did_you_mean, printable
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..export.sums import DAYS, TURNS, summed
-from ..export.words import count
+from ..export.words import count, money
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from ..stores.base import Store
@@ -153,7 +153,7 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     turns, repairs, cost, size = (sum(row[name] for row in rows) for name in ("turns", "repairs", "cost_usd", "bytes"))
     total = [f"{part}{count(len(rows), 'agent')}", count(turns, "turn")]
     total += [count(repairs, "repair")] if repairs else []
-    console.print(Text(", ".join([*total, money(cost) or "$0.00", _size(size)]), style="dim"))
+    console.print(Text(", ".join([*total, money(cost) or "$0", _size(size)]), style="dim"))
     if listed.one_shots:
         console.print(Text(folded, style="dim"))
 
@@ -201,11 +201,6 @@ def print_spent(rows: list[JSON], by: By) -> None:
 
 # A turn's status in the words of the page; nothing where all is well.
 STATES = {"completed": "", "requires_action": "waits"}
-
-
-def money(dollars: float) -> str:
-    """Blank for nothing."""
-    return f"${dollars:.{4 if dollars < 0.1 else 2}f}" if dollars else ""
 
 
 def _size(number: float) -> str:

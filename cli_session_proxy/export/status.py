@@ -10,7 +10,7 @@ from ..domain.forms import Recorded
 from ..domain.models import FINISHED, JSON
 from ..domain.plan import Plan
 from ..stores.base import Forgotten, TurnFacts
-from .words import count
+from .words import count, money
 
 WEEK = 7
 # Errors that the next turn of any agent meets, too, with what to do.
@@ -84,8 +84,8 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
         yield f"login       {status.login}"
     if status.cli is not None:
         yield f"CLI         {status.cli}"
-    week = f"${status.cost_week:.2f} in the last {WEEK} days ({times.name()})"
-    yield f"cost        ${status.cost_today:.2f} today, {week}"
+    week = f"{money(status.cost_week) or '$0'} in the last {WEEK} days ({times.name()})"
+    yield f"cost        {money(status.cost_today) or '$0'} today, {week}"
     if status.plan is not None:
         yield f"plan        {windows(status.plan)}"
     if (seen := status.remembered) is not None:

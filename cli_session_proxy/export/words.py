@@ -79,6 +79,11 @@ def count(number: object, one: str) -> str:
     return f"{number} {one}" if number == 1 else f"{number} {one}s"
 
 
+def money(dollars: float) -> str:
+    """Blank for nothing."""
+    return f"${dollars:.{4 if dollars < 0.1 else 2}f}" if dollars else ""
+
+
 # What steers a terminal, turns a line around or has no place in a page; joiners, which scripts and emoji need, stay.
 UNSEEN = "\x00-\x08\x0b\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff"
 _UNSEEN = re.compile(f"[{UNSEEN}]")

@@ -299,8 +299,8 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
     if (hours := settings.forget_unnamed) != "never":
         after = f"{hours / 24:g} days" if hours >= 48 else f"{hours:g} hours"
         yield (
-            "one-shots (unnamed agents of one turn that nobody continued, and no stored id names) are forgotten "
-            f"after {after}: forget_unnamed"
+            "one-shots (unnamed agents of a single turn that nobody continues) are forgotten after "
+            f"{after}; the setting forget_unnamed changes that"
         )
     memories = {one.git_memory.repo.resolve() for one in settings.profiles.values() if one.git_memory is not None}
     for name, profile in sorted(settings.profiles.items()):

@@ -53,6 +53,7 @@ async def test_words_appear_as_they_come_and_waits_are_told(browser: Browser, tm
             # the opened turn has it now: there is one pane, and one way to end the turn
             await expect(page.locator("#turn .pane .said-so-far")).to_have_text("The colour ")
             await expect(pane).to_have_count(1)
+            await expect(page.locator("#turn section:has-text('what is the colour?') ~ .now .pane")).to_have_count(1)
             await expect(pane.locator(".elapsed")).to_have_text(re.compile(r"^\d+ s$"))
             await expect(page.get_by_role("button", name="Cancel")).to_have_count(1)
             backend.go.release()

@@ -31,8 +31,8 @@ export function fill(element, ...children) {
 export function hueOf(id) {
   let hash = 2166136261;
   for (const char of id || "") hash = Math.imul(hash ^ char.charCodeAt(0), 16777619);
-  // the golden angle spreads near hashes over the circle
-  return Math.round(((hash >>> 0) % 1000) * 137.508) % 360;
+  // the golden angle spreads near hashes from teal to violet: red and amber mean something
+  return 170 + (Math.round(((hash >>> 0) % 1000) * 137.508) % 140);
 }
 
 export function coloured(element, sessionId) {

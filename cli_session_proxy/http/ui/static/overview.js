@@ -2,7 +2,7 @@
 
 import { get } from "./api.js";
 import { budget, costs, table } from "./charts.js";
-import { ago, bytes, coarse, count, fill, h } from "./dom.js";
+import { ago, bytes, coarse, count, fill, h, money } from "./dom.js";
 
 const EVERY = 3000;
 
@@ -53,7 +53,7 @@ export class Overview {
 }
 
 const to = (agentId, turnId) => `#/${encodeURIComponent(agentId)}${turnId ? `/${encodeURIComponent(turnId)}` : ""}`;
-const usd = (dollars) => `$${dollars.toFixed(2)}`;
+const usd = (dollars) => money(dollars) || "$0";
 
 function works(problem) {
   return h("strong", { "data-good": String(problem === null) }, problem === null ? "Working" : `Not working: ${problem}`);
