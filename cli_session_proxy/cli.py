@@ -449,7 +449,7 @@ def export(
     from .commands import upkeep
 
     done = asyncio.run(upkeep.export(settings, owner, agent_id, output))
-    _say(_json_of(done) if as_json else f"wrote {done.turns} turns ({done.records} records) to {done.path}")
+    _say(_json_of(done) if as_json else f"wrote {_size_of(done)} to {done.path}")
 
 
 @_command(
@@ -513,7 +513,7 @@ def import_(
     from .commands import upkeep
 
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
-    _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {done.turns} turns ({done.records} records)")
+    _say(_json_of(done) if as_json else f"imported agent {done.agent_id}: {_size_of(done)}")
 
 
 @_command("migrate --to postgresql://proxy@db/chains", "migrate --store URL --to var")
@@ -536,7 +536,10 @@ def migrate(
         _say("the move is forgotten; what it has copied is of no use and may be removed")
         return
     done = asyncio.run(moving.migrate(settings, to))
-    said = f"moved {sum(done.rows.values())} rows ({done.rows['turns']} turns of {done.rows['agents']} agents)"
+    from .export.words import count
+
+    rows, turns, agents = (sum(done.rows.values()), done.rows["turns"], done.rows["agents"])
+    said = f"moved {count(rows, 'row')} ({count(turns, 'turn')} of {count(agents, 'agent')})"
     _say(_json_of(done) if as_json else f"{said} to {done.place}, each compared: start the proxies with that store")
 
 
@@ -679,6 +682,12 @@ def demo(settings: "Settings") -> None:
 
     if not asyncio.run(run(settings.claude_bin, _say)):
         raise typer.Exit(1)
+
+
+def _size_of(done: Any) -> str:
+    from .export.words import count
+
+    return f"{count(done.turns, 'turn')} ({count(done.records, 'record')})"
 
 
 def _json_of(done: Any) -> str:

@@ -30,6 +30,7 @@ from ..domain import times
 from ..engine.ownership import Instances, differences
 from ..errors import ClaudeUnavailable, ProxyError
 from ..export import explain
+from ..export.words import count
 from ..http.binding import answers, is_served
 from ..http.served import OVER_SOCKET, Served, served_at
 from ..machine import command_to
@@ -337,7 +338,7 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
         return _elsewhere(str(path), marks.get(MOVED_TO)), None, []
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest() else f" (migrated from {version} at the next start)"
-    says = f"{path}: {agents} agents, {path.stat().st_size // MB} MB, schema {newest()}{old}"
+    says = f"{path}: {count(agents, 'agent')}, {path.stat().st_size // MB} MB, schema {newest()}{old}"
     wanted = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
     rows = conn.execute(wanted) if "findings" in tables else ()
     known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
@@ -360,7 +361,7 @@ def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
         return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None
     if found.is_marked:
         return _elsewhere(found.name, found.moved_to), None
-    schema = "an empty database" if found.schema is None else f"{found.agents} agents, schema {found.schema}"
+    schema = "an empty database" if found.schema is None else f"{count(found.agents, 'agent')}, schema {found.schema}"
     return Checkup("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found
 
 

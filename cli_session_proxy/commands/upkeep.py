@@ -95,7 +95,8 @@ async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | Non
 
 
 def print_adopted(done: Adopted) -> Iterator[str]:
-    yield f"adopted {done.turns} turns ({done.records} records, {done.files} files) from {done.source}"
+    beside = f"{count(done.records, 'record')}, {count(done.files, 'file')}"
+    yield f"adopted {count(done.turns, 'turn')} ({beside}) from {done.source}"
     yield from (f"note: {note}" for note in done.notes)
     yield f"agent {printable(done.agent_id)} goes on with session {done.session_id}; the original stays as it is"
 

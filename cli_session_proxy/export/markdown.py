@@ -18,7 +18,7 @@ from .chain_json import turns_of
 from .explain import cache, placed
 from .schema import SaidDump
 from .shown import CallAside, here
-from .words import KINDS, UNSURE, mark_of, visible
+from .words import KINDS, UNSURE, count, mark_of, visible
 
 
 async def markdown(
@@ -38,7 +38,7 @@ async def markdown(
     title = [
         f"# Agent {_inline(chain.agent.agent_id)}\n",
         f"- since {times.written(chain.agent.created_at)}, sandbox {_inline(sandbox)}",
-        f"- head {_inline(chain.agent.head or 'none')}, {len(chain.sessions)} session(s)",
+        f"- head {_inline(chain.agent.head or 'none')}, {count(len(chain.sessions), 'session')}",
         *(_link(link) for link in links.get(None, ())),
         "",
     ]

@@ -41,7 +41,7 @@ async def test_doctor_looks_at_the_server_and_changes_nothing(postgres_url: str,
     await spoken(postgres_url, tmp_path)
     level, says, _ = await finding(postgres_url, tmp_path)
     assert level == "ok"
-    assert "1 agents, schema" in says
+    assert "1 agent, schema" in says
     level, says, mend = await finding("postgresql://proxy:hidden@127.0.0.1:1/none", tmp_path)
     assert (level, mend) == ("error", "start PostgreSQL, or correct `store`")
     assert "hidden" not in says

@@ -102,6 +102,8 @@ export class TurnView {
     const took = turn.finished_at && turn.started_at && millis(1000 * (turn.finished_at - turn.started_at));
     const compare = h("details.transcript", { "data-part": "transcript" }, h("summary", null, "Chain and session file"), h("div"));
     compare.addEventListener("toggle", () => this.compare(agentId, turn.id, compare), { once: true });
+    const json = folded("JSON"); // megabytes, if the turn has them: only for who looks
+    json.addEventListener("toggle", () => json.append(h("pre", null, JSON.stringify(turn, null, 1))), { once: true });
     fill(
       this.section,
       h("h2", null, `Turn ${number} `, badge(turn.status), " ", isHead && h("span.badge.head", null, "head"), h("span.verdict")),
@@ -136,7 +138,7 @@ export class TurnView {
         ...(turn.attempts.length > 1 ? turn.attempts : []).map((one) => h("pre", null, JSON.stringify(one)))),
       folded("Time and tokens", timings(turn), fell.some((one) => one.kind !== "step") && waterfall(fell), tokens(turn)),
       answered(turn) && [h("details.seen", { hidden: true }), compare],
-      folded("JSON", h("pre", null, JSON.stringify(turn, null, 1))),
+      json,
     );
   }
 
