@@ -320,6 +320,10 @@ def test_serve_loads_no_client_library() -> None:
 
 HEAVY = ("litellm", "openai", "httpx", "uvicorn", "starlette", "pydantic_settings", "aiohttp", "watchfiles")
 LISTS = (*HEAVY, "cli_session_proxy.engine.engine", "cli_session_proxy.http.server", "psycopg")
+READS = (
+    *LISTS, "structlog", "pygments", "psutil", "rich.progress", "cli_session_proxy.backends.base",
+    "cli_session_proxy.engine.live",
+)  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -329,9 +333,9 @@ LISTS = (*HEAVY, "cli_session_proxy.engine.engine", "cli_session_proxy.http.serv
         (["--help"], (*LISTS, "pydantic", "sqlalchemy", "rich", "structlog")),
         (["chains", "--help"], (*LISTS, "cli_session_proxy.settings", "sqlalchemy", "rich", "structlog")),
         (["status"], LISTS),
-        (["chains"], (*LISTS, "structlog", "pygments", "psutil")),
-        (["show", "ada"], (*LISTS, "structlog", "pygments", "psutil")),
-        (["find", "there"], (*LISTS, "structlog", "pygments", "psutil")),
+        (["chains"], READS),
+        (["show", "ada"], READS),
+        (["find", "there"], READS),
     ],
     ids=" ".join,
 )

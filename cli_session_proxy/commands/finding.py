@@ -9,7 +9,6 @@ from typing import Any
 
 from rich.console import Console
 from rich.padding import Padding
-from rich.progress import TaskProgressColumn
 from rich.text import Text
 
 from ..domain import times
@@ -19,7 +18,6 @@ from ..export import brief, shown
 from ..export import found as found_words
 from ..settings import Settings
 from ..stores.base import Store
-from .bars import bar
 from .fitting import fitted
 from .listing import ChainFilter, moment_of
 from .stored import opened
@@ -74,9 +72,17 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapp
 
 
 async def _indexed(store: Store) -> Indexed:
+    indexed = await store.index(STEP)
+    if indexed.is_whole:
+        return indexed
+    from rich.progress import TaskProgressColumn  # noqa: PLC0415 - nearly always the index is up to date
+
+    from .bars import bar  # noqa: PLC0415 - as above
+
     with bar("reading what was said", TaskProgressColumn()) as move:
-        while not (indexed := await store.index(STEP)).is_whole:
+        while not indexed.is_whole:
             move(indexed.done, indexed.total)
+            indexed = await store.index(STEP)
     return indexed
 
 

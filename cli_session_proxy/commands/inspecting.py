@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.text import Text
 
 from ..backends.claude.process import environment
-from ..backends.claude.sessions import seeing
 from ..domain import times
 from ..domain.models import JSON, Agent, Link, Session, Turn
 from ..domain.searching import Search
@@ -101,6 +100,8 @@ async def _session(settings: Settings, store: Store, agent: Agent, session: Sess
 
 
 async def _turn(settings: Settings, store: Store, agent: Agent, turn: Turn) -> JSON:
+    from ..backends.claude.sessions import seeing  # noqa: PLC0415 - an agent and a session need no transcript
+
     links = (await store.page(agent.key, before_seq=turn.seq + 1, limit=1)).links
     found = await seeing.seen(store, turn)
     saw = None

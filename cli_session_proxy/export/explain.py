@@ -7,11 +7,9 @@ reads is told from here. Evidence that an older version left out is not guessed:
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from ..backends.base import LoginKind, Program
 from ..domain import times
-from ..domain.approvals import Approval, Outcome
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
     JSON,
@@ -27,8 +25,12 @@ from ..domain.models import (
     Usage,
 )
 from ..domain.notes import Code
-from ..engine.live import Doing
 from .words import Brief, Kind, count
+
+if TYPE_CHECKING:
+    from ..backends.base import LoginKind, Program
+    from ..domain.approvals import Approval, Outcome
+    from ..engine.live import Doing
 
 NO_SESSION = "none"
 
