@@ -270,7 +270,7 @@ async def test_the_last_that_passed_is_still_there_after_a_restart(
 ) -> None:
     install("2.1.330")
     async with serving(settings):
-        await decided(settings)
+        await kept(settings)
     for known in (capability._probed, capability._observed, capability._stand_ins):
         known.clear()
     checker.fails["2.1.331"] = ("round_trip",)
