@@ -222,7 +222,7 @@ async def _ask(talk: ChatTalk, one: JSON, write: Write, person: Lines) -> None:
 
 
 def _told(turn: JSON) -> str:
-    """One line on how the turn was had, and one for each repair."""
+    """A line with the kind of continuation, the session and the cost; one for the tools; one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
     if turn["tools"]:

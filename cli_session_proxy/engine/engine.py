@@ -423,16 +423,16 @@ class Engine:
     # --- turns that wait for the end of a limit
 
     def _behind(self, live: LiveTurn) -> list[LiveTurn]:
-        """The other turns of its agent that wait in this proxy. What they say has to be known: who composes it may be
-        gone by then."""
+        """The agent's other turns that wait in this proxy. Only those whose prompt is known: a client that still
+        composes one may be gone by then."""
         key = live.turn.agent_key
         others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
         whole = (one for one in others if one.compose is None or one.composed is not None)
         return [one for one in whole if not one.done and self._deliveries.here(one)]
 
     def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
-        """Another proxy left a turn that waits for a limit: from now on it waits here, behind so many others. Under the
-        agent's lease."""
+        """Another proxy left a turn that waits for a limit: from now on it waits here, behind `before` others. Under
+        the agent's lease."""
         assert turn.limit_wait is not None
         place = self._lanes.take_before(agent.key, before)
         live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)

@@ -66,7 +66,7 @@ class Follower:
             return []
         for turn in changed:
             self._watch(turn)
-        goes_on = self._links is None  # where another reader left off, who was told of the links before
+        goes_on = self._links is None  # where another reader stopped: the links until then were told
         chain = await self._store.chain(self._agent.key)
         every = chain.links if chain else ()
         links = by_turn(every[self._links or 0 :])

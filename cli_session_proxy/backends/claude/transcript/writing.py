@@ -27,7 +27,8 @@ NO_CONTENT = "(no content)"
 
 NEWEST = Loading()
 
-# Times of records are counted on from, a millisecond a record: in seconds, the year 5138, long before datetime's end.
+# The latest time that is taken over from a record, in seconds since 1970: the year 5138. Records behind it are a
+# millisecond apart, and must not reach the year 9999, where `datetime` ends.
 LAST_TIME = 1e11
 
 _SESSION_ID = re.compile(r'"sessionId":"([0-9a-fA-F-]{36})"')
