@@ -7,7 +7,7 @@ No traceback shows local variables: they hold prompts and keys.
 What an event carries is the caller's choice, but never a prompt, a key or an environment: `_drop_secrets` is the
 second line behind that rule. Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
 
-structlog is imported when something is logged: a command that reads logs nothing, and would wait 50 ms for it.
+structlog is imported with an engine, else when something is logged: a command that only reads would wait 50 ms for it.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from .settings import Settings
 
-__all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "shut_down"]
+__all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "load", "shut_down"]
 
 ROTATE_BYTES = 10 * 1024 * 1024
 ROTATE_KEPT = 5  # so that logs never need more than 60 MB
@@ -129,6 +129,11 @@ def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tup
 
     wrapped, extra = ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
     return wrapped, {**extra, "exc_info": False}
+
+
+def load() -> None:
+    """Import structlog now. An import while Python ends after Ctrl-C would change its exit code to 1."""
+    import structlog  # noqa: F401
 
 
 class _Named:

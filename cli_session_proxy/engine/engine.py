@@ -78,6 +78,7 @@ from .rewinding import Rewound, rewind
 
 __all__ = ["Answer", "Engine", "HasLeft"]
 
+logs.load()
 log = logs.get(__name__)
 
 # Whether the client of a request is known to have disconnected.

@@ -21,7 +21,7 @@ import asyncio
 from collections import namedtuple
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
-from functools import cached_property, partial
+from functools import partial
 from queue import SimpleQueue
 from threading import Thread
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -240,13 +240,9 @@ class Prepared:
         self.statement = statement
         # which columns are set is decided by the values
         self._made: dict[tuple[str, ...], _Made] = {}
-
-    @cached_property
-    def _row(self) -> Callable[[Any], Any]:
-        columns = [column.key for column in self.statement.exported_columns if column.key is not None]
+        columns = [column.key for column in statement.exported_columns if column.key is not None]
         row: Any = namedtuple("_Row", columns)  # type: ignore[misc]  # its fields are known only here
-        make: Callable[[Any], Any] = row._make
-        return make
+        self._row = row._make
 
     def one(self, conn: Connection, values: Values) -> Any | None:
         return self.first(self.run(conn, values))
