@@ -22,7 +22,7 @@ from typing import Any
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude.process import confine, process
+from cli_session_proxy.backends.claude.process import confine, frames, process
 from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
@@ -687,3 +687,40 @@ async def test_calls_that_a_shell_makes_up_between_turns_are_not_kept(shells: Sh
         await until((sandbox / "said").exists)
         assert psutil.Process().memory_info().rss - before < 100 * 1024**2
         assert "still" in await shells.run(engine, "confined", "echo still")
+
+
+async def test_a_shell_that_speaks_without_end_between_turns_ends_its_cli_alone(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It kept a processor busy for as long as its CLI waited."""
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 20_000_000)
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        (sandbox / "calls.py").write_text(CALLS)
+        assert "waits" in await shells.run(
+            engine, "confined", "(setsid python3 calls.py $PPID > why 2>&1 &) ; echo waits"
+        )
+        assert claude(engine).processes()
+        (sandbox / "go").touch()
+        await until(lambda: not claude(engine).processes())
+        assert not (sandbox / "said").exists()
+        assert "still" in await shells.run(engine, "confined", "echo still")
+
+
+@pytest.mark.timeout(120)
+async def test_a_transcript_that_leads_in_a_circle_holds_nobody_up(shells: Shells) -> None:
+    """What a turn added is read on the event loop where it is short."""
+    made_up = {"role": "assistant", "model": "<synthetic>", "content": [{"type": "text", "text": "x"}]}
+    lines = (
+        {"type": "assistant", "uuid": "circle", "parentUuid": "circle", "message": made_up},
+        {"type": "user", "uuid": "prompt", "parentUuid": "circle", "message": {"role": "user", "content": "x"}},
+    )
+    written = " ".join(f"'{json.dumps(line)}'" for line in lines)
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        said = await shells.run(
+            engine, "confined", f"printf '%s\\n' {written} >> $(ls $CLAUDE_CONFIG_DIR/projects/*/*.jsonl) && echo wrote"
+        )
+        assert "wrote" in said
+        assert "here" in await shells.run(engine, "confined", "echo here")

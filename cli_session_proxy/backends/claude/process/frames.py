@@ -17,7 +17,7 @@ from .capability import Capability
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
 MAX_LINE = 64 * 1024 * 1024
 # Of one turn: a million tokens come in less than 100 MB. What a shell behind a boundary does in its CLI's place has no
-# other end before `turn_timeout`, and all that is heard is kept until then.
+# other end before `turn_timeout`, and all that is heard is kept until then. Between turns it is read in vain.
 MOST_OF_A_TURN = 4 * MAX_LINE
 
 
@@ -158,7 +158,7 @@ class Output(asyncio.Protocol):
         self._lines: deque[bytes] = deque()  # that nobody has room for yet
         self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
         self.listening = False  # somebody comes for it with `next`; else it is dropped
-        self._said = 0  # bytes of the present turn
+        self._said = 0  # bytes of the present turn, or since the last one
         self._more = asyncio.Event()  # for the listener: a frame, or the end
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
@@ -221,7 +221,7 @@ class Output(asyncio.Protocol):
 
     def leave(self) -> bool:
         """From now on its output is dropped. Whether anybody listened."""
-        listened, self.listening = self.listening, False
+        listened, self.listening, self._said = self.listening, False, 0
         self._heard.clear()
         self._take()
         self._more.set()
@@ -264,10 +264,8 @@ class Output(asyncio.Protocol):
             self.spoke = True
             self.started.set()
         if self.failure is None:  # else it is drained only
-            self._said += len(data) if self.listening else 0
             try:
-                if self._said > MOST_OF_A_TURN:
-                    raise UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn")
+                self._count(data)
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
             except UnreadableOutput as exc:
                 self._unreadable(exc)
@@ -278,6 +276,11 @@ class Output(asyncio.Protocol):
         if exc is not None:  # it could not be read, or what was read broke something here
             self._lines.clear()
         self._take()
+
+    def _count(self, data: bytes) -> None:
+        self._said += len(data)
+        if self._said > MOST_OF_A_TURN:
+            raise UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two")
 
     def _unreadable(self, why: UnreadableOutput) -> None:
         self.failure = f"it printed {why}"
@@ -322,6 +325,11 @@ class Output(asyncio.Protocol):
         while chunk := await stderr.read(READ_SIZE):
             self._tail += chunk
             del self._tail[:-STDERR_TAIL]
+            if self.failure is None:
+                try:
+                    self._count(chunk)
+                except UnreadableOutput as exc:
+                    self._unreadable(exc)
 
 
 # --- prompts for CLIs that interpret them ------------------------------------------------------------------

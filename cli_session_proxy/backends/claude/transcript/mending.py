@@ -191,8 +191,9 @@ def shown(records: Sequence[Record]) -> list[Record]:
     fitted_before = 0  # records before this one may hold what other blocks are shown for
     for at, mark in marks:
         if mark["mark"] == "fitted":
-            instead, fitted_before = instead | mark["instead"], at
-    ranges = [(mark["what"], _at(records, mark["since"]), at) for at, mark in marks if mark["mark"] == "leave_out"]
+            instead.update(mark["instead"])
+            fitted_before = at
+    ranges = _left_out(records, marks)
     out: list[Record] = []
     start = _at(records, window_of(records))
     summed = 0
@@ -210,10 +211,12 @@ def shown(records: Sequence[Record]) -> list[Record]:
     hangs = start > 0  # the first record that is kept hangs on another one than it was said behind, or on none
     first = out[-1].uuid if start and out else None
     gone: dict[str, str | None] = {}  # uuid of a record that is left out -> what hangs on it hangs on this
+    ahead = sum(at < start for at, _ in marks)  # the next mark
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
+            ahead += 1
             continue
-        kinds = {what for what, since, end in ranges if since <= at < end and _may_hold(record, what)}
+        kinds = {what for what, since in ranges[ahead].items() if since <= at and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
         counted = at < counted_before and '"usage"' in record.line
         if record.uuid is None or not (kinds or gone or hangs or fits or counted):
@@ -231,12 +234,26 @@ def shown(records: Sequence[Record]) -> list[Record]:
             while data.get(name) in gone:
                 data[name] = gone[data[name]]
         if kinds and not data.get("isSidechain") and _is_emptied(data, kinds):
-            gone[record.uuid] = data.get("parentUuid")
+            parent = data.get("parentUuid")
+            gone[record.uuid] = None if parent == record.uuid else parent  # who goes over it comes to an end
         elif data == was:
             out.append(record)
         else:
             out.append(Record(json.dumps(data, separators=(",", ":")), record.uuid, record.synthetic))
     return out
+
+
+def _left_out(records: Sequence[Record], marks: Sequence[tuple[int, JSON]]) -> list[dict[LeftOut, int]]:
+    """For what stands before each mark, and behind the last one: from which record on each kind is left out."""
+    places = {record.uuid: at for at, record in reversed([*enumerate(records)])}
+    found: list[dict[LeftOut, int]] = [{}]
+    for at, mark in reversed(marks):
+        since = dict(found[-1])
+        if mark["mark"] == "leave_out":
+            named = 0 if mark["since"] is None else places.get(mark["since"], 0)
+            since[mark["what"]] = min(named, since.get(mark["what"], at))
+        found.append(since)
+    return found[::-1]
 
 
 def _at(records: Sequence[Record], uuid: str | None) -> int:

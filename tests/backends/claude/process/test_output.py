@@ -48,9 +48,10 @@ class Heard:
         if output is None:
             self.output.connection_made(self.pipe)
 
-    def begin(self, asked: Callable[[JSON], None] | None = None) -> Output:
-        stderr = asyncio.StreamReader()
-        stderr.feed_eof()
+    def begin(self, asked: Callable[[JSON], None] | None = None, stderr: asyncio.StreamReader | None = None) -> Output:
+        if stderr is None:
+            stderr = asyncio.StreamReader()
+            stderr.feed_eof()
         self.output.begin(stderr, asked=asked or self.asked.append, broken=self._break, ended=self._end)
         return self.output
 
@@ -144,8 +145,11 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
     await output.close()
 
 
-async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that is heard is kept until the turn ends. Each turn counts by itself, and what nobody hears does not."""
+@pytest.mark.parametrize("when", ["in a turn", "between turns"])
+async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(
+    when: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All that is heard is kept until the turn ends. Each turn counts by itself, and so does what comes between."""
     monkeypatch.setattr(frames, "MOST_OF_A_TURN", 10 * len(line(0)))
     heard = Heard()
     output = heard.begin()
@@ -153,8 +157,11 @@ async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(monkey
         output.listen()
         output.data_received(b"".join(line(0) for _ in range(10)))
         output.leave()
-        output.data_received(b"".join(line(0) for _ in range(100)))
-    output.listen()
+        output.data_received(b"".join(line(0) for _ in range(10)))
+    if when == "in a turn":
+        output.listen()
+    else:
+        output.leave()
     assert heard.broken == 0
     for number in range(10):
         output.data_received(line(number))
@@ -162,7 +169,22 @@ async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(monkey
     assert heard.broken == 1
     assert "in one turn" in str(output.failure)
     output.connection_lost(None)
-    assert await rest(output) == list(range(10))
+    assert await rest(output) == (list(range(10)) if when == "in a turn" else [])
+    await output.close()
+
+
+async def test_what_it_says_on_stderr_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 1000)
+    heard = Heard()
+    stderr = asyncio.StreamReader()
+    output = heard.begin(stderr=stderr)
+    stderr.feed_data(b"x" * 1000)
+    await asyncio.sleep(0)
+    assert heard.broken == 0
+    stderr.feed_data(b"x")
+    stderr.feed_eof()
+    await output.last_words()
+    assert heard.broken == 1
     await output.close()
 
 

@@ -15,7 +15,7 @@ from cli_session_proxy.backends.claude.sessions import capture
 from cli_session_proxy.backends.claude.sessions.reopening import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, check
 from cli_session_proxy.backends.claude.transcript.loading import as_loaded
-from cli_session_proxy.domain.models import Session
+from cli_session_proxy.domain.models import Record, Session
 
 SESSION = "5e551011-0000-4000-8000-000000000001"
 MANY = 20_000
@@ -58,7 +58,18 @@ def copies() -> object:
     return capture.is_copied(known, other, wholly=False), capture.lacks_prompts(other, other, asked)
 
 
-@pytest.mark.parametrize("work", [rewinds, unknown_kinds, made_up_answers, copies], ids=lambda one: one.__name__)
+def marks() -> object:
+    """Of a chain that was imported: no transcript can hold one."""
+    told = [Record(json.dumps(record(f"u{n}", None)), f"u{n}") for n in range(MANY)]
+    left_out = [transcript.leave_out("thinking", f"u{MANY - 1}") for _ in range(MANY)]
+    fitted = (transcript.fitted({f"{n}": {"type": "text", "text": "x"}}) for n in range(MANY))
+    return transcript.shown([*told, *left_out, *fitted])
+
+
+WORK = (rewinds, unknown_kinds, made_up_answers, copies, marks)
+
+
+@pytest.mark.parametrize("work", WORK, ids=lambda one: one.__name__)
 def test_many_of_a_kind_are_read_in_linear_time(work: Callable[[], object]) -> None:
     began = time.process_time()
     work()
@@ -91,3 +102,21 @@ def test_what_stands_beside_many_blocks_is_not_said_again_with_each(tmp_path: Pa
     assert verdict is not None
     assert verdict.found == "unreadable"
     assert "beside its blocks" in verdict.note
+
+
+@pytest.mark.timeout(30)
+def test_a_record_that_hangs_on_itself_and_is_left_out_ends_the_path() -> None:
+    """It was looked for without end, by the next record that hangs on it."""
+    thought = {"content": [{"type": "thinking", "thinking": "x", "signature": "y"}]}
+    lines = [record("a", None), record("b", "b", "assistant", **thought), record("c", "b")]
+    records = [Record(json.dumps(line), line["uuid"]) for line in lines]
+    shown = transcript.shown([*records, transcript.leave_out("thinking")])
+    assert [(one.uuid, json.loads(one.line)["parentUuid"]) for one in shown] == [("a", None), ("c", None)]
+
+
+@pytest.mark.timeout(30)
+def test_an_answer_of_the_clis_own_that_hangs_on_itself_holds_nobody_up() -> None:
+    """Three lines of a shell's in its transcript: the event loop, which reads what is short, never came back."""
+    made_up = record("a", "a", "assistant", message={"model": SYNTHETIC_MODEL})
+    lines = entries(record("frame", None), made_up, record("u", "a"), record("b", "frame", "assistant"))
+    assert [entry.uuid for entry in capture.up_to_own(lines, "frame")] == ["frame", "b"]
