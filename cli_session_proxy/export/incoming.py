@@ -124,11 +124,13 @@ def check(path: Source, file: IO[bytes]) -> Checked:
     first: str | None = None
     sessions: list[str] = []
     images: dict[str, int] = {}
+    parents: dict[str, str | None] = {}
     while raw:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted: JSON = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
+            _refuse_circles(path, parents)
             return Checked(path, at, head, counted, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
@@ -142,10 +144,25 @@ def check(path: Source, file: IO[bytes]) -> Checked:
             else:
                 turns += 1
                 first = first or line["turn"]["id"]
+                parents[line["turn"]["id"]] = line["turn"]["parent_id"]
         records += raw.startswith(b'{"record":')
         at += len(raw)
         raw = file.readline(MAX_LINE)
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
+
+
+def _refuse_circles(path: Source, parents: Mapping[str, str | None]) -> None:
+    """Whoever goes up from a turn comes to an end."""
+    ends: set[str] = set()
+    for turn in parents:
+        way: set[str] = set()
+        at: str | None = turn
+        while at is not None and at in parents and at not in ends and at not in way:
+            way.add(at)
+            at = parents[at]
+        if at in way:
+            raise InvalidRequest(f"{path}: turn {at} continues itself: it was not made by this program, or changed")
+        ends |= way
 
 
 def _parsed(path: Source, number: int, raw: bytes) -> JSON:
@@ -295,6 +312,8 @@ class _Reading:
         if line.get("images"):  # wherever they were put
             told = _loads(self._restored(where, line, as_text(told), aside))
             check_line(where, {"turn": told}, former=self.checked.former)
+            if any(told[name] != line["turn"][name] for name in ("id", "parent_id")):
+                raise InvalidRequest(f"{where}: images: one stands in an id")
         data = of_turn(told, former=self.checked.former)
         data |= {
             "seq": 0,

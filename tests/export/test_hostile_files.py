@@ -461,3 +461,29 @@ async def test_a_number_that_no_float_holds_is_refused(settings: Settings, tmp_p
     sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
     path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
     await refused(settings, path, "line 2")
+
+
+TURN_2 = "turn_" + "2" * 32
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (turn_line(parent_id=TURN_1),),
+        (turn_line(parent_id=TURN_2), turn_line(id=TURN_2, parent_id=TURN_1)),
+        (turn_line(), turn_line(id=TURN_2, parent_id=TURN_2)),
+    ],
+    ids=["one", "two", "beside the path"],
+)
+async def test_turns_that_lead_in_a_circle_are_refused(
+    settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...]
+) -> None:
+    await refused(settings, sealed(tmp_path / "x.jsonl", *lines, session_line()), "continues itself")
+
+
+async def test_an_image_makes_no_other_turn_of_one(settings: Settings, tmp_path: Path) -> None:
+    sha256, line = image("AAAA")
+    told = turn_line()
+    offset = json.dumps(told["turn"], separators=(",", ":")).index(TURN_1) + len(TURN_1)
+    lines = (line, told | {"images": [[offset, sha256]]}, session_line())
+    await refused(settings, sealed(tmp_path / "x.jsonl", *lines), "line 3: images")
