@@ -293,7 +293,7 @@ class _Reading:
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, where: str, line: JSON, text: str, aside: IO[bytes]) -> str:
-        """The text with its images. They are as many and as large as a line of ours may be."""
+        """The text with its images. A turn holds those of its input and of its tools: twice a line, at most."""
         places = line.get("images") or ()
         known: dict[str, str] = {}
         size = before = 0
@@ -302,7 +302,7 @@ class _Reading:
                 aside.seek(self.checked.images[sha256])
                 known[sha256] = json.loads(aside.readline(MAX_LINE))["data"]
             size += len(known[sha256])
-            if size > MAX_LINE or offset < before:
+            if size > 2 * MAX_LINE or offset < before:
                 raise InvalidRequest(f"{where}: images: they are too much, or out of order")
             before = offset
         return restore(text, places, known)
