@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ssl
 from collections.abc import Callable
 from typing import Any
@@ -51,9 +52,12 @@ class _Greeting(httpcore.AsyncNetworkBackend):
 
     async def greeted(self, stream: httpcore.AsyncNetworkStream) -> httpcore.AsyncNetworkStream:
         try:
-            self._learned(await self._greet(stream))
-        except BaseException:
+            async with asyncio.timeout(self._patience):  # in all: who has the port may send a byte now and then
+                self._learned(await self._greet(stream))
+        except BaseException as exc:
             await stream.aclose()
+            if isinstance(exc, TimeoutError | httpcore.TimeoutException | httpcore.NetworkError):
+                raise httpcore.ConnectError(NOT_PROVED) from exc
             raise
         return stream
 

@@ -187,6 +187,37 @@ async def test_a_proxy_with_another_key_is_sent_nothing(
         assert "not_passed_on" in caplog.text
 
 
+@pytest.mark.parametrize("says", [b"", b"x"], ids=["nothing", "a byte now and then"])
+async def test_who_has_the_port_of_a_proxy_that_was_just_heard_holds_no_turn_up(
+    postgres_url: str, tmp_path: Path, says: bytes
+) -> None:
+    """Nothing was sent there, so the turn runs here."""
+    told: list[bytes] = []
+
+    async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError, asyncio.IncompleteReadError):
+            told.append(await reader.readuntil(b"\r\n\r\n"))
+            writer.write(b"HTTP/1.1 200 OK\r\n")
+            while not reader.at_eof():
+                writer.write(says)
+                with suppress(TimeoutError):
+                    await asyncio.wait_for(reader.read(1), 0.1)
+        writer.close()
+
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (two, one):
+        assert said(await two.chat("one")) == "You said: one (1)"
+        assert said(await one.chat("one", "You said: one (1)", "two")) == "You said: two (2)"
+        server = await asyncio.start_server(drip, "127.0.0.1", 0)
+        async with server:
+            there.port = server.sockets[0].getsockname()[1]
+            there.cut()
+            asked = ("one", "You said: one (1)", "two", "You said: two (2)", PROMPT)
+            assert said(await one.chat(*asked)).startswith(f"You said: {PROMPT}")
+        assert [len(host.asked) for host in (two, one)] == [2, 1]
+        assert told
+        assert all(head.startswith(b"GET /healthz") for head in told)
+
+
 async def test_an_answer_that_is_not_signed_is_none(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

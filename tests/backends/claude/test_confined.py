@@ -247,8 +247,14 @@ async def test_a_login_that_a_confined_cli_renews_comes_back_and_nothing_else_do
         await shells.run(engine, "confined", f"echo '{renewed()}' > {login}.new && mv {login}.new {login}")
         said = await shells.run(engine, "second", f"grep -c after {login}")
         assert "1" in said
-        assert login.read_text().strip() == renewed()
+        assert json.loads(login.read_text()) == json.loads(renewed())
         assert login.stat().st_mode & 0o777 == 0o600
+        later = renewed(expiresAt=LOGIN["claudeAiOauth"]["expiresAt"] + 28_900_000)
+        unread = later.replace("{", '{"claudeAiOauth": NaN, ', 1)  # Python reads that, the CLI does not
+        await shells.run(engine, "confined", f"echo '{unread}' > {login}")
+        await shells.run(engine, "second", "true")
+        assert json.loads(login.read_text()) == json.loads(later)
+        assert "NaN" not in login.read_text()
         await shells.run(engine, "confined", f"rm {login}; mkdir {login}")
         assert login.is_file()
 

@@ -9,8 +9,8 @@ from what was copied in nothing but its tokens, of the same kinds, and in a late
 that is still the one that was copied: a renewal ends the tokens before it, and the user would be logged out. Everything
 else is dropped, and the agent gets the user's own again.
 
-Whether tokens are of the same account cannot be seen in them. A shell behind the boundary that has a login of its own,
-of the same kind and plan, could put that one in its place.
+Whether tokens are of the same account, or good at all, cannot be seen in them. A shell behind the boundary could put a
+login of its own of the same kind and plan in its place, or words that look like tokens: the user would be logged out.
 """
 
 from __future__ import annotations
@@ -78,8 +78,9 @@ class Logins:
         if own != base or not is_renewal(base, copy):
             log.warning("login_not_taken_back", agent=private.name, renewed_elsewhere=own != base)
             return
-        write_private(self._own, copy)
-        write_private(self._bases / private.name, copy)
+        renewed = _with_tokens(base, copy)
+        write_private(self._own, renewed)
+        write_private(self._bases / private.name, renewed)
         log.info("login_renewed", agent=private.name)
 
 
@@ -96,6 +97,15 @@ def is_renewal(before: bytes, after: bytes) -> bool:
     ends, ended = now.get(EXPIRES), was.get(EXPIRES)
     later = type(ends) is int and type(ended) is int and ended < ends < (time.time() + LONGEST_LIFE) * 1000
     return later and all(_kind(was.get(name)) == _kind(now.get(name)) != "" for name in TOKENS)
+
+
+def _with_tokens(before: bytes, after: bytes) -> bytes:
+    """The login before its renewal with the tokens after it. Not the bytes that an agent wrote: Python reads texts that
+    are none to the CLI (NaN, UTF-16), and the user would be logged out."""
+    login = _parsed(before)
+    now = _parsed(after)[LOGIN]
+    login[LOGIN] |= {name: now[name] for name in (*TOKENS, EXPIRES)}
+    return json.dumps(login, separators=(",", ":")).encode()
 
 
 def _kind(token: Any) -> str:
