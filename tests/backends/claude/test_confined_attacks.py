@@ -338,9 +338,18 @@ async def namespaces_within_the_boundary_are_refused(shells: Shells, engine: Eng
     assert "42" not in said
 
 
+async def the_first_process_within_is_not_written(shells: Shells, engine: Engine) -> None:
+    """It is bubblewrap's. Told not to end with its parent, and without its mark, it outlived the CLI and the proxy."""
+    tries = "libc.ptrace(16, 1, None, None), libc.process_vm_writev(1, None, 0, None, 0, 0)"
+    program = f"import ctypes; libc = ctypes.CDLL(None); print([{tries}]); open('/proc/1/mem', 'r+b')"
+    said = await shells.run(engine, "confined", f'python3 -c "{program}" 2>&1')
+    assert "[-1, -1]" in said
+    assert "Read-only" in said
+
+
 LOOKS = (
     sockets_without_a_path_are_closed, the_keys_of_the_user_stay_outside, the_machines_own_settings_are_read_only,
-    namespaces_within_the_boundary_are_refused,
+    namespaces_within_the_boundary_are_refused, the_first_process_within_is_not_written,
 )  # fmt: skip
 
 

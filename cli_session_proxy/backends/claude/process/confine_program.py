@@ -4,6 +4,8 @@
   refused. The user's keyring belongs to whoever has the uid, in any namespace: its number stands in /proc/keys.
 - Sockets in the abstract namespace, which no mount hides. A session bus or an X server that listens on one takes
   every process of its user for that user. Landlock closes them (Linux 6.12, its version 6); before, they stay open.
+- Calls that write into another process (ptrace). By them bubblewrap's own first process inside could be told not to end
+  with its parent, and to hide its mark: all that runs inside would outlive the CLI and the proxy.
 
 Only the standard library is imported. It fails where the kernel has what is needed and refuses it.
 """
@@ -23,13 +25,14 @@ ABSTRACT_SOCKETS = 1  # LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
 PR_SET_NO_NEW_PRIVS = 38
 JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280, "armv7l": 311}
-# The same by the kernel's name of the architecture (AUDIT_ARCH_*), with those of 32 bits, whose programs run as well.
-# `add_key` and `request_key` are the two numbers before it.
+# What is refused: `keyctl`, `ptrace`, `process_vm_writev`, by the kernel's name of the architecture (AUDIT_ARCH_*), and
+# with those of 32 bits, whose programs run as well. `add_key` and `request_key` are the two numbers before `keyctl`.
 REFUSED = {
-    0xC000003E: 250, 0x40000003: 288, 0xC00000B7: 219, 0x40000028: 311, 0xC00000F3: 219, 0xC0000015: 271,
-    0x80000016: 280, 0x00000016: 280,
+    0xC000003E: (250, 101, 311, 521, 540), 0x40000003: (288, 26, 348), 0xC00000B7: (219, 117, 271),
+    0x40000028: (311, 26, 377), 0xC00000F3: (219, 117, 271), 0xC0000015: (271, 26, 352), 0x80000016: (280, 26, 341),
+    0x00000016: (280, 26, 341),
 }  # fmt: skip
-X32 = 0x40000000  # a bit of the number by which x86-64 marks another table with the same numbers
+X32 = 0x40000000  # a bit of the number by which x86-64 marks another table, with numbers of its own for some (521, 540)
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 RET_ALLOW, RET_ERRNO = 0x7FFF0000, 0x00050000
 LOAD, AND, IS_EQUAL, IS_AT_LEAST, IS_MORE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06  # of BPF
@@ -51,23 +54,24 @@ def main() -> None:
         rules = libc.syscall(LANDLOCK_CREATE_RULESET, handled, ctypes.c_size_t(len(handled)), 0)
         refused |= rules < 0
         refused |= libc.syscall(LANDLOCK_RESTRICT_SELF, rules, 0) != 0
-    code = ctypes.create_string_buffer(_no_keys())
+    code = ctypes.create_string_buffer(_filter())
     program = struct.pack("HP", len(code) // 8, ctypes.addressof(code))
-    refused |= libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) != 0 and has_keys
+    unfiltered = libc.prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, program, 0, 0) != 0
+    refused |= unfiltered and (has_keys or ctypes.get_errno() != errno.EINVAL)  # a kernel without
     if refused:
-        sys.exit("the kernel refused to close the session's keys or sockets without a path")
+        sys.exit("the kernel refused to close the session's keys, sockets without a path or other processes")
     os.execvp(sys.argv[1], sys.argv[1:])  # noqa: S606 - that is what it is for
 
 
-def _no_keys() -> bytes:
-    """A filter of system calls (BPF) by which there are none about keys, as in a kernel without."""
+def _filter() -> bytes:
+    """A filter of system calls (BPF) by which there are none of these, as in a kernel without."""
     code = [(LOAD, 0, 0, ARCHITECTURE)]
-    for architecture, keyctl in REFUSED.items():
-        code += [
-            (IS_EQUAL, 0, 6, architecture), (LOAD, 0, 0, NUMBER), (AND, 0, 0, ~X32 & 0xFFFFFFFF),
-            (IS_AT_LEAST, 0, 2, keyctl - 2), (IS_MORE, 1, 0, keyctl), (RETURN, 0, 0, RET_ERRNO | errno.ENOSYS),
-            (RETURN, 0, 0, RET_ALLOW),
-        ]  # fmt: skip
+    for architecture, (keyctl, *others) in REFUSED.items():
+        calls = [(LOAD, 0, 0, NUMBER), (AND, 0, 0, ~X32 & 0xFFFFFFFF)]
+        for first, last in ((keyctl - 2, keyctl), *zip(others, others, strict=True)):
+            calls += [(IS_AT_LEAST, 0, 2, first), (IS_MORE, 1, 0, last), (RETURN, 0, 0, RET_ERRNO | errno.ENOSYS)]
+        calls.append((RETURN, 0, 0, RET_ALLOW))
+        code += [(IS_EQUAL, 0, len(calls), architecture), *calls]
     return b"".join(struct.pack("=HBBI", *one) for one in (*code, (RETURN, 0, 0, RET_ALLOW)))
 
 
