@@ -10,7 +10,7 @@ import signal
 import statistics
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -284,7 +284,7 @@ class _Run:
             await self._caller.close()
         self._journal += [Told(number) for number, seen in self._model.seen.items() if seen.outcome == "answered"]
         verdict = judge(self._journal)
-        numbers = self._numbers()
+        numbers = self._numbers(dumps)
         turns = {numbers[turn["id"]]: turn for dump in dumps for turn in dump["turns"] if turn["id"] in numbers}
         kept: list[Kept] = []
         for after, before in verdict.extends.items():
@@ -757,14 +757,18 @@ class _Run:
                 dumps.append(answer.json())
         return dumps
 
-    def _numbers(self) -> dict[str, int]:
-        """Which turn of the history each turn of a dump is."""
-        return {
+    def _numbers(self, dumps: Sequence[JSON]) -> dict[str, int]:
+        """Which turn of the history each turn of a dump is, by its words where no client was told its id."""
+        told = {
             attempt.headers["x-turn-id"]: number
             for number, attempts in self._attempts.items()
             for attempt in attempts
             if "x-turn-id" in attempt.headers
         }
+        turns = (turn for dump in dumps for turn in dump["turns"])
+        marks = ((turn["id"], TURN.search(json.dumps(turn["input"]))) for turn in turns)
+        read = {turn_id: int(mark[1]) for turn_id, mark in marks if mark is not None}
+        return {turn_id: number for turn_id, number in read.items() if number not in told.values()} | told
 
     async def _stop(self) -> None:
         for proxy in self._world.proxies:
