@@ -110,7 +110,9 @@ def piece(messages: Sequence[JSON]) -> tuple[str, str] | None:
 
 def is_told(one: Exchange, text: str) -> bool:
     """Whether such a text says all of this exchange. Of a picture it only says that there was one."""
-    words = [result.call for result in one.asked] if not isinstance(one.asked, str) else [pictures.bare(one.asked)]
+    words = [pictures.bare(one.asked)] if isinstance(one.asked, str) else []
+    if not isinstance(one.asked, str):  # up to the turn's number: the rest may be escaped
+        words = [result.text.partition("# of")[0] for result in one.asked]
     if one.answer is not None:
         words += [*one.answer.text.split(TEXT_JOIN), *one.answer.calls]
     return all(word in text for word in words)

@@ -637,7 +637,8 @@ def test_a_summary_of_the_proxys_stands_for_what_its_text_says(
 ) -> None:
     tale.turn(5, calls=("one",))
     tale.turn(6, asked=results("one"), calls=("two",))
-    path = tale.paths["ada"]
+    path = list(tale.paths["ada"])
+    tale.send(8, asked=results("one", turn=8))  # a branch, later: the same calls have other results
     first = summed_by_proxy(tale, path[left_out:2])
     whole = summed_by_proxy(tale, path[2:4], first, results("one"))
     tale.turn(7, asked=results("two"), shown=lambda path: [(whole, path[-1][1])])  # in the middle of an exchange
