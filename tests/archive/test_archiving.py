@@ -179,6 +179,7 @@ async def test_a_turn_that_comes_between_keeps_the_chain(settings: Settings, fol
         assert outcome.stays == "it was gone on with meanwhile, or is gone"
         turns, _ = await said(engine)
         assert [turn.status for turn in turns] == ["completed"] * 4
+        await until(lambda: _delivered(engine))  # that it was is written behind the answer, and is a change too
         assert (await archiver_of(engine).archive(await agent_of(engine))).turns == 4
         assert len(objects(folder)) == 2  # one object too many, nothing too few
 

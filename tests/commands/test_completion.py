@@ -26,7 +26,8 @@ def installed(folder: Path, shell: Path) -> dict[str, str]:
     program.parent.mkdir()
     program.write_text(PROGRAM.format(python=sys.executable))
     program.chmod(0o755)
-    (folder / "home-of-the-shell").mkdir()
+    # Without this folder fish reads all manual pages of the machine, in a process that outlives it.
+    (folder / "home-of-the-shell" / ".local" / "share" / "fish" / "generated_completions").mkdir(parents=True)
     return {
         "PATH": f"{program.parent}:{shell.parent}:/usr/bin:/bin", "HOME": str(folder / "home-of-the-shell"),
         "PYTHONPATH": str(ROOT), "PS1": "ready> ", "TERM": "dumb", "HISTFILE": "/dev/null",

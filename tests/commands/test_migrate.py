@@ -107,7 +107,7 @@ async def test_the_move_waits_for_a_turn_that_runs(postgres_url: str, tmp_path: 
         assert not moving.done()
         ended.set()
         answer = await turn
-        assert "1 turns" in await moving
+        assert "(1 turn of 1 agent)" in await moving
     finally:
         ended.set()
         await engine.stop()
