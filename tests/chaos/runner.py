@@ -250,6 +250,7 @@ class _Run:
         self._clients = clients
         self._caller = Caller(journal.append, world.headers, world.ask)
         self._attempts: dict[int, list[Attempt]] = {}
+        self._deleted: list[JSON] = []  # chains as they were before they were deleted
         self._whose: dict[int, Client] = {}
         self._told: set[int] = set()  # attempts whose end is in the report
         self._left_open: set[int] = set()  # turns whose proxy died while the upstream held their answer
@@ -272,7 +273,7 @@ class _Run:
             self._say("the end: everything is let go")
             await self._let_go()
             await self._probe()
-            dumps = await self._chains()
+            dumps = [*self._deleted, *await self._chains()]
             self._journal += await self._world.faults()
             self._journal += [crash for proxy in self._world.proxies for crash in proxy.crashes]
             await self._stop()
@@ -597,7 +598,8 @@ class _Run:
             return
         name, began = client.speaker.name, time.monotonic()
         try:
-            before = path_of(await self._chain(proxy, name))
+            whole = await self._chain(proxy, name)
+            before = path_of(whole)
             match step:
                 case Rewind():
                     await self._asked(proxy, "POST", f"/v1/chains/{quote(name)}/rewind", {"to": f"-{step.turns}"})
@@ -610,6 +612,7 @@ class _Run:
                 case Commit():
                     await self._committed(step, proxy, name)
             gone = isinstance(step, Delete | Expire)
+            self._deleted += [whole] if gone else []
             dump = {"turns": [], "head": None} if gone else await self._chain(proxy, name)
         except (httpx.HTTPError, NotDone) as exc:
             self._say(f"  not done, or nobody knows: {exc}")
