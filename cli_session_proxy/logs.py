@@ -132,7 +132,7 @@ def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tup
 
 
 def load() -> None:
-    """Import structlog now. An import while Python ends after Ctrl-C would change its exit code to 1."""
+    """Import structlog now. Later it may be too late: while Python ends (Ctrl-C exits with 1), or on a held loop."""
     import structlog  # noqa: F401
 
 

@@ -50,6 +50,7 @@ class Watchdog:
 
     def __init__(self, leave: Callable[[int], object] = os._exit) -> None:
         self.last: Callable[[], None] = lambda: None
+        logs.load()  # not when the loop is already held
         self._leave = leave
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
