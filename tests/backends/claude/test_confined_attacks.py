@@ -613,6 +613,15 @@ async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from
     assert [event for event in events(caplog) if event["event"] == "claude_option_refused"] == []
 
 
+async def leaves_running(shells: Shells, engine: Engine, program: str) -> Path:
+    """A Python program that outlives the turn of the confined agent; it is told the CLI's pid. The agent's folder."""
+    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+    await shells.run(engine, "confined", "true")
+    (sandbox / "left.py").write_text(program)
+    assert "left" in await shells.run(engine, "confined", "(setsid python3 left.py $PPID > why 2>&1 &) ; echo left")
+    return sandbox
+
+
 # Shows an environment of two gigabytes, which take no memory: nothing was ever written there.
 LONG_ENVIRONMENT = """
 import ctypes, mmap, os, struct, time
@@ -630,12 +639,8 @@ time.sleep(600)
 
 async def test_an_environment_without_an_end_does_not_fill_the_proxy(shells: Shells) -> None:
     """It is read of every process of this user when a CLI with tools ends."""
-    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
     async with running(shells.settings) as engine:
-        await shells.run(engine, "confined", "true")
-        (sandbox / "shows.py").write_text(LONG_ENVIRONMENT)
-        said = await shells.run(engine, "confined", "(setsid python3 shows.py > why 2>&1 &) ; echo shown")
-        assert "shown" in said
+        sandbox = await leaves_running(shells, engine, LONG_ENVIRONMENT)
         await until((sandbox / "long").exists)
         before = psutil.Process().memory_info().rss
         highest = await asyncio.to_thread(_highest_while, lambda: sweep("nobody"))
@@ -685,12 +690,8 @@ time.sleep(600)
 
 
 async def test_calls_that_a_shell_makes_up_between_turns_are_not_kept(shells: Shells) -> None:
-    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
     async with running(shells.settings) as engine:
-        await shells.run(engine, "confined", "true")
-        (sandbox / "calls.py").write_text(CALLS)
-        said = await shells.run(engine, "confined", "(setsid python3 calls.py $PPID > why 2>&1 &) ; echo waits")
-        assert "waits" in said
+        sandbox = await leaves_running(shells, engine, CALLS)
         before = psutil.Process().memory_info().rss
         (sandbox / "go").touch()
         await until((sandbox / "said").exists)
@@ -703,13 +704,8 @@ async def test_a_shell_that_speaks_without_end_between_turns_ends_its_cli_alone(
 ) -> None:
     """It kept a processor busy for as long as its CLI waited."""
     monkeypatch.setattr(frames, "MOST_OF_A_TURN", 20_000_000)
-    sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
     async with running(shells.settings) as engine:
-        await shells.run(engine, "confined", "true")
-        (sandbox / "calls.py").write_text(CALLS)
-        assert "waits" in await shells.run(
-            engine, "confined", "(setsid python3 calls.py $PPID > why 2>&1 &) ; echo waits"
-        )
+        sandbox = await leaves_running(shells, engine, CALLS)
         assert claude(engine).processes()
         (sandbox / "go").touch()
         await until(lambda: not claude(engine).processes())

@@ -71,16 +71,16 @@ def status(pid: int) -> tuple[str, int] | None:
 
 def mark_of(process: psutil.Process) -> str:
     """The mark in its environment; empty where there is none, or where nobody can see it any more."""
-    import psutil  # noqa: PLC0415 - as below
-
     if sys.platform != "linux":
+        import psutil  # noqa: PLC0415 - as below
+
         with contextlib.suppress(psutil.Error):
             return process.environ().get(MARK_VARIABLE, "")
         return ""
     try:
         with open(f"/proc/{process.pid}/environ", "rb") as file:
             told = b"\0" + file.read(LONGEST_ENVIRONMENT)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):  # it has ended, or is another user's
+    except OSError:  # it has ended, or is another user's
         return ""
     return told.partition(f"\0{MARK_VARIABLE}=".encode())[2].partition(b"\0")[0].decode(errors="replace")
 

@@ -9,8 +9,8 @@ from what was copied in nothing but its tokens, of the same kinds, and in a late
 that is still the one that was copied: a renewal ends the tokens before it, and the user would be logged out. Everything
 else is dropped, and the agent gets the user's own again.
 
-Whether tokens are of the same account, or good at all, cannot be seen in them. A shell behind the boundary could put a
-login of its own of the same kind and plan in its place, or words that look like tokens: the user would be logged out.
+A token does not show whose account it is of, or whether it works. A shell behind the boundary could put a login of its
+own, of the same kind and plan, in its place, or words that look like tokens: the user would be logged out.
 """
 
 from __future__ import annotations
