@@ -10,8 +10,10 @@ Every pattern is linear: none can begin again inside what it has just looked at.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 HIDDEN = "[redacted]"
 
@@ -98,6 +100,16 @@ _known: set[str] = set()
 def know(secrets: Iterable[str]) -> None:
     """Hide these values from now on in everything that this program shows."""
     _known.update(secret for secret in secrets if len(secret) >= _SHORTEST_KEY)
+
+
+def known() -> frozenset[str]:
+    return frozenset(_known)
+
+
+def knowing(secrets: Iterable[str], show: Callable[..., T], *given: Any) -> T:
+    """What this function shows in a helper process, which was told of no secrets yet."""
+    know(secrets)
+    return show(*given)
 
 
 def text(value: str) -> str:

@@ -7,7 +7,7 @@ import contextlib
 import json
 import os
 import signal
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -54,7 +54,7 @@ async def started(engine: Any, settings: Settings) -> AsyncIterator[str]:
 
 
 @asynccontextmanager
-async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forked]]:
+async def serve(settings: Settings, cwd: Path, program: Callable[[], None] = main) -> AsyncIterator[tuple[str, Forked]]:
     """`cli-session-proxy serve` in the built-up environment of the test, and its address. SIGTERM at the end."""
     named = {
         "port": settings.port, "var": settings.var, "claude_bin": settings.claude_bin,
@@ -70,7 +70,7 @@ async def serve(settings: Settings, cwd: Path) -> AsyncIterator[tuple[str, Forke
     if settings.advertise is not None and settings.cluster_key is not None:
         named |= {"advertise": settings.advertise, "cluster_key": settings.cluster_key.get_secret_value()}
     env |= {f"CLI_SESSION_PROXY_{name.upper()}": str(value) for name, value in named.items()}
-    process = await forked(main, "serve", env=env, cwd=cwd, stderr=True)
+    process = await forked(program, "serve", env=env, cwd=cwd, stderr=True)
     try:
         async with asyncio.timeout(START):
             while b"listening on" not in (line := await process.stdout.readline()):

@@ -91,6 +91,9 @@ log = logs.get(__name__)
 
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2
+# What is kept of one turn: an agent of 1,500 steps has 3,000 entries of tools. A shell that speaks in its CLI's place
+# can tell of millions.
+MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 
 # Events that show that no tool runs any more and that the provider answers. A tuple, because a union would be made
 # anew for each event.
@@ -178,8 +181,16 @@ class Attempt:
             told = self.evidence.unmet, self.evidence.told
             self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
 
+    def check(self) -> None:
+        """Raises `UpstreamError` where the backend has told of more than any turn has."""
+        failures = len(self.retries) + len(self.evidence.cuts)
+        if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES:
+            told = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
+            raise UpstreamError(f"the backend told of {told} in one turn: send it again")
+
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
+        self.check()
         shown = self.live.withdraw(blocks)
         self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
         self.output += shown
@@ -638,6 +649,7 @@ class Executor:
                     case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
+                        attempt.check()
                         attempt.tools.append({**event.entry, "at": attempt.live.now()})
                         if event.entry.get("type") == "tool_use":
                             attempt.live.does("tool", {"name": event.entry.get("name")})
@@ -646,15 +658,18 @@ class Executor:
                     case PermissionWithdrawn():
                         asking.withdraw(event.id)
                     case Retried():
+                        attempt.check()
                         attempt.retries.append({**event.detail, "at": attempt.live.now()})
                         attempt.live.does("retry", event.detail)
                     case PlanTold():
                         if attempt.job is not None and attempt.job.profile.login_env is None:  # else another plan
                             self._plan.told(event.detail)
                     case Compacted():
+                        is_first = attempt.evidence.compacted is None
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
                         with suppress(StoreUnavailable):  # for a turn that fails: the commit stores it anyway
-                            await self.store.note(attempt.lease, attempt.live.turn.id, attempt.evidence)
+                            if is_first:
+                                await self.store.note(attempt.lease, attempt.live.turn.id, attempt.evidence)
                     case _:
                         pass
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))

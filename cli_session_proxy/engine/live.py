@@ -177,7 +177,14 @@ class LiveTurn:
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
         """Remove the events of these blocks that no client was given. Returns the parts that one was given."""
-        given, rest = self._events[: self._given], self._events[self._given :]
+        start, first = len(self._events), min(blocks, default=0)
+        for at in reversed(range(start)) if blocks else ():  # not what stands before them: there may be very many
+            event = self._events[at]
+            if isinstance(event, BlockStart):
+                start = at if event.index in blocks else start
+                if event.index <= first:
+                    break
+        given, rest = self._events[start : self._given], self._events[max(start, self._given) :]
         shown: dict[int, Block] = {}
         pieces: dict[int, list[Block]] = {}
         ended: set[int] = set()
@@ -193,8 +200,10 @@ class LiveTurn:
                 if name in block:
                     block[name] += "".join(str(piece.get(name, "")) for piece in pieces[index])
         ends = [BlockStop(index) for index in shown if index not in ended]
-        self._events = [*given, *ends, *(event for event in rest if getattr(event, "index", None) not in blocks)]
-        self._tail = _Tail()
+        kept = (event for event in rest if getattr(event, "index", None) not in blocks)
+        self._events[start:] = [*given, *ends, *kept]
+        if self._tail.read > start:
+            self._tail = _Tail()
         self._wake()
         return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 

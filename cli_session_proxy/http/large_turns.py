@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any, TypeVar
 
+from .. import redact
 from ..aside.pool import Helpers, OutOfBoundsError
 from ..domain.models import PLAIN, Block, Link, Message, Turn
 from ..export.shown import Show, T
+
+S = TypeVar("S")
 
 # Characters of texts and images that are gone through on the event loop: 20 ms where every word is a secret's name.
 LARGE = 128 * 1024
@@ -25,27 +29,34 @@ class Teller:
         if not is_large(row):
             return show(row, links, verbatim=verbatim)
         try:
-            return await self._helpers.call(partial(show, verbatim=verbatim), row, tuple(links))
+            return await self.aside(partial(show, verbatim=verbatim), row, tuple(links))
         except OutOfBoundsError:
             note: Block = {"type": "text", "text": TOO_LARGE}
             said = tuple(Message(message.role, (note,)) for message in row.input[:1])
             return show(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
 
+    async def aside(self, show: Callable[..., S], *given: Any) -> S:
+        """In a helper process, which hides the same secrets. Raises `OutOfBoundsError`."""
+        return await self._helpers.call(redact.knowing, redact.known(), show, *given)
+
 
 def is_large(row: Turn) -> bool:
-    left = LARGE - len(row.system or "")
     blocks = [row.evidence.as_json(), *row.output, *row.tools]
     if row.options is not PLAIN:
         blocks.append(row.options.as_json())
     for message in row.input:
         blocks += message.content
-    while blocks and left >= 0:
-        block = blocks.pop()
-        for value in block.values():
-            if isinstance(value, str):
-                left -= len(value)
-            elif isinstance(value, dict):
-                blocks.append(value)
-            elif isinstance(value, list):
-                blocks += [item if isinstance(item, dict) else {"": item} for item in value]
-    return left < 0
+    return size_of(blocks, LARGE - len(row.system or "")) is None
+
+
+def size_of(blocks: Iterable[Any], most: int) -> int | None:
+    """Characters of the texts in these blocks, and one for each value; None where it is more."""
+    left, values = most, [*blocks]
+    while values and left >= 0:
+        value = values.pop()
+        left -= len(value) + 1 if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            values += value.values()
+        elif isinstance(value, list):
+            values += value
+    return None if left < 0 else most - left

@@ -26,7 +26,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
-from urllib.parse import parse_qsl, quote, unquote, urlencode
+from urllib.parse import quote, unquote, unquote_to_bytes
 
 import httpx
 from starlette.types import ASGIApp, Scope
@@ -36,9 +36,10 @@ from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
 from ..engine.passing import ORIGIN, Elsewhere
 from ..engine.subscription import POLL
-from ..errors import ClaudeUnavailable, Interrupted
+from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
 from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
+from .gateway import OWNER_NAME
 from .greeting import transport
 from .hop import REFUSED, Incoming
 from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
@@ -68,6 +69,7 @@ _NOT_PASSED_ON = frozenset({
     b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
     b"x-request-id", b"proxy-authorization", b"proxy-authenticate", OLD_MARK.encode(),
 })  # fmt: skip
+_PRINTED = bytes(range(0x21, 0x7F))
 _OF_THE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id", PROOF.encode()}
 )
@@ -131,7 +133,10 @@ class Relay:
         """Whose request another proxy has passed on and signed. Raises `ClaudeUnavailable` at the end."""
         if not self._engine.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
-        return unquote(headers.get(OWNER, ""), errors="strict")
+        owner = unquote(headers.get(OWNER, ""))
+        if owner and not OWNER_NAME.fullmatch(owner):  # none: a question
+            raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
+        return owner
 
     async def serve(self, app: ASGIApp, asked: Incoming, *, came: bool) -> None:
         """Answer here, or have another proxy answer. `came`: it is one that another proxy has passed on."""
@@ -288,11 +293,11 @@ class Relay:
 
     async def _answers(self, address: str, path: str, within: float) -> bool:
         """It says 200 to this question, and proves that it is of this cluster."""
-        request = httpx.Request("GET", f"{address}{path}", headers=self._marks(address, "GET", path, "", ()))
         try:
+            request = httpx.Request("GET", f"{address}{path}", headers=self._marks(address, "GET", path, "", ()))
             async with asyncio.timeout(within):
                 told = await self._open(address).send(request)
-        except (httpx.HTTPError, TimeoutError):
+        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
             return False
         return self._proved(address, request, told) is not None and told.status_code == 200
 
@@ -304,15 +309,15 @@ class Relay:
         if peer is None:
             log.error("hop_not_proved", address=address, status=response.status_code)
             self._peers.pop(address, None)
+            self._heard.pop(address, None)  # asked first the next time: its answer says again who it is
         else:
             self._peers[address] = peer
         return peer
 
     def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
-        query = scope.get("query_string", b"")
-        if b"key=" in query:  # a client's key is nobody else's business
-            pairs = [pair for pair in parse_qsl(query.decode("latin-1"), keep_blank_values=True) if pair[0] != "key"]
-            query = urlencode(pairs).encode()
+        # A client's key is nobody else's business, however its name is written.
+        pairs = scope.get("query_string", b"").split(b"&")
+        query = b"&".join(pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]) != b"key")
         named = b",".join(value for name, value in scope["headers"] if name == b"connection").lower().split(b",")
         kept_back = _NOT_PASSED_ON.union(name.strip() for name in named)
         headers = [
@@ -320,16 +325,18 @@ class Relay:
             for name, value in scope["headers"]
             if name not in kept_back and not name.startswith((b"sec-fetch-", b"x-cluster-"))
         ]
-        # As it was sent: httpx would write some characters of an address in another way.
-        target = raw_path(scope) + (b"?" + query if query else b"")
+        # As it was sent: httpx would write some characters of an address in another way. What no address may hold, and
+        # our server takes, is encoded.
+        target = quote(raw_path(scope) + (b"?" + query if query else b""), safe=_PRINTED)
         digest = hashlib.sha256(body).hexdigest()
-        marks = self._marks(address, scope["method"], target.decode("latin-1"), owner, headers, digest)
+        marks = self._marks(address, scope["method"], target, owner, headers, digest)
         headers += [(name.encode(), value.encode()) for name, value in marks.items()]
         headers.append((b"x-request-id", request_id.encode()))
         waits = {"connect": REACH, "read": None, "write": None, "pool": None}
         return httpx.Request(
-            scope["method"], address, headers=headers, content=body, extensions={"target": target, "timeout": waits}
-        )
+            scope["method"], address, headers=headers, content=body,
+            extensions={"target": target.encode(), "timeout": waits},
+        )  # fmt: skip
 
     def _marks(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, F
 from cli_session_proxy.engine.live import Answer, Handover, LiveTurn, replay
 from cli_session_proxy.errors import QueueFull, UpstreamError
 
+MANY = 10_000
 TURN = Turn(
     id="turn_1", seq=1, agent_key=1, parent_id=None, status="completed", model="m", input=(), created_at=0.0,
     output=(
@@ -96,6 +98,20 @@ async def test_what_nobody_was_given_is_taken_back() -> None:
     live.finish(TURN)
     assert await waits == TURN
     assert texts(await all_of(live.attach())) == ["whole"]
+
+
+async def test_taking_back_again_and_again_takes_no_longer_the_more_was_said() -> None:
+    """A shell in a CLI's place cuts streams as often as it likes. Each time all that was said was gone through."""
+    live = Fate().live()
+    say(live, 0, *("x" for _ in range(MANY)))
+    live.publish(BlockStop(0))
+    began = time.process_time()
+    for cut in range(1, MANY):
+        live.publish(BlockStart(cut, {"type": "text", "text": ""}))
+        assert live.withdraw({cut}) == live.withdraw(set()) == []
+    assert time.process_time() - began < 5.0
+    live.finish(TURN)
+    assert texts(await all_of(live.attach())) == ["x" * MANY]
 
 
 async def test_what_one_client_was_given_every_client_gets() -> None:

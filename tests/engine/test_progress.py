@@ -5,14 +5,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.base import Abandoned, Event, Retried, ToolActivity
+from cli_session_proxy.backends.base import Abandoned, Compacted, Event, Retried, ToolActivity
 from cli_session_proxy.domain.models import BlockStart
+from cli_session_proxy.engine import executor
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
-from cli_session_proxy.errors import NotFound, TurnCancelled
+from cli_session_proxy.errors import NotFound, TurnCancelled, UpstreamError
 from cli_session_proxy.export import live
 from cli_session_proxy.settings import Settings
 
@@ -74,6 +76,39 @@ async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path)
         answer.acknowledge()
         second.cancel()
         assert [bool(one["at"]) for one in (*turn.tools, *turn.evidence.retries)] == [True, True, True]
+
+
+@pytest.mark.parametrize(
+    "event", [ToolActivity(CALL), Retried(RETRY), Abandoned(frozenset())], ids=lambda one: type(one).__name__
+)
+async def test_a_backend_that_tells_of_more_than_any_turn_has_ends_its_turn(
+    tmp_path: Path, event: Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell in a CLI's place told of millions: gigabytes, and seconds in which they were stored."""
+    monkeypatch.setattr(executor, "MOST_TOOLS", 1000)
+    async with Watched(tmp_path, [event] * 1000) as watched:
+        await (await watched.engine.submit(request("hello"))).turn()
+    async with Watched(tmp_path, [event] * 1002) as watched:
+        with pytest.raises(UpstreamError, match="in one turn"):
+            await (await watched.engine.submit(request("another"))).turn()
+
+
+async def test_of_many_compactions_of_a_turn_one_is_stored_before_its_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each was a write, and any shell can speak of one."""
+    notes: list[object] = []
+    async with Watched(tmp_path, [Compacted({"n": n}) for n in range(100)]) as watched:
+        note = watched.engine.store.note
+
+        async def noted(*given: Any) -> None:
+            notes.append(given)
+            await note(*given)
+
+        monkeypatch.setattr(watched.engine.store, "note", noted)
+        turn = await (await watched.engine.submit(request("hello"))).turn()
+        assert turn.evidence.compacted == {"n": 99}
+        assert len(notes) == 1
 
 
 async def test_words_that_are_taken_back_are_not_shown_on(tmp_path: Path) -> None:

@@ -10,10 +10,13 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cli_session_proxy import redact
 from cli_session_proxy.aside.pool import Helpers
+from cli_session_proxy.backends.base import ComparedRecord, Comparison, RequestSeen
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.export import shown
 from cli_session_proxy.http.large_turns import LARGE, TOO_LARGE, Teller, is_large
+from cli_session_proxy.http.ui import views
 from cli_session_proxy.settings import Settings
 
 from ..fakes import AGENT, FakeEngine, block, turn
@@ -69,6 +72,33 @@ async def test_a_turn_that_takes_too_long_is_told_without_its_words(
     told = await Teller(helpers)(shown.turn, row)
     assert (told["id"], told["status"], told["system"]) == ("turn_1", "completed", None)
     assert told["output"] == told["input"][0]["content"] == [block(TOO_LARGE)]
+
+
+async def test_a_key_of_ours_that_has_no_form_is_hidden_in_a_large_turn_too(
+    helpers: Helpers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The helper process had been told of none."""
+    monkeypatch.setattr(redact, "_known", {"correct-horse-battery"})
+    told = await Teller(helpers)(shown.turn, turn(1, output=(block("correct-horse-battery " * LARGE),)))
+    assert helpers.processes == 1
+    assert "correct-horse" not in json.dumps(told)
+
+
+def test_of_a_transcript_that_a_shell_filled_up_a_part_is_shown_which_differs_first() -> None:
+    """A hundred thousand records were 200 MB of JSON, written in a second of the event loop."""
+    said = (block("x" * 5000),)
+    same = tuple(ComparedRecord(f"s{n}", "user", "equal", said, None) for n in range(2000))
+    behind = ComparedRecord("u" * 10_000, "user", "only in the transcript", None, (block("x" * 3_000_000),))
+    found = Comparison("different", (), (*same, *[behind] * 98_000))
+    compared, large = views.compared(found)
+    told = views.comparison(compared, len(found.records))
+    assert (large, len(told["records"]), told["total"]) == (False, views.MOST_RECORDS, 100_000)
+    assert {one["file"] for one in told["records"]} == {TOO_LARGE}
+    compared, large = views.compared(Comparison("equal", (), same))
+    told = views.comparison(compared, len(same))
+    assert (large, told["records"][0]["chain"]) == (True, "x" * views.SHOWN)
+    assert sum(one["chain"] == TOO_LARGE for one in told["records"]) == views.MOST_RECORDS - 399
+    assert views.newest_sent(RequestSeen(1, (), 0, (("user", said[0]),) * 1000, None))[1]
 
 
 @pytest.mark.parametrize("path", ["", "?format=markdown", "?format=html"])

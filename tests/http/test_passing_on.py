@@ -22,7 +22,7 @@ from cli_session_proxy.export import explain
 from cli_session_proxy.http import gate, relay
 from cli_session_proxy.http.connection import AHEAD
 from cli_session_proxy.http.hop import REFUSED, Incoming
-from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER
+from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
 from cli_session_proxy.http.relay import Relay
 from cli_session_proxy.settings import Profile
 from cli_session_proxy.stores.base import Store, Whereabouts
@@ -537,7 +537,8 @@ async def test_a_key_in_an_address_goes_no_further(postgres_url: str, tmp_path: 
     seen: list[str] = []
     async with cluster(postgres_url, tmp_path, keys=keys) as (one, two):
         body = {"contents": [{"role": "user", "parts": [{"text": "one"}]}]}
-        path = "/agents/a/v1beta/models/sonnet:generateContent?key=a-secret-of-alice&alt=json"
+        own = "key=a-secret-of-alice&%6Be%79=a-secret-of-alice&k=a%20b"
+        path = f"/agents/a/v1beta/models/sonnet:generateContent?{own}&alt=json"
         assert (await one.http.post(path, json=body)).status_code == 200
 
         original = Relay._request
@@ -552,8 +553,36 @@ async def test_a_key_in_an_address_goes_no_further(postgres_url: str, tmp_path: 
             assert (await two.http.post(path, json=body)).status_code == 200
         assert len(one.asked) == 2
         (told,) = seen
-        assert "alt=json" in told
+        assert "?k=a%20b&alt=json" in told
         assert "a-secret-of-alice" not in told
+
+
+async def test_an_address_that_is_not_encoded_is_passed_on_too(postgres_url: str, tmp_path: Path) -> None:
+    """Our server takes it, and httpx sends none: each attempt was told that the connection was lost."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        assert said(await one.chat("one", agent="%C3%A4")) == "You said: one (1)"
+        body = json.dumps({"model": "sonnet", "messages": [{"role": "user", "content": "two"}]}).encode()
+        head = "POST /agents/ä/v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: "
+        reader, writer = await asyncio.open_connection("127.0.0.1", two.settings.port)
+        writer.write(head.encode() + f"{len(body)}\r\n\r\n".encode() + body)
+        answer = await reader.read()
+        writer.close()
+        assert b" 200 " in answer.splitlines()[0]
+        assert [path[-1] for path in one.asked] == ["one", "two"]
+        assert two.asked == []
+
+
+@pytest.mark.parametrize("owner", ["%ff", "%00", "a%20b", "%C3%A4", "x" * 65])
+async def test_an_owner_that_nobody_can_be_is_refused_in_words(postgres_url: str, tmp_path: Path, owner: str) -> None:
+    """By a holder of the cluster's key: it was a 500, here or in the store."""
+    async with cluster(postgres_url, tmp_path, 1) as (one,):
+        signer = Signer(KEY, None, "x")
+        peer = Peer(one.engine.instance_id, 0.0)
+        address = str(one.settings.advertise)
+        marks = signer.request("GET", "/v1/chains", owner, address, peer, decisive(()))
+        answer = await one.http.get("/v1/chains", headers=marks)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, OWNER)
+        assert REFUSED in answer.headers
 
 
 async def test_what_is_between_two_neighbours_and_what_connection_names_goes_no_further(

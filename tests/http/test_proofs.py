@@ -125,6 +125,36 @@ async def test_an_address_that_no_live_row_names_is_not_asked(
         assert other.connections == 0
 
 
+@pytest.mark.parametrize(
+    "address",
+    [
+        "",
+        "nonsense",
+        "http://",
+        "http://[::1",
+        "http://h:99999",
+        "ftp://h",
+        f"http://{'a' * 300}",
+        "http://a b",
+        "http://\0",
+    ],
+)
+async def test_an_address_that_is_none_leads_nowhere(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, address: str
+) -> None:
+    async with cluster(postgres_url, tmp_path, 1) as (one,):
+
+        async def addresses() -> frozenset[str]:
+            return frozenset({address})
+
+        async def find(_agent: Agent) -> Whereabouts:
+            return Whereabouts("planted", address)
+
+        monkeypatch.setattr(one.store, "addresses", addresses)
+        monkeypatch.setattr(one.engine.registry, "find", find)
+        assert said(await one.chat(PROMPT)) == f"You said: {PROMPT} (1)"
+
+
 async def test_the_key_of_the_cluster_crosses_no_line_and_what_crossed_is_good_for_nothing(
     postgres_url: str, tmp_path: Path
 ) -> None:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
+from ...aside.pool import OutOfBoundsError
 from ...domain import times
-from ...domain.models import Agent, Turn
+from ...domain.models import JSON, Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...export import brief, explain, shown
@@ -177,8 +179,9 @@ class Ui:
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
         agent = await self._agent(request)
-        compared = await self._engine.backend.compare(agent, await self._turn(request, agent))
-        return JSONResponse(await asyncio.to_thread(views.comparison, compared))
+        found = await self._engine.backend.compare(agent, await self._turn(request, agent))
+        compared, large = await asyncio.to_thread(views.compared, found)
+        return await self._shown(large, views.comparison, compared, len(found.records))
 
     async def seen(self, request: Request) -> Response:
         """What the model was sent in this turn, beside the chain; `verdict` None where no records tell."""
@@ -186,7 +189,16 @@ class Ui:
         found = await self._engine.backend.request_of(turn)
         if found is None:
             return JSONResponse({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
-        return JSONResponse(await asyncio.to_thread(views.seen, turn, found))
+        newest, large = await asyncio.to_thread(views.newest_sent, found)
+        return await self._shown(large, views.seen, turn.usage, newest, len(found.messages))
+
+    async def _shown(self, large: bool, show: Callable[..., JSON], *given: Any) -> Response:
+        if not large:
+            return JSONResponse(await asyncio.to_thread(show, *given))
+        try:
+            return JSONResponse(await self._tell.aside(show, *given))
+        except OutOfBoundsError as exc:
+            raise InvalidRequest(f"this cannot be shown: {exc}") from exc
 
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""

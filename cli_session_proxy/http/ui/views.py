@@ -8,16 +8,18 @@ import json
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ... import redact
-from ...backends.base import Comparison, RequestSeen
+from ...backends.base import ComparedRecord, Comparison, RequestSeen
 from ...domain.evidence import tool_calls
-from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn
+from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn, Usage
 from ...export import brief, explain, shown
 from ...export.schema import TurnDump
 from ...export.words import shallow
 from ...stores.base import TurnPage
+from ..large_turns import LARGE, TOO_LARGE, size_of
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
 PREVIEW = 240
@@ -25,8 +27,10 @@ PREVIEW = 240
 STEPS = ("queued", "session_ready", "first_block", "result", "committed")
 # Blocks of a request that are shown: what stands before them is the chain's, turn by turn.
 NEWEST_SENT = 200
-# A record is compared whole and shown this far (characters).
-SHOWN = 2000
+# A record is compared whole and shown this far (characters), its names this far. So many records are shown, with so
+# many characters in all: an agent's shell may have written any number.
+SHOWN, _NAME = 2000, 64
+MOST_RECORDS, MOST_OF_RECORDS = 1000, 2_000_000
 
 
 def page(agent: Agent, found: TurnPage, title: str = "", budgets: Sequence[JSON] = ()) -> JSON:
@@ -194,8 +198,37 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             yield f"[{kind}]"
 
 
-def comparison(found: Comparison) -> JSON:
-    """`differences` and `records` of a turn's session, without secrets."""
+class _Room:
+    """For what records say: what does not fit in is a note."""
+
+    def __init__(self) -> None:
+        self._left = MOST_OF_RECORDS
+
+    def of(self, blocks: Sequence[Any] | None) -> Sequence[Any] | None:
+        size = size_of(blocks or (), self._left)
+        self._left -= size or 0
+        return blocks if size is not None else ({"type": "text", "text": TOO_LARGE},)
+
+    @property
+    def is_large(self) -> bool:
+        return MOST_OF_RECORDS - self._left > LARGE
+
+
+def compared(found: Comparison) -> tuple[Comparison, bool]:
+    """As much of it as is shown, of too many records first those that differ; and whether that is large."""
+    records: Sequence[ComparedRecord] = found.records
+    if len(records) > MOST_RECORDS:
+        records = sorted(records, key=lambda one: one.state == "equal")[:MOST_RECORDS]
+    room = _Room()
+    kept = tuple(
+        ComparedRecord((one.uuid or "")[:_NAME], one.kind[:_NAME], one.state, room.of(one.chain), room.of(one.file))
+        for one in records
+    )
+    return replace(found, records=kept), room.is_large
+
+
+def comparison(found: Comparison, total: int) -> JSON:
+    """`differences` and `records` of a turn's session, without secrets. These are `compared`'s; there were `total`."""
     told: JSON = {
         "found": found.found,
         "differences": [redact.data({"kind": kind, "text": text}) for kind, text in found.differences],
@@ -206,6 +239,7 @@ def comparison(found: Comparison) -> JSON:
             }
             for one in found.records
         ],
+        "total": total,
     }  # fmt: skip
     if found.session_id is None:
         return told
@@ -215,15 +249,22 @@ def comparison(found: Comparison) -> JSON:
     }  # fmt: skip
 
 
-def seen(turn: Turn, found: RequestSeen) -> JSON:
-    """The verdict, and the newest messages of the request, without secrets."""
+def newest_sent(found: RequestSeen) -> tuple[RequestSeen, bool]:
+    """With its newest messages alone; and whether these are large."""
+    room = _Room()
+    newest = tuple((role, *(room.of([block]) or ())) for role, block in found.messages[-NEWEST_SENT:])
+    return replace(found, messages=newest), room.is_large
+
+
+def seen(usage: Usage, found: RequestSeen, total: int) -> JSON:
+    """The verdict, and messages of the request, without secrets. These are `newest_sent`'s; there were `total`."""
     missing, summarised = len(found.missing), found.summarised
     return {
-        "verdict": explain.context(found.turns, missing, summarised, turn.usage, extends=found.extends),
+        "verdict": explain.context(found.turns, missing, summarised, usage, extends=found.extends),
         "forgotten": bool(missing),
         "missing": list(found.missing),
-        "total": len(found.messages),
-        "messages": [{"role": role, "text": _record_text([block])} for role, block in found.messages[-NEWEST_SENT:]],
+        "total": total,
+        "messages": [{"role": role, "text": _record_text([block])} for role, block in found.messages],
     }
 
 

@@ -19,6 +19,8 @@ MAX_LINE = 64 * 1024 * 1024
 # Of one turn: a million tokens come in less than 100 MB. What a shell behind a boundary does in its CLI's place has no
 # other end before `turn_timeout`, and all that is heard is kept until then. Between turns it is read in vain.
 MOST_OF_A_TURN = 4 * MAX_LINE
+# Bytes that a line counts beyond its own: of what the shortest frame becomes, several hundred are kept.
+A_LINE = 256
 
 
 # --- what it is told
@@ -278,7 +280,7 @@ class Output(asyncio.Protocol):
         self._take()
 
     def _count(self, data: bytes) -> None:
-        self._said += len(data)
+        self._said += len(data) + A_LINE * data.count(b"\n")
         if self._said > MOST_OF_A_TURN:
             raise UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two")
 

@@ -231,8 +231,8 @@ def shown(records: Sequence[Record]) -> list[Record]:
         if hangs:
             data["parentUuid"], hangs = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
-            while data.get(name) in gone:
-                data[name] = gone[data[name]]
+            if data.get(name) in gone:
+                data[name] = _above(data[name], gone)
         if kinds and not data.get("isSidechain") and _is_emptied(data, kinds):
             parent = data.get("parentUuid")
             gone[record.uuid] = None if parent == record.uuid else parent  # who goes over it comes to an end
@@ -241,6 +241,16 @@ def shown(records: Sequence[Record]) -> list[Record]:
         else:
             out.append(Record(json.dumps(data, separators=(",", ":")), record.uuid, record.synthetic))
     return out
+
+
+def _above(uuid: str | None, gone: dict[str, str | None]) -> str | None:
+    """The first one above it that is not gone. The next one that hangs there goes over all of them at once."""
+    over = list[str]()
+    while uuid in gone:
+        over.append(uuid)
+        uuid = gone[uuid]
+    gone.update(dict.fromkeys(over, uuid))
+    return uuid
 
 
 def _left_out(records: Sequence[Record], marks: Sequence[tuple[int, JSON]]) -> list[dict[LeftOut, int]]:

@@ -226,7 +226,7 @@ function drawTranscript(place, compared) {
     compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
     compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "to go on by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
     rows.length > 0 && h("details", found === "different" ? { open: true } : null,
-      h("summary", null, `${count(rows.length, "record")} of this turn`), h("table.records", null, h("tbody", null, ...rows))),
+      h("summary", null, `${count(compared.total, "record")} of this turn${compared.total > rows.length ? `, ${rows.length} shown` : ""}`), h("table.records", null, h("tbody", null, ...rows))),
   );
 }
 

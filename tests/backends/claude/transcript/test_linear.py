@@ -66,7 +66,19 @@ def marks() -> object:
     return transcript.shown([*told, *left_out, *fitted])
 
 
-WORK = (rewinds, unknown_kinds, made_up_answers, copies, marks)
+def left_out() -> object:
+    """Thoughts that stand before those that they hang on, and words behind the last one."""
+    thought = {"content": [{"type": "thinking", "thinking": "x", "signature": "y"}]}
+    lines = [record(f"t{n}", f"t{n + 1}", "assistant", **thought) for n in range(MANY)]
+    lines += (record(f"u{n}", "t0") for n in range(MANY))
+    told = transcript.shown(
+        [*(Record(json.dumps(line), line["uuid"]) for line in lines), transcript.leave_out("thinking")]
+    )
+    assert len(told) == MANY
+    return told
+
+
+WORK = (rewinds, unknown_kinds, made_up_answers, copies, marks, left_out)
 
 
 @pytest.mark.parametrize("work", WORK, ids=lambda one: one.__name__)
