@@ -69,7 +69,6 @@ _NOT_PASSED_ON = frozenset({
     b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
     b"x-request-id", b"proxy-authorization", b"proxy-authenticate", OLD_MARK.encode(),
 })  # fmt: skip
-_PRINTED = bytes(range(0x21, 0x7F))
 _OF_THE_CONNECTION = frozenset(
     {b"connection", b"keep-alive", b"transfer-encoding", b"date", b"server", b"x-request-id", PROOF.encode()}
 )
@@ -325,18 +324,16 @@ class Relay:
             for name, value in scope["headers"]
             if name not in kept_back and not name.startswith((b"sec-fetch-", b"x-cluster-"))
         ]
-        # As it was sent: httpx would write some characters of an address in another way. What no address may hold, and
-        # our server takes, is encoded.
-        target = quote(raw_path(scope) + (b"?" + query if query else b""), safe=_PRINTED)
+        # As it was sent: httpx would write some characters of an address in another way.
+        target = raw_path(scope) + (b"?" + query if query else b"")
         digest = hashlib.sha256(body).hexdigest()
-        marks = self._marks(address, scope["method"], target, owner, headers, digest)
+        marks = self._marks(address, scope["method"], target.decode("latin-1"), owner, headers, digest)
         headers += [(name.encode(), value.encode()) for name, value in marks.items()]
         headers.append((b"x-request-id", request_id.encode()))
         waits = {"connect": REACH, "read": None, "write": None, "pool": None}
         return httpx.Request(
-            scope["method"], address, headers=headers, content=body,
-            extensions={"target": target.encode(), "timeout": waits},
-        )  # fmt: skip
+            scope["method"], address, headers=headers, content=body, extensions={"target": target, "timeout": waits}
+        )
 
     def _marks(
         self,
