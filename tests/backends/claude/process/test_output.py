@@ -149,8 +149,9 @@ async def test_without_a_listener_it_is_read_and_dropped() -> None:
 async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(
     when: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All that is heard is kept until the turn ends. Each turn counts by itself, and so does what comes between."""
-    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 10 * len(line(0)))
+    """All that is heard is kept until the turn ends, and more for each line. Each turn counts by itself, and so does
+    what comes between."""
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 10 * (len(line(0)) + frames.A_LINE))
     heard = Heard()
     output = heard.begin()
     for _ in range(3):
