@@ -25,7 +25,7 @@ from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, Literal, get_args, get_origin
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import (
     BaseModel,
@@ -675,6 +675,7 @@ class Settings(BaseModel):
         if self.store is not None:  # libpq looks there by itself
             found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
             found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
+            found |= dict.fromkeys(_sockets_of(self.store.get_secret_value()), "store")
         if self.archive_to is not None and not self.archive_to.startswith(S3):
             found[Path(self.archive_to)] = "archive_to"
         if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 looks there by itself
@@ -682,7 +683,8 @@ class Settings(BaseModel):
             found |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}
         for name, model in self.models.items():
             texts = (value for value in model.params.values() if isinstance(value, str))
-            found |= {Path(text): f"models.{name}" for text in texts if text.startswith(("/", "~"))}
+            named_files = filter(lambda text: text.startswith(("/", "~")) or os.path.isfile(text), texts)
+            found |= {Path(text): f"models.{name}" for text in named_files}
         return {Path(os.path.abspath(path.expanduser())): what for path, what in found.items()}
 
     def run_unconfined(self) -> dict[Path, str]:
@@ -793,6 +795,16 @@ def paths_in(text: str) -> set[Path]:
         Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
         for word in (*quoted, *re.findall(r"(?:~|\$\{?HOME\}?)?/[^\s\"'`=:;,|&()<>\[\]]+", text))
     }
+
+
+def _sockets_of(url: str) -> list[Path]:
+    """The unix sockets of a PostgreSQL: it may know its user by the uid, which an agent has."""
+    there = urlsplit(url)
+    told = parse_qs(there.query)
+    named, _, port = unquote(there.netloc.rpartition("@")[2]).partition(":")
+    hosts = ",".join([named, *told.get("host", ()), os.environ.get("PGHOST", "")]).split(",")
+    ports = [port, *told.get("port", ()), os.environ.get("PGPORT"), "5432"]
+    return [Path(host, f".s.PGSQL.{one}") for host in hosts if host.startswith("/") for one in filter(None, ports)]
 
 
 def read_secret(path: Path, name: str) -> bytes:

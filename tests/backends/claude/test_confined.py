@@ -112,16 +112,20 @@ async def test_a_confined_shell_is_shown_no_folder_with_a_file_that_settings_nam
         "keys_file": shells.shared / "deep" / "keys.toml", "cluster_key_file": added / "cluster",
         "config": shells.shared / "proxy.toml", "passfile": shells.shared / "pgpass",
         "model": shells.shared / "cloud.json", "key": shells.shared / "redis.key",
+        "socket": shells.shared / ".s.PGSQL.5433",
     }  # fmt: skip
     for name, path in secrets.items():
         path.write_text(f"{name}=marmalade-secret")
     monkeypatch.setenv("PGPASSFILE", str(secrets["passfile"]))
-    named = {"registry": f"rediss://localhost/?ssl_keyfile={secrets['key']}", "store": "postgresql://localhost/x"}
+    named = {
+        "registry": f"rediss://localhost/?ssl_keyfile={secrets['key']}",
+        "store": f"postgresql://localhost:5433/x?host={shells.shared}",
+    }
     wide = CONFINED.model_copy(update={"add_dirs": (added,)})
     settings = shells.settings.model_copy(update={"profiles": {"confined": wide, "free": FREE}})
     given = {name: secrets[name] for name in ("keys_file", "cluster_key_file", "config")}
     urls = {name: SecretStr(url) for name, url in named.items()}
-    params = ModelSettings(litellm="vertex_ai/x", params={"vertex_credentials": str(secrets["model"])})
+    params = ModelSettings(litellm="vertex_ai/x", params={"vertex_credentials": "shared/cloud.json"})
     told = settings.model_copy(update={**given, **urls, "models": {"cloud": params}})
     assert {*secrets.values()} <= told.secret_files().keys()
     looks = "cat rules/*"
@@ -294,6 +298,10 @@ async def test_what_is_kept_in_memory_inside_is_bounded_and_weighed(shells: Shel
         said = await shells.run(engine, "confined", fill)
         assert "No space left" in said
         assert weigh([process])[process] - before > (120 + 256) * 900_000
+        before = weigh([process])[process]
+        files = "import os; [os.close(os.open(f'/tmp/{number}', os.O_CREAT)) for number in range(50_000)]"
+        await shells.run(engine, "confined", f'python3 -c "{files}"')  # an empty one takes the kernel a kilobyte
+        assert weigh([process])[process] - before > 40_000_000
         said = await shells.run(engine, "confined", "unshare -Ur true; touch /x /var/x; cd /usr; touch x; echo tried")
         assert "unshare failed" in said
         assert said.count("Read-only") + said.count("No such file") >= 3

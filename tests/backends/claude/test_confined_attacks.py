@@ -7,6 +7,7 @@ import ctypes
 import json
 import os
 import shutil
+import site
 import socket
 import subprocess
 import sys
@@ -136,6 +137,16 @@ async def test_programs_that_are_looked_for_are_not_written_from_inside(
             else:
                 assert "tried" in await shells.run(engine, "confined", plants)
     assert not ran.exists()
+
+
+async def test_no_program_outside_loads_a_library_from_an_agents_directory(shells: Shells) -> None:
+    """An empty entry of LD_LIBRARY_PATH is the directory in which a program is started."""
+    env = shells.settings.claude_env | {"LD_LIBRARY_PATH": ":/usr/local/lib"}
+    settings = shells.settings.model_copy(update={"claude_env": env})
+    plants = "for name in libcap.so.2 libcap-ng.so.0; do echo no library > $name; done; echo planted"
+    for _ in range(2):
+        async with running(settings) as engine:
+            assert "planted" in await shells.run(engine, "confined", plants)
 
 
 async def test_an_agent_that_was_confined_stays_so_in_a_turn_without_a_profile(shells: Shells, tmp_path: Path) -> None:
@@ -347,9 +358,19 @@ async def the_first_process_within_is_not_written(shells: Shells, engine: Engine
     assert "Read-only" in said
 
 
+async def nobody_waits_for_a_file_that_is_shown(shells: Shells, engine: Engine) -> None:
+    """Who has a lease on a file holds up everybody who opens it, for 45 s each time. It takes no right to write."""
+    lease = "import fcntl, os; fcntl.fcntl(os.open('rules/rules.md', 0), 1024, fcntl.F_WRLCK); print('le' + 'ased')"
+    assert "leased" in await shells.run(engine, "free", f'python3 -c "{lease}"')
+    said = await shells.run(engine, "confined", f'python3 -c "{lease}" 2>&1; echo tried')
+    assert "Invalid argument" in said
+    assert "tried" in said
+
+
 LOOKS = (
     sockets_without_a_path_are_closed, the_keys_of_the_user_stay_outside, the_machines_own_settings_are_read_only,
     namespaces_within_the_boundary_are_refused, the_first_process_within_is_not_written,
+    nobody_waits_for_a_file_that_is_shown,
 )  # fmt: skip
 
 
@@ -501,7 +522,9 @@ async def test_programs_that_are_found_by_a_link_in_a_folder_that_is_written_are
     assert shells.upstream.requests == []
 
 
-@pytest.mark.parametrize("place", ["a folder of modules", "where serve was started", "a path of Python's"])
+@pytest.mark.parametrize(
+    "place", ["a folder of modules", "where serve was started", "a path of Python's", "the user's own modules"]
+)
 async def test_what_this_program_reads_later_is_not_written_from_inside(
     shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -511,6 +534,9 @@ async def test_what_this_program_reads_later_is_not_written_from_inside(
     settings = with_profile(shells.settings, add_dirs=(project,))
     if place == "a folder of modules":
         monkeypatch.syspath_prepend(project / "lib")
+    elif place == "the user's own modules":  # Python reads them at its start, once that folder is there
+        monkeypatch.setattr(site, "ENABLE_USER_SITE", True)
+        monkeypatch.setattr(site, "USER_SITE", str(project / "lib" / "site-packages"))
     else:
         monkeypatch.chdir(project)
     if place == "a path of Python's":  # as in an interactive one
@@ -602,15 +628,23 @@ async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_other
     assert [event for event in events(caplog) if event["event"] == "claude_degraded"] == []
 
 
+@pytest.mark.parametrize("when", ["in a turn", "before its first word"])
 async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from_others(
-    shells: Shells, caplog: pytest.LogCaptureFixture
+    shells: Shells, caplog: pytest.LogCaptureFixture, when: str
 ) -> None:
-    says = "echo \"error: unknown option '--include-partial-messages'\" > /proc/$PPID/fd/2; kill -9 $PPID"
-    async with running(shells.settings) as engine:
-        with pytest.raises(ProxyError):
+    """Without this option a system prompt stands in the command line, which other users of the machine read."""
+    says = "echo \"error: unknown option '--system-prompt-file'\" > /proc/2/fd/2; kill -9 2"
+    settings = with_profile(shells.settings, setting_sources=("project",))
+    async with running(settings) as engine:
+        await shells.run(engine, "confined", "mkdir .claude")
+    if when == "before its first word":  # as a shell there can
+        planted = settings.var / "sandbox" / "agents" / "confined" / ".claude" / "settings.json"
+        planted.write_text(json.dumps({"apiKeyHelper": says}))
+    async with running(settings) as engine:
+        with pytest.raises(ProxyError, match="does not know --system-prompt-file"):
             await shells.run(engine, "confined", says)
         assert text(await ask(engine, "hello", agent="other"))
-    assert [event for event in events(caplog) if event["event"] == "claude_option_refused"] == []
+    assert not {"claude_option_refused", "claude_degraded"} & {str(event["event"]) for event in events(caplog)}
 
 
 async def leaves_running(shells: Shells, engine: Engine, program: str) -> Path:

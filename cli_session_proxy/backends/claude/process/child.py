@@ -284,7 +284,9 @@ class Child:
                     stderr = asyncio.StreamReader(limit=limit)
                     program = subprocess.Popen(  # noqa: ASYNC220, S603 - see `OSProcess`; this is the CLI
                         [*guardian.death_signal, *wrapper, *launch.argv(prompt_file)],
-                        stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, cwd=launch.cwd, bufsize=0,
+                        stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, bufsize=0,
+                        # The wrapper runs outside: nothing of the agent's directory is its own, such as a library.
+                        cwd="/" if wrapper else launch.cwd,
                         env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip
             read = program.stderr

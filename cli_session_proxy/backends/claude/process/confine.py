@@ -30,6 +30,7 @@ import os
 import pwd
 import shutil
 import signal
+import site
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -331,7 +332,8 @@ class _Boundary:
         folders = (os.path.abspath(folder) for names in named if names for folder in names.split(os.pathsep))
         found |= dict.fromkeys(map(Path, folders), "a folder of PATH")
         python = sysconfig.get_paths()
-        ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]))
+        own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # read at the next start, if it is there
+        ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
         if any(

@@ -6,6 +6,7 @@
   every process of its user for that user. Landlock closes them (Linux 6.12, its version 6); before, they stay open.
 - Calls that write into another process (ptrace). By them bubblewrap's own first process inside could be told not to end
   with its parent, and to hide its mark: all that runs inside would outlive the CLI and the proxy.
+- Leases. Who has one on a file that is shown, if only to read, holds up everybody outside who opens it.
 
 Only the standard library is imported. It fails where the kernel has what is needed and refuses it.
 """
@@ -32,11 +33,18 @@ REFUSED = {
     0x40000028: (311, 26, 377), 0xC00000F3: (219, 117, 271), 0xC0000015: (271, 26, 352), 0x80000016: (280, 26, 341),
     0x00000016: (280, 26, 341),
 }  # fmt: skip
+# `fcntl`, by which leases are taken.
+FCNTL = {
+    0xC000003E: (72,), 0x40000003: (55, 221), 0xC00000B7: (25,), 0x40000028: (55, 221), 0xC00000F3: (25,),
+    0xC0000015: (55,), 0x80000016: (55,), 0x00000016: (55, 221),
+}  # fmt: skip
+F_SETLEASE, F_SETDELEG = 1024, 1040  # of a file; of a folder (Linux 6.19)
 X32 = 0x40000000  # a bit of the number by which x86-64 marks another table, with numbers of its own for some (521, 540)
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 RET_ALLOW, RET_ERRNO = 0x7FFF0000, 0x00050000
 LOAD, AND, IS_EQUAL, IS_AT_LEAST, IS_MORE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06  # of BPF
 NUMBER, ARCHITECTURE = 0, 4  # offsets of what is loaded
+COMMAND = 24 if sys.byteorder == "little" else 28  # the low half of the second argument
 # A kernel without keyrings; a container that forbids the call forbids it to the command as well.
 NO_KEYRINGS = (errno.ENOSYS, errno.EPERM)
 
@@ -70,6 +78,11 @@ def _filter() -> bytes:
         calls = [(LOAD, 0, 0, NUMBER), (AND, 0, 0, ~X32 & 0xFFFFFFFF)]
         for first, last in ((keyctl - 2, keyctl), *zip(others, others, strict=True)):
             calls += [(IS_AT_LEAST, 0, 2, first), (IS_MORE, 1, 0, last), (RETURN, 0, 0, RET_ERRNO | errno.ENOSYS)]
+        for number in FCNTL[architecture]:
+            calls += [
+                (IS_EQUAL, 0, 5, number), (LOAD, 0, 0, COMMAND), (IS_EQUAL, 1, 0, F_SETLEASE),
+                (IS_EQUAL, 0, 1, F_SETDELEG), (RETURN, 0, 0, RET_ERRNO | errno.EINVAL), (RETURN, 0, 0, RET_ALLOW),
+            ]  # fmt: skip
         calls.append((RETURN, 0, 0, RET_ALLOW))
         code += [(IS_EQUAL, 0, len(calls), architecture), *calls]
     return b"".join(struct.pack("=HBBI", *one) for one in (*code, (RETURN, 0, 0, RET_ALLOW)))
