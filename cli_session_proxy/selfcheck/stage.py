@@ -225,7 +225,7 @@ class Stage:
 
     def written(self) -> list[str]:
         """Every file below the CLI's directory, for an error message."""
-        below = (path for path in self.config_dir.rglob("*") if path.is_file())
+        below = (Path(folder, name) for folder, _, names in os.walk(self.config_dir) for name in names)
         return sorted(str(path.relative_to(self.config_dir)) for path in below)
 
 

@@ -27,6 +27,7 @@ from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import ROOT, MakeSettings
+from ..files import files
 from ..scripted import Asker, Scripted, delta
 from ..talking import ask, heard, running
 from ..until import until
@@ -139,7 +140,7 @@ async def test_it_streams_remembers_and_goes_on_the_next_time(
         await terminal.see("› ")
         terminal.type("\x04")
         assert await left(terminal) == 0
-    (transcript,) = (tmp for tmp in (settings.claude_config_dir or Path()).rglob("*.jsonl"))
+    (transcript,) = files(settings.claude_config_dir, "*.jsonl")
     await asyncio.to_thread(transcript.unlink)
     async with chatting(settings) as terminal:
         terminal.type("what is the colour?\n")

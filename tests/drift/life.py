@@ -25,6 +25,7 @@ from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 from turnfault.score import Fact, score
 
+from ..files import files
 from ..media import image, picture
 from ..talking import request, text
 from .cli import ChangingCli
@@ -210,9 +211,8 @@ class Life:
 
     def transcripts(self) -> None:
         """Somebody deletes all of them."""
-        assert self.settings.claude_config_dir is not None
         for folder in ("projects", "conversations"):
-            for file in (self.settings.claude_config_dir / folder).rglob("*.jsonl*"):
+            for file in files(self.settings.claude_config_dir, f"{folder}/*.jsonl*"):
                 file.unlink()
 
 

@@ -26,6 +26,7 @@ from turnfault.provider.upstream import Upstream
 from .. import without_cli
 from ..conftest import MakeSettings
 from ..every_wire import chains, proxied
+from ..files import files
 from ..matrix import half
 from ..until import until
 from ..without_cli import proxied_without_cli
@@ -274,8 +275,7 @@ async def test_its_files_go_too(make_settings: MakeSettings, upstream: Upstream,
 
         await until(gone)
         assert not [one for one in settings.var.glob("sandbox/agents/*") if not one.name.startswith(".")]
-        assert settings.claude_config_dir is not None
-        assert not [one for one in settings.claude_config_dir.rglob("*.jsonl") if one.stat().st_size]
+        assert not [one for one in files(settings.claude_config_dir, "*.jsonl") if one.stat().st_size]
         (left,) = await running.store.forgotten(None, time.time() - 3600)
         assert left.cost_usd > 0
 

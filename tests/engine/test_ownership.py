@@ -217,7 +217,7 @@ async def test_a_change_to_an_old_copy_of_a_session_does_not_take_the_agent_from
 
 
 async def asked_for_long(engine: Engine) -> None:
-    """Another proxy wants the agent, and has wanted it for all the time of a lease."""
+    """Another proxy wants the agent, and has wanted it for all the time of a lease: short, but none that is lost at once."""
     owner = engine._ownership
     clock = asyncio.get_running_loop().time
     await until(lambda: any(clock() - since >= owner.proxy.lease for since in owner._asked.values()))
@@ -249,7 +249,7 @@ async def mover(engine: Engine, backend: MemoryBackend) -> int:
 
 
 async def test_turns_without_a_pause_let_another_proxy_have_the_agent(settings: Settings) -> None:
-    settings = settings.model_copy(update={"lease": 0.3})
+    settings = settings.model_copy(update={"lease": 2.0})
     model = Model()
     async with core(settings, model) as (engine, backend):
         model.open.clear()
@@ -272,7 +272,7 @@ async def test_nobody_waits_long_for_a_proxy_that_wanted_the_agent_once(
     settings: Settings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ownership, "GAP", 2)
-    settings = settings.model_copy(update={"lease": 0.3})
+    settings = settings.model_copy(update={"lease": 2.0})
     model = Model()
     async with core(settings, model) as (engine, backend):
         model.open.clear()
@@ -291,7 +291,7 @@ async def test_nobody_waits_long_for_a_proxy_that_wanted_the_agent_once(
 
 async def test_a_turn_elsewhere_keeps_its_place_behind_turns_without_a_pause(settings: Settings) -> None:
     """It has asked for the agent for long, and costs the turns before it no warm process."""
-    settings = settings.model_copy(update={"lease": 0.3})
+    settings = settings.model_copy(update={"lease": 2.0})
     model = Model()
     async with core(settings, model) as (engine, backend), core(settings) as (other, _):
         model.open.clear()
@@ -308,7 +308,7 @@ async def test_a_turn_elsewhere_keeps_its_place_behind_turns_without_a_pause(set
 
 async def test_turns_without_a_pause_let_another_proxy_try_a_turn_again(settings: Settings) -> None:
     """It has lost its place in the order of acceptance."""
-    settings = settings.model_copy(update={"lease": 0.3})
+    settings = settings.model_copy(update={"lease": 2.0})
     model, fails = Model(), Model()
     fails.faults = [UpstreamError("overloaded")]
     async with core(settings, model) as (engine, backend), core(settings, fails) as (other, _):

@@ -29,6 +29,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import seen_working
 from ..conftest import MakeSettings
 from ..cutting import held, let_go
+from ..files import files, holding
 from ..matrix import rest_in_full
 from ..talking import ask, claude, heard, request, running, text
 from ..until import until
@@ -63,11 +64,11 @@ async def test_questions_of_strangers_are_answered_by_one_process(settings: Sett
         three = await ask(engine, "question 1", text(turns[1]), "and then?", text(two), "and now?", agent=None)
         assert heard(upstream) == ["question 1", "and then?", "and now?"]
         assert three.continuity == "warm"
-        shared = list((settings.claude_config_dir or Path()).rglob("*sandbox-shared/*.jsonl"))
+        shared = files(settings.claude_config_dir, "*sandbox-shared/*.jsonl")
         assert len(shared) == 1
         for n in (0, 1, 2):
             assert f"question {n}" not in shared[0].read_text()
-    assert not list((settings.claude_config_dir or Path()).rglob("*sandbox-shared/*.jsonl"))
+    assert not files(settings.claude_config_dir, "*sandbox-shared/*.jsonl")
 
 
 @pytest.mark.parametrize("fault", ["refused by the API", "declined", "cancelled", "its CLI dies"])
@@ -148,14 +149,7 @@ async def test_nothing_is_left_of_a_request_that_is_not_to_be_kept(
     async with running(settings) as engine:
         await ask(engine, "kept", agent=None, **asked | {"kept": True})
         await ask(engine, "a secret of somebody's", agent=None, **asked)
-
-        def left() -> list[Path]:
-            walked = os.walk(settings.var.parent)  # `rglob` raises for a folder that goes meanwhile
-            found = [Path(folder, name) for folder, _, names in walked for name in names]
-            files = [path for path in found if path.is_file() and path.stat().st_size < 1 << 20]
-            return [path for path in files if b"a secret of somebody's" in path.read_bytes()]
-
-        await until(lambda: not [path for path in left() if path.suffix == ".jsonl"])
+        await until(lambda: not holding("a secret of somebody's", settings.var.parent, "*.jsonl"))
         await ask(engine, "after", agent=None)
         assert heard(upstream) == ["after"]
 
@@ -180,8 +174,7 @@ async def test_nothing_is_left_of_an_answer_that_was_cut(how: str, settings: Set
         assert turn.evidence.shared
         assert text(turn) == "one " or turn.evidence.cuts
         await _asked(engine, "after")
-        files = (settings.claude_config_dir or Path()).rglob("*.jsonl")
-        assert not [path for path in files if secret in path.read_text()]
+        assert not holding(secret, settings.claude_config_dir, "*.jsonl")
 
 
 async def test_of_a_kind_that_nobody_asks_any_more_nothing_is_held(settings: Settings) -> None:
@@ -198,7 +191,7 @@ async def test_of_a_kind_that_nobody_asks_any_more_nothing_is_held(settings: Set
 async def test_what_a_killed_proxy_left_is_removed_at_the_next_start(settings: Settings) -> None:
     async with running(settings) as engine:
         await ask(engine, "one", agent=None)
-        (path,) = (settings.claude_config_dir or Path()).rglob("*sandbox-shared/*.jsonl")
+        (path,) = files(settings.claude_config_dir, "*sandbox-shared/*.jsonl")
         left = path.with_name(f"{uuid.uuid4()}.jsonl")
         left.write_text("{}\n")
         await claude(engine).end_strays([])
@@ -242,15 +235,14 @@ async def test_words_of_a_deleted_chain_leave_the_shared_process_that_heard_them
     settings: Settings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sharing, "IDLE", 600.0)
-    config = settings.claude_config_dir or Path()
     async with running(settings) as engine:
         await _asked(engine, "another question")
         turn = await _asked(engine, "a secret of somebody's")
-        assert [path for path in config.rglob("*.jsonl") if "secret" in path.read_text()]
+        assert holding("secret", settings.claude_config_dir, "*.jsonl")
         agent = await engine.store.agent_by_key(turn.agent_key)
         assert agent is not None
         assert await engine.delete(agent.owner, agent.agent_id)
-        assert not [path for path in config.rglob("*") if path.is_file() and b"secret of" in path.read_bytes()]
+        assert not holding("secret of", settings.claude_config_dir)
         assert not claude(engine).sessions.sharing._groups
         await ask(engine, "one more", agent=None)
         assert heard(upstream) == ["one more"]

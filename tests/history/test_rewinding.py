@@ -20,6 +20,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..clis import seen_working
 from ..conftest import MakeSettings
+from ..files import files
 from ..talking import ask, by_hand, claude, heard, request, running, text
 from ..until import until
 
@@ -53,9 +54,8 @@ async def _said(engine: Engine, *words: str) -> tuple[list[Turn], list[str]]:
 
 def _path(engine: Engine, turn: Turn) -> Path:
     assert turn.session_id is not None
-    found = list(claude(engine).sessions._config_dir.rglob(f"{turn.session_id}.jsonl"))
-    assert len(found) == 1
-    return found[0]
+    (path,) = files(claude(engine).sessions._config_dir, f"*/{turn.session_id}.jsonl")
+    return path
 
 
 async def test_an_edited_message_is_answered_by_the_same_process(settings: Settings, upstream: Upstream) -> None:

@@ -23,6 +23,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
 from ..fakes import FakeEngine
+from ..files import holding
 from ..serving import serving
 from ..wires.responses.conftest import client_of
 from ..without_cli import running_without_cli
@@ -170,8 +171,7 @@ async def test_each_key_sees_only_its_own(
         alice, bob = client_of(url, ALICE), client_of(url, BOB)
         async with alice, bob:
             await _only_its_own(alice, bob, engine)
-    kept = b"".join(path.read_bytes() for path in settings.var.rglob("*") if path.is_file())
-    assert ALICE.encode() not in kept
+    assert not holding(ALICE, settings.var)
     assert ALICE not in caplog.text
 
 

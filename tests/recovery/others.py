@@ -16,6 +16,7 @@ from typing import Any
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import FILE
 
+from ..files import holding
 from ..forked import Forked, forked
 from ..until import until
 from . import proxy
@@ -121,16 +122,8 @@ async def other_proxy(
 
 async def overwritten(settings: Settings, old: str, new: str) -> None:
     """In place, as soon as the CLI has written it: the same length, so that nothing but its content tells."""
-    assert settings.claude_config_dir is not None
-    folder = settings.claude_config_dir / "projects"
     assert len(old) == len(new)
-
-    def found() -> Path | None:
-        return next((path for path in folder.glob("*/*.jsonl") if old in path.read_text()), None)
-
-    await until(found)
-    path = found()
-    assert path is not None
+    (path, *_) = await until(lambda: holding(old, settings.claude_config_dir, "projects/*.jsonl"))
     data = path.read_bytes()
     with path.open("r+b") as file:
         at = data.find(old.encode())

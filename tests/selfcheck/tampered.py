@@ -68,7 +68,7 @@ def arguments(what: str, argv: list[str]) -> list[str]:
 
 
 def session(session_id: str) -> Path:
-    return next(Path(os.environ["CLAUDE_CONFIG_DIR"]).rglob(f"{session_id}.jsonl"))
+    return next(Path(os.environ["CLAUDE_CONFIG_DIR"], "projects").rglob(f"{session_id}.jsonl"))
 
 
 def told(what: str, which: str, frame: Frame) -> tuple[Frame | None, Frame | None]:

@@ -19,6 +19,7 @@ from turnfault.provider.seen import Seen
 from turnfault.provider.upstream import Upstream
 from turnfault.score import Fact, score
 
+from ..files import files
 from ..media import image, picture
 from ..talking import request, text
 
@@ -104,8 +105,7 @@ class Life:
         await self.tell("plain")
 
     def _delete(self) -> None:
-        assert self.settings.claude_config_dir is not None
-        for file in (self.settings.claude_config_dir / "projects").rglob("*.jsonl"):
+        for file in files(self.settings.claude_config_dir, "projects/*.jsonl"):
             file.unlink()
 
     async def tell(
