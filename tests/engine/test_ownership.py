@@ -217,7 +217,7 @@ async def test_a_change_to_an_old_copy_of_a_session_does_not_take_the_agent_from
 
 
 async def asked_for_long(engine: Engine) -> None:
-    """Another proxy wants the agent, and has wanted it for all the time of a lease: short, but none that is lost at once."""
+    """Another proxy wants the agent, and has wanted it for all the time of a lease."""
     owner = engine._ownership
     clock = asyncio.get_running_loop().time
     await until(lambda: any(clock() - since >= owner.proxy.lease for since in owner._asked.values()))

@@ -71,7 +71,7 @@ async def test_questions_of_strangers_are_answered_by_one_process(settings: Sett
     assert not files(settings.claude_config_dir, "*sandbox-shared/*.jsonl")
 
 
-@pytest.mark.parametrize("fault", ["refused by the API", "declined", "cancelled", "its CLI dies"])
+@pytest.mark.parametrize("fault", rest_in_full("declined", "its CLI dies", "cancelled", "refused by the API", quick=2))
 async def test_after_any_doubt_its_process_serves_nobody(fault: str, settings: Settings, upstream: Upstream) -> None:
     async with running(settings) as engine:
         await _asked(engine, "one")

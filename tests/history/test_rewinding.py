@@ -21,6 +21,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import seen_working
 from ..conftest import MakeSettings
 from ..files import files
+from ..matrix import rest_in_full
 from ..talking import ask, by_hand, claude, heard, request, running, text
 from ..until import until
 
@@ -93,7 +94,9 @@ async def test_the_first_message_too_where_nothing_else_was_said(settings: Setti
         assert (other.continuity, other.session_id == one.session_id) == ("started", False)
 
 
-@pytest.mark.parametrize("fault", ["refused by the API", "declined", "cancelled", "cancelled in the stream"])
+@pytest.mark.parametrize(
+    "fault", rest_in_full("refused by the API", "cancelled in the stream", "declined", "cancelled", quick=2)
+)
 async def test_a_turn_that_failed_leaves_its_process_in_step(
     fault: str, settings: Settings, upstream: Upstream
 ) -> None:
@@ -192,7 +195,9 @@ async def test_a_rewound_head_and_what_was_left_off_go_back_in_the_process(
         await _verified(engine)
 
 
-@pytest.mark.parametrize("damage", ["killed", "gone", "cut", "CLI 1.0.120", "a CLI that was not checked"])
+@pytest.mark.parametrize(
+    "damage", rest_in_full("gone", "CLI 1.0.120", "a CLI that was not checked", "killed", "cut", quick=3)
+)
 async def test_the_next_process_has_the_path_and_nothing_else(
     damage: str, settings: Settings, upstream: Upstream, make_settings: MakeSettings, claude_1: Path, claude_2: Path
 ) -> None:

@@ -16,6 +16,7 @@ from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..matrix import rest_in_full
 from ..talking import ask, events, heard, request, running
 from ..until import until
 from .others import other_proxy
@@ -29,10 +30,10 @@ def said(parent: str, **more: object) -> JSON:
 
 
 LINES: dict[str, Callable[[str], JSON]] = {
-    "without a message": lambda parent: {**said(parent), "message": None},
-    "an id that is a list": lambda parent: said(parent, content=[{"type": "tool_use", "id": []}]),
-    "usage that is a list": lambda parent: said(parent, usage=[1]),
     "more values than are read": lambda _: {"type": "note", "values": [[]] * LINE_VALUES},
+    "an id that is a list": lambda parent: said(parent, content=[{"type": "tool_use", "id": []}]),
+    "without a message": lambda parent: {**said(parent), "message": None},
+    "usage that is a list": lambda parent: said(parent, usage=[1]),
 }
 
 
@@ -43,25 +44,25 @@ def append(path: Path, line: Callable[[str], JSON]) -> None:
         file.write(json.dumps(line(records[-1]["uuid"])) + "\n")
 
 
-@pytest.mark.parametrize("line", LINES.values(), ids=LINES)
+@pytest.mark.parametrize("line", rest_in_full(*LINES, quick=2))
 async def test_a_line_that_is_no_record_is_repaired_like_a_damaged_one(
-    line: Callable[[str], JSON], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
+    line: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
         await ask(engine, "one")
-    append(transcript_of(settings), line)
+    append(transcript_of(settings), LINES[line])
     async with running(settings) as engine:
         turn = await ask(engine, "two")
         assert turn.continuity == "rebuilt"
         repaired = turn.evidence.repaired
         assert repaired is not None
-        assert repaired.found == ("unreadable" if "values" in line("") else "tail")
+        assert repaired.found == ("unreadable" if line == "more values than are read" else "tail")
         assert (await ask(engine, "three")).continuity == "warm"
     assert heard(upstream) == ["one", "two", "three"]
 
 
-@pytest.mark.parametrize("which", ["an id that is a list", "more values than are read"])
+@pytest.mark.parametrize("which", rest_in_full("an id that is a list", "more values than are read"))
 async def test_a_line_that_comes_while_a_turn_runs_costs_no_answer(
     which: str, claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

@@ -102,7 +102,10 @@ async def in_order_and_once(talk: Talk, upstream: Upstream, made: list[dict[str,
 @pytest.mark.parametrize(
     ("breaks", "when"),
     [
-        *((breaks, "while it waits") for breaks in (kill, delete, remove_a_call, restart, restart_and_delete)),
+        *rest_in_full(
+            *((breaks, "while it waits") for breaks in (kill, remove_a_call, restart_and_delete, delete, restart)),
+            quick=3,
+        ),
         # What is broken once the results are there is one path like any other: a row of the matrix breaks it.
         *rest_in_full(
             *((breaks, "afterwards") for breaks in (remove_a_call, restart_and_delete, kill, delete, restart))

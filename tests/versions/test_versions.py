@@ -22,7 +22,8 @@ def claude_2_old() -> Path:
     ("cli", "short"),
     [
         ("claude_2", False),
-        ("claude_2_old", False),
+        ("claude_2_old", True),
+        pytest.param("claude_2_old", False, marks=pytest.mark.full),
         ("claude_1", True),  # a process for each turn: all 17 take a minute
         pytest.param("claude_1", False, marks=pytest.mark.full),
     ],

@@ -14,12 +14,13 @@ from turnfault.provider.upstream import Upstream
 
 from ....clis import old_cli_in_full
 from ....conftest import MakeSettings
+from ....matrix import rest_in_full
 from ....talking import ask, events, heard, request, running, text
 from .translating import Mode, translated
 
 
 @old_cli_in_full
-@pytest.mark.parametrize("mode", ["whole", "frames", "block"])
+@pytest.mark.parametrize("mode", rest_in_full("whole", "frames", "block", quick=2))
 async def test_words_that_no_frame_brought_are_taken_from_the_result(
     mode: Mode, claude: Path, make_settings: MakeSettings, upstream: Upstream, tmp_path: Path
 ) -> None:

@@ -16,6 +16,7 @@ from turnfault.provider.script import HeldReply, Reply, ToolUse
 from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
+from ....matrix import rest_in_full
 from ....recovery.others import overwritten
 from ....talking import ask, heard, running
 from ....tools.test_loops import TOOLS, WEATHER, called, calls, result, results
@@ -63,7 +64,7 @@ async def test_a_result_that_is_damaged_while_it_is_answered_stays_what_the_clie
     assert "sunny-X" not in told
 
 
-@pytest.mark.parametrize("more", [{}, {"is_error": True}], ids=["result", "error"])
+@pytest.mark.parametrize("more", rest_in_full({"is_error": True}, {}))
 async def test_a_result_whose_records_are_lost_is_sent_again_in_the_form_in_which_it_was_sent_first(
     more: dict[str, bool], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
