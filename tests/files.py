@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def files(folder: Path | None, pattern: str = "*") -> list[Path]:
-    """Those whose path beneath the folder matches the pattern, in order. (`Path.rglob` raises for a folder that went.)"""
+    """Those whose path beneath the folder matches the pattern. (`Path.rglob` raises for a folder that went.)"""
     assert folder is not None
     found = [Path(at, name) for at, _, names in os.walk(folder) for name in names]
     return sorted(path for path in found if fnmatch(str(path.relative_to(folder)), pattern) and path.is_file())
