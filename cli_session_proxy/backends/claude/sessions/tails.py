@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Literal
 
@@ -46,14 +47,14 @@ class Tails:
         """A code for what follows the path; None where the verdict is not a tail."""
         if verdict.found != "tail":
             return None
-        prompts = [entry for entry in verdict.tail if is_prompt(entry)]
+        prompts = await asyncio.to_thread(_prompts, verdict.tail)
         if not prompts and invented(verdict.tail):
             return "made_up"
         if not prompts:
             return "notes" if verdict.tail else "broken_line"
-        if all([await self.is_ours(agent, [prompt]) for prompt in prompts]):
+        if prompts <= await self._store.own_frames(agent.key, [*prompts]):
             return "ours"
-        *_, last = exchanges(verdict.tail)
+        *_, last = await asyncio.to_thread(list, exchanges(verdict.tail))
         return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
     async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: FileVerdict) -> bool:
@@ -71,11 +72,17 @@ class Tails:
         kept = states.count("equal")
         if verdict.found != "different" or verdict.broken or states[:kept].count("equal") < kept or "changed" in states:
             return False
-        prompts = [entry for entry in verdict.unknown if is_prompt(entry)]
-        return all([await self.is_ours(agent, [prompt]) for prompt in prompts])
+        prompts = await asyncio.to_thread(_prompts, verdict.unknown)
+        return prompts <= await self._store.own_frames(agent.key, [*prompts])
 
     async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
         """Whether one of these entries is the frame of a turn of ours."""
         named = (entry.piece_of or entry.uuid for entry in entries if entry.kind == "user")
         uuids = [uuid for uuid in named if uuid is not None]
         return bool(await self._store.own_frames(agent.key, uuids))
+
+
+def _prompts(entries: Sequence[Entry]) -> set[str]:
+    """The uuids of the prompts among them, of which a shell may have written any number."""
+    named = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
+    return {uuid for uuid in named if uuid is not None}

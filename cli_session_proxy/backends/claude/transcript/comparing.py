@@ -18,8 +18,9 @@ from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
 from .loading import KNOWN, as_loaded
 
-# Records behind the path. Whose they are is found out on the event loop; an agent has hardly so many in all its life.
-MORE_RECORDS = 100_000
+# Records behind the path. Whose they are is found out partly on the event loop, in 50 ms; a person who goes on by hand
+# makes hardly so many.
+MORE_RECORDS = 20_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]

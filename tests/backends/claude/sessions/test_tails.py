@@ -24,7 +24,10 @@ SESSION, FRAME, ANOTHER = (str(UUID(int=number)) for number in (1, 2, 3))
 class Frames:
     """A store that knows one frame of ours."""
 
+    asked = 0
+
     async def own_frames(self, agent_key: int, uuids: Sequence[str]) -> set[str]:
+        self.asked += 1
         return {FRAME} & set(uuids)
 
 
@@ -43,3 +46,16 @@ async def test_a_prompt_with_a_picture_is_known_by_its_record(tmp_path: Path, fr
     assert verdict is not None
     assert len(verdict.tail) == 2
     assert await Tails(cast(Store, Frames())).behind(AGENT, verdict) == expected
+
+
+async def test_of_many_prompts_behind_the_path_the_store_is_asked_once(tmp_path: Path) -> None:
+    """A shell may have written any number of them."""
+    scribe, store = Scribe(SESSION, tmp_path, "2.1.332", 1_790_000_000.0), Frames()
+    file = tmp_path / f"{SESSION}.jsonl"
+    known = [scribe.record(Message("user", (WORDS,)), "sonnet")]
+    transcript.write(file, [*known, *(scribe.record(Message("user", (WORDS,)), "sonnet") for _ in range(500))], SESSION)
+    verdict = transcript.check(file, None, known)
+    assert verdict is not None
+    assert len(verdict.tail) == 500
+    assert await Tails(cast(Store, store)).behind(AGENT, verdict) == "theirs"
+    assert store.asked == 1
