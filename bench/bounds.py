@@ -137,8 +137,11 @@ def _crowd(crowd: Crowd | None) -> Iterator[Bound]:
     found = f"{crowd.answered} of {asked} answered, {crowd.forgotten} forgotten"
     met = crowd.answered == asked and not crowd.forgotten
     yield Bound(name, "all answered, all remembered", found, met)
-    most = max(crowd.most_children, crowd.most_by_metric)
-    yield Bound("its children at most", f"≤ {crowd.budget}", str(most), most <= crowd.budget)
+    for what, most, limit in (
+        ("its CLIs at most", crowd.most_by_metric, crowd.budget),
+        ("its children at most", crowd.most_children, crowd.budget + 1),  # one more may be ending
+    ):
+        yield Bound(what, f"≤ {limit}", str(most), most <= limit)
     yield Bound("its orphans", "0", str(crowd.orphans), not crowd.orphans)
 
 

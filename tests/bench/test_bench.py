@@ -108,7 +108,7 @@ async def test_every_scenario_runs_and_is_reported(tmp_path: Path) -> None:
     assert attacked == {"nothing", "a slow pattern in a schema"}
     crowd = found["crowd"]
     assert (crowd["answered"], crowd["forgotten"], crowd["orphans"]) == (6, 0, 0)
-    assert 0 < crowd["most_children"] <= crowd["budget"]
+    assert 0 < crowd["most_children"] <= crowd["budget"] + 1  # one may be ending
 
     page = (tmp_path / PAGE).read_text()
     assert page.startswith("Words.\n<!-- written")
