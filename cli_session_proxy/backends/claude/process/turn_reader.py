@@ -200,7 +200,7 @@ class TurnReader:
                 block = _dict(event.get("content_block"))
                 if self._streaming is not None and block.get("type") == "redacted_thinking":
                     self._streamed.add(self._streaming)
-                if block.get("type") not in ANSWER_BLOCKS:
+                if not _is_sound(block) or block.get("type") not in ANSWER_BLOCKS:
                     return []
                 index = self._blocks[at] = self._next
                 self._next += 1
@@ -210,6 +210,8 @@ class TurnReader:
                 return [BlockStart(index, block)]
             case "content_block_delta" if at in self._open:
                 delta, index = _dict(event.get("delta")), self._blocks[at]
+                if not _is_sound(delta):
+                    return []
                 if index in self._pieces:
                     self._pieces[index].append(delta)
                 if self._streaming is not None and not PIECES.isdisjoint(delta):
@@ -418,7 +420,23 @@ def _blocks(message: JSON) -> list[Block]:
     content = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
-    return [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
+    blocks = content if isinstance(content, list) else ()
+    return [block for block in blocks if isinstance(block, dict) and _is_sound(block)]
+
+
+def _is_sound(piece: JSON) -> bool:
+    """Names and words are texts, and the words of a text or thought are there: all readers rely on it, those of other
+    agents' turns, too. A CLI's pieces are; a shell may make others up in its place."""
+    words = _WORDS_OF.get(str(piece.get("type")))
+    whole = words is None or isinstance(piece.get(words), str)
+    return whole and all(isinstance(piece.get(name), str | None) for name in _TEXTS)
+
+
+_TEXTS = ("type", "id", "tool_use_id", "name", "text", "thinking", "signature", "partial_json", "data")
+_WORDS_OF = {
+    "text": "text", "thinking": "thinking", "text_delta": "text", "thinking_delta": "thinking",
+    "signature_delta": "signature", "input_json_delta": "partial_json",
+}  # fmt: skip
 
 
 def _usage(usage: JSON) -> Usage:
@@ -456,6 +474,6 @@ def _as_stream(block: Block) -> tuple[Block, list[Block]]:
             deltas.append({"type": "signature_delta", "signature": block["signature"]})
         return {**block, "thinking": "", "signature": ""}, deltas
     if block.get("type") == "tool_use":
-        arguments = json.dumps(block["input"], ensure_ascii=False)
+        arguments = json.dumps(block.get("input", {}), ensure_ascii=False)
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
     return dict(block), []

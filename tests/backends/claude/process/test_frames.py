@@ -29,6 +29,7 @@ from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Tool, ToolChoice, Usage
 
+from ....engine.test_live import Fate
 from .helpers import recorded, result, unchecked
 
 FRAME = "00000000-0000-4000-8000-00000000000a"  # the frame uuid of every recording
@@ -456,3 +457,38 @@ def test_no_frame_makes_it_fall_over(value: Any) -> None:
     for kind in ("assistant", "user", "stream_event", "system", "result", "rate_limit_event"):
         frame = {**value, "type": kind} if isinstance(value, dict) else {"type": kind, "message": value, "event": value}
         TurnReader(FRAME).feed(frame)
+
+
+@pytest.mark.parametrize("name", ["text", "type", "id", "tool_use_id", "name"])
+@pytest.mark.parametrize("odd", [[], {}, 1, None, "left out"], ids=str)
+async def test_what_a_shell_makes_up_in_a_clis_place_breaks_no_reader(name: str, odd: object) -> None:
+    """What a running turn says is read for others, too: `progress` of one such turn broke the page for everybody."""
+    live, reader = Fate().live(), TurnReader()
+
+    def piece(**fields: object) -> dict[str, object]:
+        rest = {key: value for key, value in fields.items() if key != name}
+        return rest if odd == "left out" else {**rest, name: odd}
+
+    def stream(kind: str, **fields: object) -> dict[str, object]:
+        return {"type": "stream_event", "event": {"type": kind, "index": 0, **fields}}
+
+    called = {"id": "m", "content": [piece(type="tool_use", id="c", name="Bash"), piece(type="text", text="x")]}
+    for frame in (
+        stream("message_start", message={"id": "m"}),
+        stream("content_block_start", content_block=piece(type="text", text="")),
+        stream("content_block_delta", delta=piece(type="text_delta", text="x")),
+        stream("content_block_start", content_block={"type": "text", "text": ""}),
+        stream("content_block_delta", delta=piece(type="text_delta", text="x")),
+        {"type": "user", "message": {"content": [piece(type="tool_result", tool_use_id="c", content="x")]}},
+        {"type": "assistant", "message": called},
+        {**stream("message_stop"), "abandoned_blocks": {"from_block_index": 0}},
+    ):
+        for event in reader.feed(frame):
+            if isinstance(event, BlockStart | BlockDelta | BlockStop):
+                live.publish(event)
+                assert live.progress().turn == live.turn
+            if isinstance(event, Abandoned):
+                live.withdraw(event.blocks)
+            if isinstance(event, ToolActivity):
+                assert all(isinstance(event.entry.get(one), str | None) for one in ("id", "tool_use_id", "name"))
+    live.finish(live.turn)
