@@ -906,7 +906,7 @@ def _told(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -
     said: dict[tuple[str, ...], list[str]] = {}
     for one in exc.errors():
         setting, kind = _setting_at(one["loc"])
-        says = str(one["ctx"]["error"]) if one["type"] == "value_error" else one["msg"]
+        says = str(one["ctx"]["error"]) if one["type"] == "value_error" else _plain(one["msg"])
         if one["type"] == "extra_forbidden":
             says = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
         if setting:
@@ -919,6 +919,12 @@ def _told(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -
                 said.setdefault(tuple(name.split(".")), []).append(rest)
     for setting, wrong in said.items():
         yield f"setting {'.'.join(setting)}: {'; '.join(wrong)} ({_place_of(setting, given, file)})"
+
+
+def _plain(says: str) -> str:
+    """pydantic's sentence in words for who wrote a file of settings."""
+    kind = says.replace("Input should be", "must be").partition(", unable to parse")[0]
+    return kind.replace("a valid integer", "a whole number").replace("a valid tuple", "a list")
 
 
 def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _SettingsFile) -> str:

@@ -334,8 +334,10 @@ READS = (
         (["chains", "--help"], (*LISTS, "cli_session_proxy.settings", "sqlalchemy", "rich", "structlog")),
         (["status"], LISTS),
         (["chains"], READS),
-        (["show", "ada"], READS),
-        (["find", "there"], READS),
+        (["show", "ada"], (*READS, "rich")),
+        (["find", "there"], (*READS, "rich")),
+        (["dump", "ada"], (*READS, "rich", "markdown_it")),
+        (["verify", "ada"], (*LISTS, "rich", "cli_session_proxy.backends.claude.process.pool")),
     ],
     ids=" ".join,
 )

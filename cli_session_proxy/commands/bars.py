@@ -1,28 +1,30 @@
 """Bars for what takes more than a second: on stderr, in a terminal only, and gone when done.
 
-Stdout is for what was asked.
+Stdout is for what was asked. Rich is imported where there is something to draw: most commands are done before.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn
+if TYPE_CHECKING:
+    from rich.progress import Progress
 
 # What is done sooner shows no bar: it would only flicker. Seconds.
 SOON = 1.0
 
 
 @contextmanager
-def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None], None]]:
-    """What moves a bar of this name: so much is done, of so much (None: nobody knows)."""
-    if not Console(stderr=True).is_terminal:  # a bar that is disabled still writes an empty line
+def bar(name: str, unit: str | None = None) -> Iterator[Callable[[int, int | None], None]]:
+    """What moves a bar of this name: so much is done, of so much (None: nobody knows, and `unit` is counted)."""
+    if not sys.stderr.isatty():  # a bar that is disabled still writes an empty line
         yield lambda _done, _whole: None
         return
-    with drawn(column) as shown:
+    with drawn(unit) as shown:
         task = shown.add_task(name, total=None, visible=False)
         shows = asyncio.get_running_loop().call_later(SOON, lambda: shown.update(task, visible=True))
         try:
@@ -31,5 +33,9 @@ def bar(name: str, column: ProgressColumn) -> Iterator[Callable[[int, int | None
             shows.cancel()
 
 
-def drawn(column: ProgressColumn) -> Progress:
-    return Progress(TextColumn("{task.description}"), BarColumn(), column, console=Console(stderr=True), transient=True)
+def drawn(unit: str | None = None) -> Progress:
+    from rich.console import Console  # noqa: PLC0415 - see above
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn  # noqa: PLC0415
+
+    last = TaskProgressColumn() if unit is None else TextColumn("{task.completed} " + unit)
+    return Progress(TextColumn("{task.description}"), BarColumn(), last, console=Console(stderr=True), transient=True)

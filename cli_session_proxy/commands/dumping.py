@@ -1,19 +1,10 @@
-"""`dump`: a chain, whole or in part, into a file or by the page."""
+"""`dump`: a chain, whole or in part."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
-from itertools import chain
-from typing import ClassVar
-
-import click
-from rich.console import Console, ConsoleOptions, RenderResult
-from rich.markdown import CodeBlock, Markdown, MarkdownElement
-from rich.padding import Padding
-from rich.text import Text
 
 from ..domain.models import Agent
 from ..errors import ConfigError, NotFound, did_you_mean
@@ -44,56 +35,12 @@ class Shown:
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
     """Write the agent's chain piece by piece. Raises `NotFound`, `ConfigError`."""
-    async with aclosing(_dumped(settings, owner, agent_id, shown)) as pieces:  # also where the reader leaves
-        async for text in pieces:
+    async with aclosing(pieces(settings, owner, agent_id, shown)) as dumped:  # also where the reader leaves
+        async for text in dumped:
             write(text)
 
 
-class SaidBlock(CodeBlock):
-    """What was said, wrapped and indented. Rich's own block cuts letters off where it wraps (13.9.4)."""
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield Padding(Text(str(self.text).rstrip(), overflow="fold"), (0, 0, 0, 4))
-
-
-class Pages(Markdown):
-    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
-        **Markdown.elements,
-        "code_block": SaidBlock,
-        "fence": SaidBlock,
-    }
-
-
-def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: Shown) -> None:
-    """Show it in the terminal's pager, Markdown with colours. A long chain is drawn as far as somebody reads.
-
-    Raises `NotFound`, `ConfigError`.
-    """
-    console = Console()
-    pieces = _dumped(settings, owner, agent_id, shown)
-
-    async def following() -> str | None:
-        return await anext(pieces, None)
-
-    async def done() -> None:
-        await pieces.aclose()
-
-    def drawn(runner: asyncio.Runner) -> Iterator[str]:
-        while (text := runner.run(following())) is not None:
-            with console.capture() as page:
-                console.print(Pages(text, hyperlinks=False))
-            yield page.get()
-
-    with asyncio.Runner() as runner:
-        pages = drawn(runner)
-        try:
-            first = next(pages)  # what is refused opens no pager
-            click.echo_via_pager(chain((first,), pages), color=True)
-        finally:
-            runner.run(done())
-
-
-async def _dumped(settings: Settings, owner: str, agent_id: str, shown: Shown) -> AsyncGenerator[str, None]:
+async def pieces(settings: Settings, owner: str, agent_id: str, shown: Shown) -> AsyncGenerator[str, None]:
     if shown.format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
     async with opened(settings) as there:

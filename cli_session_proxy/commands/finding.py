@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.console import Console
-from rich.padding import Padding
-from rich.text import Text
 
 from ..domain import times
 from ..domain.searching import Found, Indexed, Search
@@ -18,6 +15,7 @@ from ..export import brief, shown
 from ..export import found as found_words
 from ..settings import Settings
 from ..stores.base import Store
+from .bars import bar
 from .fitting import fitted
 from .listing import ChainFilter, moment_of
 from .stored import opened
@@ -75,11 +73,7 @@ async def _indexed(store: Store) -> Indexed:
     indexed = await store.index(STEP)
     if indexed.is_whole:
         return indexed
-    from rich.progress import TaskProgressColumn  # noqa: PLC0415 - nearly always the index is up to date
-
-    from .bars import bar  # noqa: PLC0415 - as above
-
-    with bar("reading what was said", TaskProgressColumn()) as move:
+    with bar("reading what was said") as move:
         while not indexed.is_whole:
             move(indexed.done, indexed.total)
             indexed = await store.index(STEP)
@@ -88,21 +82,32 @@ async def _indexed(store: Store) -> Indexed:
 
 def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
     """Of a hit: where it is, the words around what was looked for, else the question, and each repair."""
+    lines = [*_lines(found, told), (0, [(found_words.summed_up(wanted, found), "dim")])]
+    if not sys.stdout.isatty():
+        for indent, parts in lines:
+            print(" " * indent + "".join(text for text, _ in parts))
+        return
+    from rich.console import Console  # noqa: PLC0415 - a pipe needs none of it
+    from rich.padding import Padding  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     console = Console(highlight=False)
-    console.soft_wrap = not console.is_terminal
+    for indent, parts in lines:
+        console.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
+
+
+def _lines(found: Found, told: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+    """Each with its indent, in parts of one style."""
     for hit in found.hits:
         place = printable(found_words.place(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
-        line = Text(fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4), style="dim")
-        line.stylize("bold not dim", 0, len(place))
-        console.print(line)
-        words = Text()
-        for n, text in enumerate(hit.snippet):
-            words.append(printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "")
+        line = fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4)
+        yield 0, [(line[: len(place)], "bold"), (line[len(place) :], "dim")]
         of_turn = told.get(hit.turn_id or "", Told("", ()))
-        if not hit.snippet:
-            words.append(printable(of_turn.asked))
-        for part in (words, *(Text(printable(says), style="dim") for says in of_turn.repairs)):
-            if part.plain.strip():
-                console.print(Padding(part, (0, 0, 0, 2)) if console.is_terminal else Text("  ").append(part))
-    console.print(Text(found_words.summed_up(wanted, found), style="dim"))
+        words = [
+            (printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "") for n, text in enumerate(hit.snippet)
+        ]
+        repairs = ([(printable(says), "dim")] for says in of_turn.repairs)
+        for parts in (words or [(printable(of_turn.asked), "")], *repairs):
+            if any(text.strip() for text, _ in parts):
+                yield 2, parts

@@ -5,21 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from operator import attrgetter
 
-from rich.console import Console
-from rich.text import Text
-
 from ..backends.claude.process import environment
 from ..domain import times
 from ..domain.models import JSON, Agent, Link, Session, Turn
 from ..domain.searching import Search
-from ..errors import NotFound, printable
+from ..errors import NotFound, StoreUnavailable, printable
 from ..export import explain, shown
 from ..export.words import count
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
-from .fitting import fitted
+from .fitting import bold, dim, fitted
 from .stored import opened
 
 # Newest turns of an agent in which repairs and failures are looked for.
@@ -34,14 +31,23 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
     async with opened(settings) as store:
         if store is None:
             raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
-        found = await _named(store, owner, wanted)
-        if isinstance(found, Agent):
-            return await _agent(settings, store, found)
-        agent = await store.agent_by_key(found.agent_key)
-        assert agent is not None
-        if isinstance(found, Turn):
-            return await _turn(settings, store, agent, found)
-        return await _session(settings, store, agent, found)
+        told = await _of(settings, store, await _named(store, owner, wanted))
+        if told.get("waiting") or (told.get("turn") or {}).get("status") in ("queued", "running"):
+            try:
+                await store.probe()
+            except StoreUnavailable as exc:
+                told["unsure"] = f"it may have ended, which could not be stored: {exc.message}"
+        return told
+
+
+async def _of(settings: Settings, store: Store, found: Agent | Session | Turn) -> JSON:
+    if isinstance(found, Agent):
+        return await _agent(settings, store, found)
+    agent = await store.agent_by_key(found.agent_key)
+    assert agent is not None
+    if isinstance(found, Turn):
+        return await _turn(settings, store, agent, found)
+    return await _session(settings, store, agent, found)
 
 
 async def _named(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
@@ -140,14 +146,11 @@ def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:
 
 
 def print_shown(told: JSON) -> None:
-    console = Console(highlight=False, soft_wrap=True)
-    console.print(Text(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ", style="dim"), end="")
-    console.print(Text(printable(told["agent_id"]), style="bold"))
+    print(dim(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ") + bold(printable(told["agent_id"])))
     for name, value in _lines(told):
         whole = f"{name:10}{printable(value)}"
-        line = Text(whole if name == "by hand" else fitted(whole, 10))  # a command is one line: it is to be copied
-        line.stylize("dim", 0, 10)
-        console.print(line)
+        line = whole if name == "by hand" else fitted(whole, 10)  # a command is one line: it is to be copied
+        print(dim(line[:10]) + line[10:])
 
 
 def _lines(told: JSON) -> Iterator[tuple[str, str]]:
@@ -163,6 +166,8 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
         yield "answered", turn["answered"] or "(no text)"
         if turn["error"]:
             yield "error", _why(turn)
+    if told.get("unsure"):
+        yield "unsure", told["unsure"]
     yield from (("told", says) for says in told.get("says", ()))
     if told.get("saw"):
         yield "model saw", told["saw"]

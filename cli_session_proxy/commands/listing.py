@@ -8,11 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal, cast, get_args
 
-import click
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from ..domain import times
 from ..domain.budgets import amount
 from ..domain.models import JSON, Agent, ChainSummary, Status
@@ -109,6 +104,8 @@ def moment_of(option: str, text: str) -> float:
 
 async def watch_chains(settings: Settings, wanted: ChainFilter, limit: int) -> None:
     """The list as it changes. Never ends by itself."""
+    import click  # noqa: PLC0415 - 5 ms, and nothing else here needs it
+
     while True:
         listed = await chains(settings, wanted)
         click.clear()
@@ -124,6 +121,10 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     if not rows:
         print(folded if listed.one_shots else "no chains yet")
         return
+    from rich.console import Console  # noqa: PLC0415 - `find` and `show` need no table
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
@@ -179,6 +180,10 @@ async def spent(settings: Settings, by: By) -> list[JSON]:
 
 def print_spent(rows: list[JSON], by: By) -> None:
     """A table, days newest first, else the dearest first. What did not happen is blank."""
+    from rich.console import Console  # noqa: PLC0415 - as above
+    from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
+
     table = Table(box=None, pad_edge=False)
     for name in (f"{by} ({times.name()})" if by == "day" else by, "turns", "failed", "repairs", "tokens", "cost"):
         table.add_column(name, justify="left" if name.startswith(by) else "right", no_wrap=True)

@@ -58,14 +58,16 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
 
 
 async def login_of(settings: Settings) -> Login:
-    """How the CLI of these settings is logged in. At most 0.6 s of a core."""
+    """How the CLI of these settings is logged in. At most 0.3 s of a core."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
         try:
-            claude = await capability.probe(capability.find(settings), env)
+            claude = capability.find(settings)
+            if await capability.version(claude, env) is None:
+                await capability.probe(claude, env)  # by its help: a stranger is refused
         except ClaudeUnavailable as exc:
             return Login("unknown", exc.message)
-        return await logged_in.look(settings, claude.path, env)
+        return await logged_in.look(settings, claude, env)
 
 
 async def refuse_others(settings: Settings) -> None:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
 from ..stores.base import TellStep
+from .bars import drawn
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -36,12 +37,7 @@ def migrating() -> Iterator[TellStep]:
                     print(f"{words}, {100 * done // max(1, total)} %", file=sys.stderr, flush=True)
                 return
             if shown is None and now - began > SOON:
-                # Imported here: `serve` needs it for nothing else, and a store is migrated once.
-                from rich.progress import TaskProgressColumn  # noqa: PLC0415
-
-                from .bars import drawn  # noqa: PLC0415
-
-                shown = until.enter_context(drawn(TaskProgressColumn()))
+                shown = until.enter_context(drawn())
                 shown.add_task(words)
             if shown is not None:
                 shown.update(shown.task_ids[0], description=words, completed=done, total=total)

@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from pydantic import SecretStr
-from rich.progress import TaskProgressColumn
 
 from .. import logs
 from ..engine.ownership import HEARTBEAT, Instances, PauseWatch
@@ -56,7 +55,7 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
         raise NotFound(f"there is no store in {place_of(settings)}: nothing to move")
     if target.store is None:
         await asyncio.to_thread(make_private, target.var)
-    with bar("moving", TaskProgressColumn()) as told:
+    with bar("moving") as told:
         stopped = threading.Event()
 
         def step(done: int, total: int) -> None:

@@ -33,10 +33,11 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
 
 async def _without_server(settings: Settings) -> ProxyStatus:
     # Imported here: who has a server needs none of these, and they are half a second of a core.
-    from ..backends.claude.process import capability  # noqa: PLC0415
+    from ..backends.claude.process import capability, environment, observed  # noqa: PLC0415
     from ..engine.plan import stored  # noqa: PLC0415
-    from ..export.explain import login as words_of  # noqa: PLC0415
+    from ..export import explain  # noqa: PLC0415
     from ..export.sums import TURNS  # noqa: PLC0415
+    from ..selfcheck.service import recorded  # noqa: PLC0415
     from .login import login_of  # noqa: PLC0415
     from .stored import opened  # noqa: PLC0415
 
@@ -46,12 +47,16 @@ async def _without_server(settings: Settings) -> ProxyStatus:
         facts = [] if store is None else await store.facts(None, since=since, limit=TURNS)
         forgotten = [] if store is None else await store.forgotten(None, since)
         plan = None if store is None else await stored(store)
+        findings = [] if store is None else await store.findings()
     today, week = status.costs(facts, now, forgotten)
-    known = None
+    cli = None
     login = await login_of(settings)
     problem = login.advice or STOPPED.format(var=settings.var)
     with contextlib.suppress(ClaudeUnavailable):  # which `problem` says
-        known = capability.known(capability.find(settings))
-    cli = None if known is None else f"Claude CLI {known[0].version}"
+        claude = capability.find(settings)
+        known = await capability.version(claude, environment.common(settings, environment.config_dir(settings)))
+        if known is not None:
+            seen = recorded(settings, findings, claude, known[0])
+            cli = explain.program(observed.program(known[0], str(claude), known[0], seen, known[1]))
     plan = plan and plan.current(now)
-    return ProxyStatus(problem, cli, 0, 0, today, week, None, plan, login=words_of(login.kind))
+    return ProxyStatus(problem, cli, 0, 0, today, week, None, plan, login=explain.login(login.kind))

@@ -1,17 +1,13 @@
-"""The commands around the chain: verify, adopt, export, import, doctor; beside a running server or without one."""
+"""The commands around the chain: adopt, export, import, doctor; beside a running server or without one."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
 import json
-import socket
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import asdict
 from pathlib import Path
-
-from rich.progress import TaskProgressColumn, TextColumn
 
 from ..archive.fetching import fetched
 from ..aside.media import Media
@@ -20,8 +16,7 @@ from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, adopt_session
 from ..backends.claude.sessions.fitting import ImportFitting, Look
-from ..backends.claude.sessions.verifying import Verified, Verifier
-from ..domain.models import Agent, Block, Record
+from ..domain.models import Block, Record
 from ..domain.notes import Code
 from ..errors import NotFound, printable
 from ..export import incoming, portable
@@ -39,58 +34,10 @@ from .stored import made, opened
 Say = Callable[[str], None]
 
 
-async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
-    """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
-    async with opened(settings) as store:
-        agents: list[tuple[Agent, int, str | None]] = []  # its sessions, and the other host that has it
-        if store is not None:
-            async for row in store.summaries(owner):
-                # By their addresses where both have one: hosts may share a name.
-                here = row.address == settings.advertise
-                if row.address is None or settings.advertise is None:
-                    here = row.host in (None, socket.gethostname())
-                if agent_id in (None, row.agent.agent_id):
-                    agents.append((row.agent, row.sessions, None if here else row.address or row.host))
-        if agent_id is not None and not agents:
-            raise NotFound(f"there is no agent {agent_id!r} in {place_of(settings)}: see `chains`")
-        if store is None:
-            return []
-        verifier = Verifier(settings, store)
-        done: list[Verified] = []
-        # A step for the path to each head, and one for each session that is compared with its transcript.
-        whole = sum(1 + sessions for _, sessions, _ in agents)
-        steps = itertools.count()
-        with bar("verifying", TaskProgressColumn()) as moved:
-
-            def step() -> None:
-                moved(next(steps), whole)
-
-            step()
-            for agent, _, held_at in agents:
-                done.append(await verifier.verify(agent, held_at, step))
-        return done
-
-
-def print_verified(found: list[Verified]) -> Iterator[str]:
-    """A line an agent, and one for each difference and note."""
-    if not found:
-        yield "no chains yet"
-    for one in found:
-        state = "equal" if not one.differences else count(len(one.differences), "difference")
-        busy = f", {len(one.busy)} being written" if one.busy else ""
-        busy += f", {len(one.unwritten)} written at the next turn" if one.unwritten else ""
-        read = f"{count(one.sessions, 'session')}, {count(one.records, 'record')} read"
-        yield fitted(f"{printable(one.agent_id)}: {state} ({read}{busy})", 2)
-        for difference in (*one.differences, *one.notes):
-            where = "head" if difference.at_head else f"turn {difference.tip}"
-            name = difference.session_id or "no session"
-            yield fitted(f"  {difference.kind:10} session {name}, {where}: {printable(difference.text)}", 13)
-
-
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with bar("adopting", TaskProgressColumn()) as told:
+        with bar("adopting") as told:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
 
 
@@ -108,7 +55,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
         if store is None or agent is None:
             raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
-        with bar("exporting", TextColumn("{task.completed} turns")) as moved:
+        with bar("exporting", "turns") as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
@@ -136,7 +83,7 @@ async def import_(settings: Settings, owner: str, source: Path | str, agent_id: 
     async with _ready(settings) as store, _looking() as look:
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
-            told = stack.enter_context(bar("importing", TaskProgressColumn()))
+            told = stack.enter_context(bar("importing"))
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, told)
 
 

@@ -17,7 +17,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
 from .. import errors, logs
@@ -75,6 +75,7 @@ from .plan import PlanWatch
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
+from .told import ToldStore
 
 __all__ = ["Answer", "Engine", "HasLeft"]
 
@@ -164,6 +165,7 @@ class Engine:
         self.plan = PlanWatch(self.store, self._tasks.own)
         self._readiness = Readiness(self, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
+        self.told = cast(Store, ToldStore(self.store, self._ends))
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
             self.store, self._instances, self._tasks, settings.disconnect_grace, self.forgetting.delivered
@@ -270,6 +272,10 @@ class Engine:
     async def state(self) -> State:
         """Whether a turn can be accepted now; the store has to show it."""
         return await self._readiness.state()
+
+    def store_fails(self) -> str | None:
+        """What the store said when it could not be written last, and cannot yet."""
+        return self._readiness.why
 
     # what is going on, for /metrics
 

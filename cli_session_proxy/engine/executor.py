@@ -44,6 +44,7 @@ from ..domain.client_tools import BroughtResults, Offers, ToolOptions, answers, 
 from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
 from ..domain.models import (
     ANSWERED,
+    FINISHED,
     JSON,
     ONCE,
     REPAIR_REASONS,
@@ -632,7 +633,7 @@ class Executor:
                         attempt.live.at("result")
                         return event
                     case Used():
-                        attempt.used = event
+                        attempt.used, attempt.live.used = event, event.usage
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
                         for told in [event] if cutter is None else cutter.feed(event):
                             if attempt.format is None:  # else told when it is known to be valid
@@ -907,6 +908,16 @@ class Ends:
         now = self._instances.now()
         self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
         self._tasks.serve(self._keep_trying())
+
+    def told(self, turn: Turn) -> Turn:
+        """As it ended, where the store has it as running because that is not stored yet."""
+        end = self.waiting.get(turn.id)
+        if end is None or turn.status in FINISHED:
+            return turn
+        return replace(
+            turn, status=end.status, error=end.error, attempts=tuple(end.attempts), timings=end.timings,
+            finished_at=end.at,
+        )  # fmt: skip
 
     async def store_all(self) -> None:
         """Store every end, also those that failed to be stored before. Raises `StoreUnavailable`."""

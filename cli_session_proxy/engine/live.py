@@ -29,6 +29,7 @@ from ..domain.models import (
     Turn,
     TurnEvent,
     TurnRequest,
+    Usage,
     Waits,
 )
 from ..errors import Interrupted, LeaseLost, ProxyError, RateLimited, StoreUnavailable, TurnCancelled, TurnTimeout
@@ -81,7 +82,7 @@ class Progress:
     """A turn that waits or runs here, for somebody who watches: what it does since when, with the data of that.
 
     `text` is the end of the answer as far as it was said, secrets and all, behind `skipped` characters of it. `asking`:
-    tools that wait for a person's word.
+    tools that wait for a person's word. `used`: what this attempt has used so far.
     """
 
     turn: Turn
@@ -90,6 +91,7 @@ class Progress:
     detail: JSON
     text: str
     skipped: int
+    used: Usage
     asking: tuple[Waiting, ...] = ()
 
 
@@ -139,6 +141,7 @@ class LiveTurn:
         self._steps: dict[str, float] = {}
         self.accepted_at = clock()
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
+        self.used = Usage()
         self._tail = _Tail()
         self.asking: dict[str, Waiting] = {}  # by id
         self.agent_id = agent_id
@@ -354,7 +357,8 @@ class LiveTurn:
         self._tail.follow(self._events)
         what, since, detail = self._doing
         skipped = self._tail.length - len(self._tail.text)
-        return Progress(self.turn, what, since, detail, self._tail.text, skipped, tuple(self.asking.values()))
+        asking = tuple(self.asking.values())
+        return Progress(self.turn, what, since, detail, self._tail.text, skipped, self.used, asking)
 
     @property
     def timings(self) -> JSON:

@@ -36,6 +36,7 @@ class Readiness:
         self._probe: asyncio.Task[None] | None = None
         self._until = 0.0  # the loop's time
         self._last: State = "ready"
+        self.why: str | None = None  # the store cannot be written, in its own words
 
     async def state(self) -> State:
         """Takes no longer than `PATIENCE`."""
@@ -52,6 +53,7 @@ class Readiness:
     async def _asked(self) -> State:
         if self._probe is None or self._probe.done():
             self._probe = self._own(self._store.probe())
+        self.why = None
         try:
             async with asyncio.timeout(PATIENCE):
                 await asyncio.shield(self._probe)
@@ -59,5 +61,6 @@ class Readiness:
             return "store_unavailable"
         except ProxyError as exc:
             log.warning("store_probe_failed", error=exc.message)
+            self.why = exc.message
             return "store_unavailable"
         return "ready"

@@ -38,8 +38,8 @@ def event(happened: Happened, told: TurnDump) -> str:
 
 
 def progress(going: Sequence[Progress]) -> list[JSON]:
-    """The turns that wait or run: what each does since when (UTC seconds), and the end of its answer so far, without
-    secrets, behind `skipped` characters; and the tools that wait for a person's word."""
+    """The turns that wait or run: what each does since when (UTC seconds), the end of its answer so far, without
+    secrets, behind `skipped` characters, the tokens that it has used, and the tools that wait for a person's word."""
     return [
         {
             "turn_id": one.turn.id,
@@ -49,6 +49,8 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
             "since": one.since,
             "text": ending(redact.text(one.text), TAIL),
             "skipped": one.skipped,
+            "tokens_read": one.used.prompt_tokens,
+            "tokens_written": one.used.output_tokens,
             "approvals": [asked(waiting) for waiting in one.asking],
         }
         for one in going

@@ -55,6 +55,11 @@ class ProxyStatus(Recorded):
         return {"working": self.problem is None, **super(ProxyStatus, self).as_json()}
 
 
+def unready(state: str, why: str | None) -> str | None:
+    """`why`: what the store said where it cannot be written."""
+    return (state == "store_unavailable" and why) or UNREADY.get(state)
+
+
 def failing(facts: Sequence[TurnFacts]) -> str | None:
     """In words the error of the newest turn that has ended (newest first), where others would end so as well."""
     newest = next((one for one in facts if one.status in FINISHED and one.status != "cancelled"), None)

@@ -183,14 +183,14 @@ class Routes:
         folded = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
         data: list[JSON] = []
         more = False
-        async for row in self._engine.store.summaries(owner_of(request), folded=folded):
+        async for row in self._engine.told.summaries(owner_of(request), folded=folded):
             if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
                 if more := len(data) == limit:
                     break
                 data.append(summary_json(row))
         told: JSON = {"object": "list", "data": data, "has_more": more}
         if folded is not None:
-            count, cost = await self._engine.store.one_shots(owner_of(request), since=now - DAY, until=folded)
+            count, cost = await self._engine.told.one_shots(owner_of(request), since=now - DAY, until=folded)
             told["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
         return told
 
@@ -203,7 +203,7 @@ class Routes:
         agent = await self._agent(request)
         written = FORMATS[name]
         sandbox = str(self._sandboxes.path(agent.dir))
-        text = written.write(self._engine.store, agent, sandbox=sandbox, verbatim=verbatim, tell=self._tell)
+        text = written.write(self._engine.told, agent, sandbox=sandbox, verbatim=verbatim, tell=self._tell)
         headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
@@ -224,7 +224,7 @@ class Routes:
         yield b": following\n\n"
         quiet = time.monotonic()
         told: list[JSON] = []
-        follower = Follower(self._engine.store, agent, after)
+        follower = Follower(self._engine.told, agent, after)
         elsewhere = None
         if live and self._relay is not None and ORIGIN.get() != "forwarded":
             elsewhere = self._relay.watched(agent)

@@ -13,8 +13,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from .. import logs
 from ..backends.claude.process import capability, environment, logged_in
@@ -234,6 +236,14 @@ def by_subject(found: Iterable[Finding]) -> dict[tuple[str, str], Observed]:
         sha256, _, version = one.subject.partition(" ")
         seen.setdefault((sha256, version), {})[one.name] = one.found
     return {of: read(names.values()) for of, names in seen.items() if RUN in names}
+
+
+def recorded(settings: Settings, found: Iterable[Finding], claude: Path, version: str) -> Observed:
+    """What the store knows of the file that lies there, as this version; nothing where no check of it has ended."""
+    with contextlib.suppress(OSError):
+        sha256 = KeptBinaries(settings.var / "cli").identities().get(capability.identity_of(claude), "")
+        return by_subject(found).get((sha256, version), {})
+    return {}
 
 
 def findings_of(report: Report) -> dict[str, JSON]:

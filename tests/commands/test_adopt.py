@@ -14,7 +14,7 @@ from cli_session_proxy.backends.claude.sessions import adoption
 from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
 from cli_session_proxy.backends.claude.sessions.foreign import survey
 from cli_session_proxy.backends.claude.transcript import Entry
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import upkeep, verifying
 from cli_session_proxy.commands.stored import made
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest, NotFound
@@ -186,7 +186,7 @@ async def test_an_agent_with_turns_is_not_written_over(settings: Settings, tmp_p
     await adopted(settings, path)
     with pytest.raises(InvalidRequest, match="turns already"):
         await adopted(settings, path)
-    (state,) = await upkeep.verify(settings, None, "a")
+    (state,) = await verifying.verify(settings, None, "a")
     assert len(state.unwritten) == 1
     assert not state.differences
 
@@ -206,7 +206,7 @@ async def test_a_refused_adoption_leaves_nothing(settings: Settings, tmp_path: P
     (tmp_path / "open" / "tool-results" / "x.txt").write_text("large")
     with pytest.raises(InvalidRequest):
         await adopted(settings, path)
-    assert await upkeep.verify(settings, None, None) == []
+    assert await verifying.verify(settings, None, None) == []
     assert not list((tmp_path / "config").rglob("x.txt"))
 
 
@@ -268,7 +268,7 @@ async def test_the_next_turn_remembers_what_a_person_did_with_the_cli(
     (link,) = [link for link in chain.links if link.reason == "adopted"]
     assert (link.from_session, link.to_session) == (source.stem, done.session_id)
     assert link.detail["turns"] == 3
-    (state,) = await upkeep.verify(settings, None, "a")
+    (state,) = await verifying.verify(settings, None, "a")
     assert not state.differences
 
 
@@ -325,7 +325,7 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
         look = Message("user", (image(large), broken, {"type": "text", "text": "look"}))
         again = await ask(engine, "one", "first", look, "second", "three", "third", "and?", agent=agent)
         assert again.placed.imported == 0  # known by what it was
-    found = await upkeep.verify(settings, None, None)
+    found = await verifying.verify(settings, None, None)
     assert [one.differences for one in found] == [()] * len(found)
 
 

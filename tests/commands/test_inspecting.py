@@ -10,9 +10,12 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.domain.models import Record, Session
+from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import NewChain, WholeTurn
+from cli_session_proxy.stores.sqlite.store import SqliteStore
+from cli_session_proxy_store_conformance.samples import a_turn, an_agent
 
 from ..export.told import every_repair
 from ..fakes import SESSION, turn
@@ -67,3 +70,28 @@ def test_what_fits_nothing_or_too_much_says_so(tmp_path: Path, capsys: pytest.Ca
     assert "fits alpha" in error_of(capsys, 1, "show", "alpha", "--var", tmp_path)
     assert "no agent, session or turn" in error_of(capsys, 1, "show", "beta", "--var", tmp_path)
     assert "no agent, session or turn" in error_of(capsys, 1, "show", "alpha one", "--owner", "bob", "--var", tmp_path)
+
+
+def test_of_a_turn_that_runs_while_the_disk_is_full_show_says_that_it_may_have_ended(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        store = store_for(Settings(var=tmp_path))
+        await store.open()
+        await store.accept(a_turn(await an_agent(store, "ada"), "turn_now"))
+        await store.close()
+
+    async def full(self: object) -> None:
+        raise StoreUnavailable("database or disk is full: free space on its disk")
+
+    asyncio.run(run())
+    for wanted in ("ada", "turn_now"):
+        done("show", wanted, "--var", tmp_path)
+        assert "unsure" not in capsys.readouterr().out
+    monkeypatch.setattr(SqliteStore, "probe", full)
+    for wanted in ("ada", "turn_now"):
+        done("show", wanted, "--var", tmp_path)
+        assert (
+            "unsure    it may have ended, which could not be stored: database or disk is full"
+            in capsys.readouterr().out
+        )

@@ -26,6 +26,9 @@ RECORDER = """#!{python}
 import json, os, sys
 from pathlib import Path
 
+if "--version" in sys.argv:
+    print("1.0.99 (Claude Code)")
+    raise SystemExit
 if "--help" in sys.argv:
     print("Usage: claude auth [options] [command]" if {auth} else "Usage: claude [options] [command] [prompt]")
     raise SystemExit

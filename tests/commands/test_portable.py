@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import upkeep, verifying
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Link, Message, Record, Session, Turn, Usage
 from cli_session_proxy.errors import InvalidRequest, NotFound
@@ -168,7 +168,7 @@ async def test_a_cut_or_changed_file_is_refused_and_nothing_is_kept(
                 await upkeep.import_(there, "local", path, None)
     with pytest.raises(NotFound):
         await upkeep.import_(there, "local", tmp_path / "none.jsonl", None)
-    assert await upkeep.verify(there, None, None) == []
+    assert await verifying.verify(there, None, None) == []
 
 
 async def test_a_part_that_does_not_fit_leaves_nothing_behind(there: Settings) -> None:
@@ -253,7 +253,7 @@ async def test_the_conversation_goes_on_elsewhere_and_keeps_the_prompt_cache(
     assert turn.continuity == "rebuilt"
     assert heard(upstream) == [*heard_before, "recall"]
     assert ("[image]" in heard_before) == keeps
-    (state,) = await upkeep.verify(there, None, "a")
+    (state,) = await verifying.verify(there, None, "a")
     assert not state.differences
     if keeps:
         assert upstream.requests[-1].prefix_kept(before) == 1.0

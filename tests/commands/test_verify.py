@@ -14,7 +14,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
 from cli_session_proxy.backends.claude.sessions.verifying import Difference, SessionLook, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
-from cli_session_proxy.commands import bars, upkeep
+from cli_session_proxy.commands import bars, verifying
 from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
@@ -50,7 +50,7 @@ class Staged:
         self.path.write_text("".join(lines))
 
     async def verify(self) -> Verified:
-        (one,) = await upkeep.verify(self.settings, None, "a")
+        (one,) = await verifying.verify(self.settings, None, "a")
         return one
 
     async def kinds(self) -> list[str]:
@@ -136,7 +136,7 @@ async def test_many_differences_of_one_kind_are_counted(settings: Settings, tmp_
         path = Path(str(staged.path).replace("agents-a", "agents-b")).with_name(f"{chain.sessions[0].id}.jsonl")
         path.parent.mkdir()
         path.write_text("")
-        (found,) = await upkeep.verify(settings, None, "b")
+        (found,) = await verifying.verify(settings, None, "b")
     assert len(found.differences) == 21
     assert "80 more records of 100" in found.differences[-1].text
 
@@ -158,13 +158,13 @@ async def test_what_a_running_turn_writes_is_no_difference(settings: Settings, t
 
 async def test_an_unknown_agent_and_an_empty_var(settings: Settings) -> None:
     with pytest.raises(ConfigError, match="no store at"):
-        await upkeep.verify(settings, None, None)
+        await verifying.verify(settings, None, None)
     assert not settings.var.exists()
     by_default = settings.model_copy()
     by_default.model_fields_set.discard("var")
-    assert await upkeep.verify(by_default, None, None) == []
+    assert await verifying.verify(by_default, None, None) == []
     with pytest.raises(NotFound):
-        await upkeep.verify(by_default, None, "nobody")
+        await verifying.verify(by_default, None, "nobody")
     assert not settings.var.exists()
 
 
@@ -194,7 +194,7 @@ async def test_on_the_real_cli_beside_a_running_engine(
     async with running(settings) as engine:
         for n in range(3):
             turn = await ask(engine, f"turn {n}")
-        (found,) = await upkeep.verify(settings, None, None)
+        (found,) = await verifying.verify(settings, None, None)
         assert found.differences == ()
         assert found.sessions == (1 if "bundled" in str(claude) else 3)
         assert settings.claude_config_dir is not None
@@ -202,12 +202,12 @@ async def test_on_the_real_cli_beside_a_running_engine(
         lines = path.read_text().splitlines(keepends=True)
         at = next(n for n, one in enumerate(lines) if '"turn 1"' in one and json.loads(one).get("type") == "user")
         path.write_text("".join(lines[:at] + lines[at + 1 :]))
-        (broken,) = await upkeep.verify(settings, None, None)
+        (broken,) = await verifying.verify(settings, None, None)
         assert [difference.kind for difference in broken.differences] == ["lost"]
         difference: Difference = broken.differences[0]
         assert (difference.session_id, difference.tip) == (turn.session_id, turn.id)
         await ask(engine, "turn 3")
-        (mended,) = await upkeep.verify(settings, None, None)
+        (mended,) = await verifying.verify(settings, None, None)
         assert all(not one.at_head for one in mended.differences)
     assert upstream.requests[-1].user_texts() == [f"turn {n}" for n in range(4)]
 
@@ -221,7 +221,7 @@ async def test_prompts_that_the_old_cli_cuts_and_renames_are_no_difference(
     async with running(settings) as engine:
         for one in said:
             turn = await ask(engine, one)
-            [found] = await upkeep.verify(settings, None, None)
+            [found] = await verifying.verify(settings, None, None)
             assert (found.differences, found.notes) == ((), ())
     assert settings.claude_config_dir is not None
     [path] = settings.claude_config_dir.glob(f"projects/*/{turn.session_id}.jsonl")
@@ -229,13 +229,13 @@ async def test_prompts_that_the_old_cli_cuts_and_renames_are_no_difference(
     for old, new in (("/two is a pat", "/two is a hat"), ("You said: three", "You said: trees")):
         assert old in good
         path.write_text(good.replace(old, new), encoding="utf-8")
-        [found] = await upkeep.verify(settings, None, None)
+        [found] = await verifying.verify(settings, None, None)
         assert found.differences
     path.write_text(good, encoding="utf-8")
     async with running(settings) as engine:
         again = await ask(engine, "six")
     assert again.continuity == "resumed"
-    [found] = await upkeep.verify(settings, None, None)
+    [found] = await verifying.verify(settings, None, None)
     assert found.differences == ()
 
 
@@ -265,7 +265,7 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
         agent = await engine.store.agent("local", "a")
         assert agent is not None
         assert agent.head == answer["turn"]
-    [found] = await upkeep.verify(settings, None, None)
+    [found] = await verifying.verify(settings, None, None)
     assert (found.differences, [note.kind for note in found.notes]) == ((), ["leftover"])
     where = ["--var", str(settings.var), "--claude-config-dir", str(settings.claude_config_dir)]
     with pytest.raises(SystemExit) as caught:
@@ -275,7 +275,7 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
     async with running(settings) as engine:
         await ask(engine, "three")
     assert heard(upstream) == ["one", "three"]
-    [found] = await upkeep.verify(settings, None, None)
+    [found] = await verifying.verify(settings, None, None)
     assert (found.differences, found.notes) == ((), ())
 
 

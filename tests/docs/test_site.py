@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -43,3 +44,9 @@ def test_a_link_that_leads_nowhere_fails_the_build(tmp_path: Path) -> None:
     assert done.returncode != 0
     assert done.stdout.count("WARNING") + done.stderr.count("WARNING") == 3
     assert all(place in said for place in ("#elsewhere", "'gone.md'", "'deploy/gone.cfg'"))
+
+
+def test_the_readme_says_what_was_measured_of_continuity() -> None:
+    measured = re.findall(r"CLI 2\.1 (\d+ of \d+)", (ROOT / "docs" / "continuity.md").read_text())
+    assert len(measured) == 2
+    assert [f"**{one}**" for one in measured] == re.findall(r"\*\*\d+ of \d+\*\*", (ROOT / "README.md").read_text())

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import verifying
 from cli_session_proxy.domain.evidence import StreamCut
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
@@ -61,7 +61,7 @@ async def test_the_session_holds_what_was_given_and_the_next_turn_extends_it(
         assert given
         assert LONG.startswith(given)
         assert turn.evidence.cuts == (StreamCut(text=len(given)),)
-    (verified,) = await upkeep.verify(settings, None, "a")
+    (verified,) = await verifying.verify(settings, None, "a")
     assert verified.differences == ()
     async with running(settings) as engine:
         assert (await ask(engine, "list")).continuity == "resumed"

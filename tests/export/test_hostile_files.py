@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.process import environment
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import upkeep, verifying
 from cli_session_proxy.domain.models import Conversation, Item, Link, Message, Record, Session, Turn
 from cli_session_proxy.errors import InvalidRequest, ProxyError, SandboxError
 from cli_session_proxy.export import incoming, shapes
@@ -114,7 +114,7 @@ def victim(tmp_path: Path) -> Callable[[], bool]:
 async def refused(settings: Settings, path: Path, match: str) -> None:
     with pytest.raises(InvalidRequest, match=match):
         await upkeep.import_(settings, "local", path, None)
-    assert await upkeep.verify(settings, None, None) == []
+    assert await verifying.verify(settings, None, None) == []
 
 
 # --- ids that climb out

@@ -14,7 +14,7 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.commands import dumping, listing, upkeep
+from cli_session_proxy.commands import dumping, listing, verifying
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.stores.base import Whereabouts
 from cli_session_proxy.stores.redis.registry import RedisRegistry
@@ -211,11 +211,11 @@ async def test_commands_on_another_host_name_the_one_that_has_the_agent(
         await one.chat("one")
         listing.print_chains(await listing.chains(two.settings, listing.ChainFilter()))
         assert socket.gethostname() in capsys.readouterr().out
-        (there,) = await upkeep.verify(two.settings, None, None)
+        (there,) = await verifying.verify(two.settings, None, None)
         # this backend keeps no records, which is the chain's own fault
         assert ([one.kind for one in there.differences], [note.kind for note in there.notes]) == (["chain"], ["host"])
         assert str(one.settings.advertise) in there.notes[0].text
-        (here,) = await upkeep.verify(one.settings, None, None)
+        (here,) = await verifying.verify(one.settings, None, None)
         assert "host" not in [note.kind for note in here.notes]
         said: list[str] = []
         await dumping.dump(two.settings, "local", "a", dumping.Shown("markdown"), said.append)

@@ -13,7 +13,7 @@ from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, invented
 from cli_session_proxy.backends.claude.sessions.tails import Tails
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import verifying
 from cli_session_proxy.domain.models import Agent, Message, Turn
 from cli_session_proxy.settings import Settings
 from turnfault.provider.script import ToolUse
@@ -151,7 +151,7 @@ async def test_what_stands_behind_open_calls_is_left_for_their_results(
     path = transcript_of(settings)
     leave(path, only_up_to_the_calls(path, 2))
     await by_hand(settings, path.stem, "by hand")
-    [found] = await upkeep.verify(settings, None, None)
+    [found] = await verifying.verify(settings, None, None)
     assert "unknown" in [one.kind for one in found.differences]
     async with running(settings) as engine:
         agent = await engine.store.agent("local", "a")
@@ -175,14 +175,14 @@ async def test_leftovers_of_killed_turns_are_notes_of_verify(
         await killed(other, settings)
     path = transcript_of(settings)
     found = only_up_to_the_calls(path, 2)
-    [before] = await upkeep.verify(settings, None, None)
+    [before] = await verifying.verify(settings, None, None)
     assert (before.differences, before.notes) == ((), ())
     leave(path, found)
-    [after] = await upkeep.verify(settings, None, None)
+    [after] = await verifying.verify(settings, None, None)
     assert (after.differences, [note.kind for note in after.notes]) == ((), ["leftover"])
     assert "3 records that a CLI made up when its proxy was gone" in after.notes[0].text
     assert after.as_json()["equal"] is True
-    printed = list(upkeep.print_verified([after]))
+    printed = list(verifying.print_verified([after]))
     assert printed[0].startswith("a: equal (1 session, ")
     assert printed[1].startswith("  leftover   session ")
 

@@ -90,9 +90,10 @@ async def test_a_disk_that_is_full_at_a_step_costs_that_turn_only(
         assert turns[1].error["code"] == "store_unavailable"
 
 
-async def test_an_end_that_could_not_be_stored_is_stored_when_the_store_can_again(
+async def test_an_end_that_could_not_be_stored_is_told_and_is_stored_when_the_store_can_again(
     make_settings: MakeSettings, upstream: Upstream
 ) -> None:
+    """Until then it runs as far as the store knows, which the page and the API do not say."""
     settings = make_settings()
     store = FailingStore(settings)
     async with on_store(settings, store, upstream) as engine:
@@ -100,6 +101,11 @@ async def test_an_end_that_could_not_be_stored_is_stored_when_the_store_can_agai
         with pytest.raises(StoreUnavailable):
             await ask(engine, "one")
         assert [turn.status for turn in await turns_of(engine)] == ["running"]
+        (row,) = [row async for row in engine.told.summaries()]
+        (turn,) = (await engine.told.page(row.agent.key, before_seq=None, limit=9)).turns
+        (streamed,) = [turn async for turn in engine.told.turns(row.agent.key)]
+        assert turn == streamed == await engine.told.turn(turn.id)
+        assert (row.state, turn.status, (turn.error or {})["code"]) == ("failed", "failed", "store_unavailable")
         store.broken = set()
 
         async def stored() -> bool:

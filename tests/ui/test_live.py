@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
-from cli_session_proxy.backends.base import Retried
+from cli_session_proxy.backends.base import Retried, Used
+from cli_session_proxy.domain.models import Usage
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export.live import ending
 
@@ -27,7 +28,8 @@ HOSTILE = "<img src=x onerror=alert(1)> teal"
 @asynccontextmanager
 async def watched(tmp_path: Path) -> AsyncIterator[tuple[Engine, Scripted, str]]:
     settings = store_only(tmp_path)
-    backend = Scripted([delta("The colour "), None, Retried(RETRY), None, delta(HOSTILE), None])
+    used = Used(Usage(20, 40, 1200, 14))
+    backend = Scripted([used, delta("The colour "), None, Retried(RETRY), None, delta(HOSTILE), None])
     engine = Engine(settings, backend=backend)
     await engine.start()
     try:
@@ -63,7 +65,9 @@ async def test_words_appear_as_they_come_and_waits_are_told(browser: Browser, tm
             assert await barriers(page, axe) == []
             backend.go.release()
             await expect(pane.locator(".said-so-far")).to_have_text(f"The colour {HOSTILE}")
-            await expect(pane.locator(".written")).to_have_text(f" · {len('The colour ' + HOSTILE)} characters")
+            await expect(pane.locator(".written")).to_have_text(
+                f" · {len('The colour ' + HOSTILE)} characters · 1,234 tokens read, 40 written"
+            )
             assert await page.locator("main img").count() == 0
             backend.go.release()
             await answer.turn()

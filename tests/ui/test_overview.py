@@ -83,6 +83,11 @@ async def test_one_line_says_first_whether_it_works_and_what_it_costs(world: Wor
         await page.route("**/v1/overview", lambda route: route.fulfill(status=503, json=away))
         await expect(page.locator("#overview .status")).to_have_text("Not working: the disk is gone")
         await expect(page.locator("#live")).to_have_text("reconnecting")
+        await expect(page.locator("#fault")).to_be_hidden()  # it is said once
+        await page.evaluate("location.hash = '#/stuck'")
+        await expect(page.locator("#fault")).to_have_text("the disk is gone")  # there is no status line here
+        await page.evaluate("location.hash = '#/'")
+        await expect(page.locator("#fault")).to_be_hidden()
         await page.unroute("**/v1/overview")
         await expect(page.locator("#overview .status")).to_contain_text("Working")
 

@@ -51,9 +51,8 @@ from ..base import (
     TakenOver,
 )
 from . import transcript
-from .process import capability, environment, events, failures, logged_in, permissions
+from .process import capability, environment, events, failures, logged_in, observed, permissions
 from .process.child import Launch, end_left
-from .process.observed import mismatches
 from .process.pool import STALE, Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
@@ -195,11 +194,7 @@ class ClaudeBackend(Backend):
         if found is None:
             return None
         cli, runs = found
-        surprising = mismatches(cli.observed, cli.version_tuple)
-        observed = [
-            base.Observed(one.name, one.outcome, one.detail, one in surprising) for one in cli.observed.values()
-        ]
-        return base.Program(cli.version, str(cli.path), runs.version, tuple(observed))
+        return observed.program(cli.version, str(cli.path), runs.version, cli.observed, cli.version_tuple)
 
 
 class _ClaudeExecution:

@@ -122,8 +122,9 @@ class Overview:
             self._login = Login("unknown", None)  # somebody has logged in since
         program = self._engine.program()
         today, week = status.costs(facts, now, sums.forgotten)
+        unready = status.unready(await self._engine.state(), self._engine.store_fails())
         return ProxyStatus(
-            problem=status.UNREADY.get(await self._engine.state()) or self._login.advice or status.failing(facts),
+            problem=unready or self._login.advice or status.failing(facts),
             cli=None if program is None else explain.program(program),
             running=self._engine.running(), waiting=self._engine.queued(), cost_today=today, cost_week=week,
             remembered=await self._remembered([one for one in facts if one.owner == owner]),

@@ -28,7 +28,7 @@ from ...errors import StoreUnavailable
 from ..sql import searching
 from ..sql.searching import PARTS, SNIPPET, Ranked
 from ..sql.tables import agents, turns
-from .database import ERRORS, cause_of, driver_of
+from .database import ADVICE, ERRORS, cause_of, driver_of
 
 T = TypeVar("T")
 
@@ -108,9 +108,8 @@ class SearchIndex:
                 if left and code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB):
                     self.remove()
                     continue
-                raise StoreUnavailable(
-                    f"the search index {self._file} cannot be used ({cause}): remove the file, it is made anew"
-                ) from exc
+                advice = ADVICE[code] if code == sqlite3.SQLITE_FULL else "remove the file, it is made anew"
+                raise StoreUnavailable(f"the search index {self._file} cannot be used ({cause}): {advice}") from exc
         raise AssertionError("the last try returns or raises")
 
     def _connected(self) -> sqlite3.Connection:

@@ -231,6 +231,7 @@ def numbers(version: str) -> Version:
 # A file as it stands somewhere: path, device, inode, size, time.
 Identity = tuple[str, int, int, int, int]
 _probed: dict[Identity, Capability] = {}
+_versions: dict[Identity, tuple[str, Version] | None] = {}
 _asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI refused, by path and version
 IN_A_ROW = 2  # turns
@@ -355,6 +356,24 @@ def find(settings: Settings) -> Path:
     raise ClaudeUnavailable(f"no Claude CLI on PATH: {INSTALL}", retry=False)
 
 
+async def version(binary: Path, env: Mapping[str, str]) -> tuple[str, Version] | None:
+    """As it answers --version, which takes 10 ms where --help takes 140 (2.1.332). Kept until its file changes, or
+    `forget`. None: in no words of a Claude CLI's. Raises ClaudeUnavailable.
+    """
+    try:
+        identity = identity_of(binary)
+    except OSError as exc:
+        raise _missing(binary, exc) from exc
+    if identity not in _versions:
+        said = await _ask(binary, "--version", env, Path("/"))
+        _versions[identity] = read_version(said) if _ITSELF.search(said) else None
+    return _versions[identity]
+
+
+def _missing(binary: Path, exc: OSError) -> ClaudeUnavailable:
+    return ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False)
+
+
 async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> Capability:
     """Ask it for --version and --help, once for all who want to know. Kept until its file changes, or `forget`.
 
@@ -362,10 +381,9 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     when it is missing, cannot run, does not answer in time or is no Claude CLI.
     """
     try:
-        there = os.stat(binary)  # at every turn
+        key = identity_of(binary)  # at every turn
     except OSError as exc:
-        raise ClaudeUnavailable(f"no Claude CLI at {binary} ({exc.strerror}): {INSTALL}", retry=False) from exc
-    key: Identity = str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+        raise _missing(binary, exc) from exc
     key = _stand_ins.get(key, key)
     if (known := _probed.get(key)) is not None:
         return known
@@ -386,8 +404,9 @@ def heard(capability: Capability, version: str) -> None:
 
 def forget(capability: Capability) -> None:
     """Ask again before the next process is started."""
-    for key in [key for key in _probed if key[0] == str(capability.path)]:
-        del _probed[key]
+    for key in [key for key in (*_probed, *_versions) if key[0] == str(capability.path)]:
+        _probed.pop(key, None)
+        _versions.pop(key, None)
 
 
 def without(capability: Capability, option: str) -> None:

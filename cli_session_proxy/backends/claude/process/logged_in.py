@@ -11,9 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ....errors import ClaudeUnavailable
 from ....settings import Settings
 from ...base import Login, LoginKind
-from . import environment
+from . import capability, environment
 
 # Of `environment.LOGINS`, the ones that are billed by use, and are not a person's subscription.
 BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
@@ -22,6 +23,8 @@ _KINDS: Mapping[str, LoginKind] = {
     "claude.ai": "subscription", "oauth_token": "subscription", "api_key": "by use", "api_key_helper": "by use",
     "third_party": "by use", "none": "none",
 }  # fmt: skip
+# It has `auth status` (run on 2.1.71); an older one is asked.
+WITH_AUTH = (2, 1, 71)
 # `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
 STATUS_TIMEOUT = 20.0
 STATUS_OUTPUT = 64 * 1024
@@ -83,7 +86,11 @@ async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None
 
 
 async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
-    """Asked by its help: a CLI without `auth` would take the word for a prompt."""
+    """By its version, else by its help: a CLI without `auth` would take the word for a prompt."""
+    with contextlib.suppress(ClaudeUnavailable):
+        known = await capability.version(claude, env)
+        if known is not None and known[1] >= WITH_AUTH:
+            return True
     return "claude auth" in await _ask(claude, env, "auth", "--help")
 
 

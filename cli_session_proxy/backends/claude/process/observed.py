@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ....domain.models import JSON
+from ... import base
 
 Version = tuple[int, int, int]
 Outcome = Literal["ok", "failed", "not tried"]
@@ -137,6 +138,13 @@ def mismatches(observed: Observed, version: Version) -> list[Observation]:
     """Observations that differ from what is expected of the version, for better or worse."""
     tried = [one for one in observed.values() if one.outcome != "not tried"]
     return [one for one in tried if (one.outcome == "ok") != expected(one.name, version)]
+
+
+def program(version: str, path: str, runs: str, seen: Observed, numbers: Version) -> base.Program:
+    """The CLI as the core tells of it."""
+    surprising = mismatches(seen, numbers)
+    each = [base.Observed(one.name, one.outcome, one.detail, one in surprising) for one in seen.values()]
+    return base.Program(version, path, runs, tuple(each))
 
 
 def unfit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> list[Observation]:

@@ -1,7 +1,7 @@
 // The turns that wait or run: what each does, since when, what it has said so far, and one button that ends it.
 
 import { showAsked, tickAsked } from "./asking.js";
-import { canceller, coarse, count, fill, h } from "./dom.js";
+import { canceller, coarse, count, fill, h, whole } from "./dom.js";
 
 export class Live {
   /** `place` holds a pane for each. */
@@ -18,7 +18,8 @@ export class Live {
       pane.dataset.doing = one.doing;
       fill(pane.querySelector(".doing"), one.says);
       const words = one.skipped + one.text.length;
-      fill(pane.querySelector(".written"), words > 0 && ` · ${count(words, "character")}`);
+      fill(pane.querySelector(".written"), words > 0 && ` · ${count(words, "character")}`,
+        one.tokens_read > 0 && ` · ${count(one.tokens_read, "token")} read, ${whole(one.tokens_written)} written`);
       showAsked(pane.querySelector(".asks"), agentId, one.approvals || [], this.onFault);
       const said = pane.querySelector(".said-so-far");
       if (said.textContent === one.text) continue;

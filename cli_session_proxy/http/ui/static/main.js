@@ -22,10 +22,15 @@ function faultOf(view) {
   return (fault) => {
     if (fault && fault.status !== 401) faults.set(view, fault.message);
     else faults.delete(view);
-    const words = [...new Set(faults.values())].join(" ");
-    at("fault").hidden = !words;
-    if (at("fault").textContent !== words) fill(at("fault"), words);
+    drawFaults();
   };
+}
+
+function drawFaults() {
+  const said = faults.size > 0 && overview.says; // on the first page the status line says it
+  const words = [...new Set(faults.values())].filter((one) => one !== said).join(" ");
+  at("fault").hidden = !words;
+  if (at("fault").textContent !== words) fill(at("fault"), words);
 }
 
 function onLive(state) {
@@ -86,6 +91,7 @@ async function go() {
   if (!here.query) before = location.hash || "#/";
   document.body.dataset.view = here.query ? "search" : here.turn ? "turn" : here.agent ? "chain" : "chains";
   title = here.query ? "search" : here.agent || "agents";
+  drawFaults();
   drawTitle();
   drawCrumbs();
   if (here.query) found.open(here.query);

@@ -10,6 +10,12 @@ export class Overview {
   constructor(place, { onFault, onLive }) {
     Object.assign(this, { place, onFault, onLive });
     this.drawn = {};
+    this.fault = null; // what the status line says instead of a status
+  }
+
+  /** The fault that somebody reads here. */
+  get says() {
+    return this.place.offsetParent ? this.fault : null;
   }
 
   start() {
@@ -29,9 +35,11 @@ export class Overview {
       this.show("running", [told.running, Math.floor(told.at / 3)], () => running(told));
       this.show("days", [told.days, told.models, told.keys, told.budgets, told.store_bytes, told.processes], () => days(told));
       this.place.hidden = false;
+      this.fault = null;
       this.onFault(null);
       if (home()) this.onLive("live");
     } catch (fault) {
+      this.fault = fault.message;
       this.onFault(fault);
       if (home()) this.onLive("reconnecting");
       this.show("status", fault.message, () => works(fault.message)); // what it said before may hold no longer

@@ -10,7 +10,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from cli_session_proxy.backends.claude.transcript import project_dir
-from cli_session_proxy.commands import upkeep
+from cli_session_proxy.commands import verifying
 from cli_session_proxy.domain.models import Tool, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import Instances
@@ -151,7 +151,7 @@ async def test_verify_finds_nothing_and_a_second_proxy_resumes_it(
         await ask(engine, "hello", agent="first")
         await ready(engine)
         await ask(engine, "hello", agent="second")
-    (verified,) = await upkeep.verify(settings, None, "second")
+    (verified,) = await verifying.verify(settings, None, "second")
     assert verified.differences == ()
     async with running(settings) as engine:
         turn = await ask(engine, "again", agent="second")
