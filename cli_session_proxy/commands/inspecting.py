@@ -10,7 +10,7 @@ from ..domain import times
 from ..domain.models import JSON, Agent, Link, Session, Turn
 from ..domain.searching import Search
 from ..errors import NotFound, StoreUnavailable, printable
-from ..export import explain, shown
+from ..export import brief, explain, shown
 from ..export.words import count
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
@@ -135,7 +135,7 @@ async def _told(store: Store, turn: Turn | None) -> JSON | None:
 
 
 def _link(link: Link) -> JSON:
-    return {"at": link.at, "turn_id": link.turn_id, "says": shown.link(link)["says"]}
+    return {"kind": brief.link(link).kind, "at": link.at, "turn_id": link.turn_id, "says": shown.link(link)["says"]}
 
 
 def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:
@@ -175,7 +175,7 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
     for name in ("last_repairs", "links"):
         for one in told.get(name, ()):
             yield (
-                "repair" if name == "last_repairs" else "link",
+                one["kind"] if name == "last_repairs" else "link",
                 f"{times.written(one['at'], 'minutes')}  {one['turn_id']}  {one['says']}",
             )
     for one in told.get("last_failures", ()):
