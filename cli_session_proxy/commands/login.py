@@ -59,15 +59,14 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
 
 async def login_of(settings: Settings) -> Login:
     """How the CLI of these settings is logged in. At most 0.3 s of a core."""
-    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
-        env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
-        try:
-            claude = capability.find(settings)
-            if await capability.version(claude, env) is None:
-                await capability.probe(claude, env)  # by its help: a stranger is refused
-        except ClaudeUnavailable as exc:
-            return Login("unknown", exc.message)
-        return await logged_in.look(settings, claude, env)
+    env = environment.common(settings, environment.config_dir(settings))
+    try:
+        claude = capability.find(settings)
+        if await capability.version(claude, env) is None:
+            await capability.probe(claude, env)  # by its help: a stranger is refused
+    except ClaudeUnavailable as exc:
+        return Login("unknown", exc.message)
+    return await logged_in.look(settings, claude, env)
 
 
 async def refuse_others(settings: Settings) -> None:
@@ -78,12 +77,11 @@ async def refuse_others(settings: Settings) -> None:
     others = serves_others(settings, Keys(settings))
     if others is None or settings.i_am_the_only_user:
         return
-    with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
-        env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=environment.config_dir(settings))
-        try:
-            kind = "subscription" if settings.logins else await logged_in.kind(capability.find(settings), env)
-        except ClaudeUnavailable:  # `report` says so
-            return
+    env = environment.common(settings, environment.config_dir(settings))
+    try:
+        kind = "subscription" if settings.logins else await logged_in.kind(capability.find(settings), env)
+    except ClaudeUnavailable:  # `report` says so
+        return
     if kind == "subscription":
         raise ConfigError(
             f"{others}, and the CLI is logged in with a subscription, which is for the person who bought it: serving "
