@@ -173,8 +173,9 @@ def file_of(settings: Settings) -> Path:
     return settings.var / "logs" / "proxy.log"
 
 
-def configure(settings: Settings, told: Collection[str] = ()) -> None:
-    """Send this program's logs to the file and warnings to stderr, but for those events that are `told` there in words.
+def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
+    """Send this program's logs to the file and warnings to stderr, without `quiet` events: they are told
+    there in words, or only matter to who reads logs.
 
     Called again, it replaces what it set before.
 
@@ -188,7 +189,7 @@ def configure(settings: Settings, told: Collection[str] = ()) -> None:
     to_file.setFormatter(_formatter(JSONRenderer(ensure_ascii=False)))
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
-    to_stderr.addFilter(lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") in told))
+    to_stderr.addFilter(lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") in quiet))
     to_stderr.setFormatter(_formatter(_in_zone, _console(colors=sys.stderr.isatty())))
 
     shut_down()

@@ -12,6 +12,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.commands import changing
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.http.binding import bind
+from cli_session_proxy.http.served import served_at
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy_store_conformance.samples import a_finished_turn
@@ -308,6 +311,33 @@ def test_serve_says_where_and_stops_when_asked(tmp_path: Path, number: signal.Si
             assert not (tmp_path / "var" / "serve.json").exists()
         finally:
             server.kill()
+
+
+def test_a_second_server_on_one_var_says_so_and_leaves_the_first_one_to_be_found(tmp_path: Path) -> None:
+    @contextmanager
+    def served(port: int) -> Iterator[tuple[str, str]]:
+        """Its address, and what it says behind its banner."""
+        args = [sys.executable, "-m", "cli_session_proxy", "serve", "--port", str(port), "--var", str(tmp_path / "var")]
+        with subprocess.Popen([*args, "--claude-bin", "none"], stdout=subprocess.PIPE, text=True) as server:
+            assert server.stdout is not None
+            try:
+                first, _, _, more = [server.stdout.readline() for _ in range(4)]
+                yield first.split()[2], more
+                server.send_signal(signal.SIGTERM)
+                assert server.wait(SOON) == 0
+            finally:
+                server.kill()
+
+    with served(0) as (url, more):
+        assert "no Claude CLI" in more
+        with served(0) as (other, shared):
+            assert shared.startswith(f"this --var is served already, at {url} (page: {url}/ui, pid ")
+            assert str(served_at(tmp_path / "var")) == other
+        assert str(served_at(tmp_path / "var")) == url
+        port = int(url.rpartition(":")[2])
+        with pytest.raises(ConfigError, match=f"port {port} .* is taken by this very proxy: .* at {url}"):
+            bind(Settings(var=tmp_path / "var", port=port))
+    assert served_at(tmp_path / "var") is None
 
 
 def test_serve_loads_no_client_library() -> None:

@@ -57,7 +57,7 @@ def test_only_warnings_reach_the_terminal(settings: Settings, capsys: pytest.Cap
 def test_what_is_told_there_in_words_reaches_the_file_alone(
     settings: Settings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    logs.configure(settings, told=("turn_failed",))
+    logs.configure(settings, quiet=("turn_failed",))
     logs.get().warning("turn_failed", code="upstream_error")
     logs.get().warning("loud")
     terminal = capsys.readouterr().err

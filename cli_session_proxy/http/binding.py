@@ -11,6 +11,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from .. import logs
 from ..errors import ConfigError
@@ -72,9 +73,9 @@ def _tcp(settings: Settings) -> socket.socket:
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as exc:
-        here, pid = served_at(settings.var), server_pid(settings.var)
-        if exc.errno == errno.EADDRINUSE and here is not None and pid is not None and here.url.endswith(f":{port}"):
-            why = f"is served already: the proxy of this --var runs at {here.url} (page: {here.url}/ui, pid {pid})"
+        here, other = served_at(settings.var), served_already(settings)
+        if exc.errno == errno.EADDRINUSE and here is not None and other is not None and here.url.endswith(f":{port}"):
+            why = f"is taken by this very proxy: {other}"
         elif exc.errno == errno.EADDRINUSE:
             names = command_to("see who listens", port=port)
             why = f"is taken by another program: stop that one ({names} names it) or choose another port with --port"
@@ -102,6 +103,17 @@ def _other_localhost(listener: socket.socket) -> Iterator[None]:
             if exc.errno == errno.EADDRINUSE:  # another machine has no such address at all
                 log.warning("localhost_is_two", here=name[0], other=other, port=name[1])
         yield
+
+
+def served_already(settings: Settings) -> str | None:
+    """In words, the other server of this `var` that runs."""
+    here, pid = served_at(settings.var), server_pid(settings.var)
+    if here is None or pid is None:
+        return None
+    url = urlsplit(here.url)
+    if here.uds is None and not is_served(url.hostname or "", url.port or 80):
+        return None  # it was killed, and its number is another program's by now
+    return f"this --var is served already, at {here} (page: {here.url}/ui, pid {pid})"
 
 
 def is_served(host: str, port: int) -> bool:

@@ -38,19 +38,19 @@ class Served:
 @contextlib.contextmanager
 def announced(var: Path, listener: socket.socket) -> Iterator[str]:
     """The file is there while the body runs, which is given its secret. One that another server has replaced meanwhile
-    is left alone."""
+    is left alone; the one that was replaced comes back where its server still runs."""
     path = var / SERVED
-    where = place_of(listener)
-    fresh = path.with_suffix(f".{os.getpid()}")
+    where, former = place_of(listener), _read(path)
     secret = secrets.token_hex(32)
-    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(json.dumps({"url": where.url, "uds": where.uds, "pid": os.getpid(), "secret": secret}))
-    fresh.replace(path)
+    _write(path, {"url": where.url, "uds": where.uds, "pid": os.getpid(), "secret": secret})
     try:
         yield secret
     finally:
         if _read(path).get("pid") == os.getpid():
-            path.unlink(missing_ok=True)
+            if _lives(former.get("pid")):
+                _write(path, former)
+            else:
+                path.unlink(missing_ok=True)
 
 
 def served_at(var: Path) -> Served | None:
@@ -66,16 +66,28 @@ def proof(secret: str, challenge: str) -> str:
 
 
 def server_pid(var: Path) -> int | None:
-    """The process of the server of this `var`, while it lives."""
+    """The process of another server of this `var`, while it lives."""
     pid = _read(var / SERVED).get("pid")
-    if not isinstance(pid, int) or pid <= 0:
-        return None
+    return pid if isinstance(pid, int) and _lives(pid) else None
+
+
+def _lives(pid: object) -> bool:
+    """Another process than this one."""
+    if not isinstance(pid, int) or pid <= 0 or pid == os.getpid():
+        return False
     with contextlib.suppress(PermissionError):  # it is there, and another user's
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
-            return None
-    return pid
+            return False
+    return True
+
+
+def _write(path: Path, said: dict[str, object]) -> None:
+    fresh = path.with_suffix(f".{os.getpid()}")
+    with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(json.dumps(said))
+    fresh.replace(path)
 
 
 def _read(path: Path) -> dict[str, object]:

@@ -27,7 +27,7 @@ from ..wires.asgi import Exact, Table
 from ..wires.base import Wire
 from ..wires.registry import WIRES
 from .audit import Audit, archives, audit_of, expires
-from .binding import bound
+from .binding import bound, served_already
 from .connection import Connection
 from .gate import Bounds, Gate, Origins
 from .keys import MADE_KEY, Keys, make
@@ -147,7 +147,7 @@ async def serve(
             engine.observers.append(telemetry)
         try:
             await engine.start()
-            logs.configure(settings, told=("turn_failed",))
+            logs.configure(settings, quiet=("turn_failed", "event_loop_held"))
             app = create_app(engine, settings, ask=ask)
             if telemetry is not None:
                 app.state.metrics.registry.register(TelemetryMetrics(partial(getattr, telemetry, "lost")))
@@ -172,6 +172,7 @@ async def _run(
     archive: Archive | None,
 ) -> None:
     server = Server(app, settings)
+    other = served_already(settings)
     # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
@@ -185,7 +186,7 @@ async def _run(
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         asked = asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report))
+        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
         services = Tasks()
 
         async def served() -> None:
@@ -236,12 +237,20 @@ def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
 
 
 async def _tell(
-    server: Server, settings: Settings, listener: socket.socket, repairs: RepairLines, say: Say, report: Report
+    server: Server,
+    settings: Settings,
+    listener: socket.socket,
+    repairs: RepairLines,
+    say: Say,
+    report: Report,
+    other: str | None,
 ) -> None:
     await server.ready.wait()
     try:
         for line in banner(place_of(listener), needs_key=bool(Keys(settings).owners)):
             say(line)
+        if other is not None:
+            say(f"{other}: the two share its agents, and commands ask the newer one")
         async for line in report(settings, Keys(settings)):
             say(line)
         for line in notices(settings, Keys(settings)):
