@@ -237,9 +237,11 @@ def test_a_port_that_the_proxy_of_this_var_has_is_told_with_its_address(
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         url = f"http://127.0.0.1:{port}"
-        (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": os.getpid()}))
+        (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": os.getppid()}))
         said = error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
-        assert f"the proxy of this --var runs at {url} (page: {url}/ui, pid {os.getpid()})" in said
+        assert (
+            f"by this very proxy: this --var is served already, at {url} (page: {url}/ui, pid {os.getppid()})" in said
+        )
         (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": 0}))
         assert "by another program" in error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
 

@@ -6,6 +6,7 @@ Stdout is for what was asked. Rich is imported where there is something to draw:
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ SOON = 1.0
 @contextmanager
 def bar(name: str, unit: str | None = None) -> Iterator[Callable[[int, int | None], None]]:
     """What moves a bar of this name: so much is done, of so much (None: nobody knows, and `unit` is counted)."""
-    if not sys.stderr.isatty():  # a bar that is disabled still writes an empty line
+    if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # a bar that is disabled still writes an empty line
         yield lambda _done, _whole: None
         return
     with drawn(unit) as shown:
