@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import hashlib
 import os
 import re
 import secrets
-import shutil
 import stat
 import sys
 import tempfile
@@ -33,7 +33,7 @@ READABLE_PART = 24  # of a name that needs a hash
 HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
-LONGEST_REMOVAL = 60.0  # seconds that folders which are closed, or nested deeply, are removed at once
+LONGEST_REMOVAL = 600.0  # seconds for one folder
 # Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
 LOGINS = "~logins"
 # Directories beside the agents': of CLIs that are started ahead of time, and of those that strangers share.
@@ -206,35 +206,46 @@ def remove_any(path: Path) -> None:
         if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
             return
-        try:
-            shutil.rmtree(path)
-        except (PermissionError, RecursionError):
-            _flatten(path)
+        _remove_folder(path)
 
 
-def _flatten(top: Path) -> None:
-    """Remove folders that are closed, or nested deeper than Python and the system go: each is moved up to `top`.
+def _remove_folder(top: Path) -> None:
+    """However deep, wide and closed it is, this holds a few descriptors and one name at a time: each folder in it is
+    emptied, and the folders of that one are moved up to `top`.
 
     What an agent's programs put in the place of one meanwhile leads nowhere. Raises `SandboxError` where they go on.
     """
     give_up = time.monotonic() + LONGEST_REMOVAL
+    left = True
     with _opened(top) as here:
-        while names := os.listdir(here):
-            if time.monotonic() > give_up:
-                raise SandboxError(f"{top} is written to while it is removed: try again")
-            for name in names:
-                if not _is_folder(name, here):
-                    os.unlink(name, dir_fd=here)
-                    continue
-                with _opened(name, here) as folder:
-                    for inner in os.listdir(folder):
-                        if not _is_folder(inner, folder):
-                            os.unlink(inner, dir_fd=folder)
-                            continue
-                        with _opened(inner, folder):  # one that is closed cannot be moved
-                            os.rename(inner, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=here)
-                os.rmdir(name, dir_fd=here)
+        while left:
+            left = False
+            with os.scandir(here) as entries:
+                for entry in entries:
+                    left = True
+                    if time.monotonic() > give_up:
+                        raise SandboxError(f"{top} is written to while it is removed: try again")
+                    with contextlib.suppress(FileNotFoundError):
+                        _remove_entry(entry.name, here)
     os.rmdir(top)
+
+
+def _remove_entry(name: str, here: int) -> None:
+    if not _is_folder(name, here):
+        os.unlink(name, dir_fd=here)
+        return
+    with _opened(name, here) as folder, os.scandir(folder) as entries:
+        for inner in entries:
+            if not _is_folder(inner.name, folder):
+                os.unlink(inner.name, dir_fd=folder)
+                continue
+            with _opened(inner.name, folder):  # one that is closed cannot be moved
+                os.rename(inner.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=here)
+    try:
+        os.rmdir(name, dir_fd=here)
+    except OSError as exc:  # some file systems skip names of a folder that is emptied meanwhile
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
 
 
 def _is_folder(name: str, above: int) -> bool:

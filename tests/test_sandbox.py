@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
-import shutil
+import resource
 import stat
 import unicodedata
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.errors import InvalidRequest, SandboxError
 from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
 from cli_session_proxy.settings import SandboxSettings, Settings
@@ -218,33 +221,43 @@ def test_a_folder_that_its_agent_has_closed_is_removed(tmp_path: Path, monkeypat
         closed.mkdir(parents=True, exist_ok=True)
         closed.chmod(0o500)
     (sandbox / "out").symlink_to(outside)
-    rmtree = shutil.rmtree
 
-    def refuses(path: Path) -> None:
-        if any(not stat.S_IMODE(os.stat(folder).st_mode) & stat.S_IWUSR for folder, _, _ in os.walk(path)):
-            raise PermissionError(13, "Permission denied", str(path))
-        rmtree(path)
+    def refused(call: Callable[..., None], *args: str, **named: int) -> None:
+        above = named.get("dir_fd", named.get("src_dir_fd"))
+        if above is not None and not os.fstat(above).st_mode & stat.S_IWUSR:
+            raise PermissionError(13, "Permission denied", args[0])
+        call(*args, **named)
 
-    monkeypatch.setattr(shutil, "rmtree", refuses)
+    for name in ("unlink", "rmdir", "rename"):
+        monkeypatch.setattr(os, name, partial(refused, getattr(os, name)))
     boxes.remove("a")
     assert not sandbox.exists()
     assert stat.S_IMODE(outside.stat().st_mode) == 0o500
 
 
-def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path) -> None:
-    """An agent could keep its words there from `delete` and from retention."""
+@pytest.mark.parametrize("place", ["sandbox", "the CLI's notes"])
+def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path, place: str) -> None:
+    """An agent could keep its words there from `delete` and from retention, or take all descriptors of the proxy."""
     boxes = sandboxes(tmp_path / "var")
-    sandbox = boxes.prepare("a")
-    (sandbox / "beside").mkdir()
-    at = os.open(sandbox, os.O_RDONLY)
+    top = boxes.prepare("a") if place == "sandbox" else tmp_path / "project" / "memory"
+    (top / "beside").mkdir(parents=True)
+    at = os.open(top, os.O_RDONLY)
     for _ in range(3000):
         os.mkdir("deep", dir_fd=at)
         os.close(os.open("file", os.O_CREAT, dir_fd=at))
         above, at = at, os.open("deep", os.O_RDONLY, dir_fd=at)
         os.close(above)
     os.close(at)
-    boxes.remove("a")
-    assert not sandbox.exists()
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/dev/fd")) + 20, limits[1]))
+    try:
+        if place == "sandbox":
+            boxes.remove("a")
+        else:
+            transcript.remove_project(top.parent, confined=False)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert not top.exists()
 
 
 def test_a_closed_folder_that_becomes_a_link_while_it_is_removed_leads_nowhere(
@@ -267,10 +280,6 @@ def test_a_closed_folder_that_becomes_a_link_while_it_is_removed_leads_nowhere(
             (top / "closed").symlink_to(outside)
         chmod(path, mode, **more)
 
-    def refuses(path: Path) -> None:
-        raise PermissionError(13, "Permission denied", str(path))
-
-    monkeypatch.setattr(shutil, "rmtree", refuses)
     monkeypatch.setattr(os, "chmod", swapped)
     with contextlib.suppress(SandboxError):  # that it has changed
         remove_any(top)

@@ -607,6 +607,20 @@ async def test_a_confined_agent_that_names_another_session_as_its_own_is_not_giv
     assert not [*(settings.var / "projects").glob("*")]
 
 
+async def test_nothing_that_a_confined_shell_put_anywhere_outlives_its_agent(shells: Shells) -> None:
+    """Deep folders beside its sessions and among its CLI's notes, which an agent of its name would be told of."""
+    config = shells.settings.claude_config_dir
+    assert config is not None
+    deep = "import os\nfor _ in range(3000): os.mkdir('deep'); os.chdir('deep')"
+    puts = f'(echo word > left; python3 -c "{deep}")'
+    puts = f"cd {config}/projects/*/; {puts}; cd memory; {puts}; echo put"
+    async with running(shells.settings) as engine:
+        assert "put" in await shells.run(engine, "confined", puts)
+        assert [*config.glob("projects/*/left")]
+        assert await engine.delete("local", "confined")
+    assert not [*config.glob("projects/*")]
+
+
 async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_others(
     shells: Shells, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -671,8 +671,9 @@ class Sessions:
             for folder in folders:
                 await asyncio.to_thread(transcript.remove, transcript.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
+        confined = self._sandboxes.was_confined(agent.dir)
         for folder in folders:
-            await asyncio.to_thread(transcript.remove_project, folder)
+            await asyncio.to_thread(transcript.remove_project, folder, confined=confined)
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:

@@ -145,9 +145,10 @@ def make_project(project: Path) -> None:
             return
 
 
-def remove_project(project: Path) -> None:
-    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it."""
-    shutil.rmtree(project / MEMORY, ignore_errors=True)
+def remove_project(project: Path, *, confined: bool) -> None:
+    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it.
+    That of a confined agent holds nobody else's, and anything that its shell put there. Raises `SandboxError`."""
+    remove_any(project if confined else project / MEMORY)
     with contextlib.suppress(OSError):  # another session of somebody's is there, or no folder
         project.rmdir()
 
