@@ -189,7 +189,7 @@ def serve(settings: "Settings") -> None:
     """Start the proxy. It serves OpenAI's, Anthropic's, Google's and Ollama's APIs, and the page at /ui."""
     import uvloop
 
-    from .http.gate import raise_open_files
+    from .http.bounds import raise_open_files
 
     raise_open_files()  # before what decides by the limit as it is loaded
     from .backends.auto import CLAUDE

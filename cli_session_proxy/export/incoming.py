@@ -20,6 +20,7 @@ from typing import IO, Any, Literal, Protocol, TypeVar
 from ..domain import former
 from ..domain.client_tools import checked
 from ..domain.identifiers import conversation_id
+from ..domain.images import restore
 from ..domain.limits import no_constant
 from ..domain.models import (
     JSON,
@@ -33,7 +34,6 @@ from ..domain.models import (
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from ..stores.sql.rows import restore
 from .portable import FORMER, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
 from .shapes import check_header, check_line, of_turn
 

@@ -31,13 +31,13 @@ from typing import Any
 import aiofiles
 
 from ..domain.forms import Recorded
+from ..domain.images import ImageCutter
 from ..domain.models import FINISHED, JSON, Agent, Turn
 from ..errors import InvalidRequest, NotFound, SessionBusy
 from ..locks import to_drive
 from ..sandbox import Sandboxes
 from ..settings import Settings
 from ..stores.base import Store
-from ..stores.sql.rows import MediaCutter
 
 SCHEMA = "cli-session-proxy/export/3"
 # Those that hold what `domain.former` splits.
@@ -150,7 +150,7 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         above = await store.turn(parent)
         if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
             turn = dataclasses.replace(turn, parent_id=None)
-    cutter = MediaCutter()
+    cutter = ImageCutter()
     shortened, places = cutter.cut(as_text(_without(turn, "seq", "agent_key", "instance", "fingerprint", "limit_wait")))
     line: JSON = {"turn": json.loads(shortened)} | ({"images": places} if places else {})
     lines: list[JSON] = []

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
 from ..wires.asgi import CLOSED
-from .gate import connections
+from .bounds import connections
 
 # Bytes that are gathered at most before they are sent, so that a full transport can say so: its own high-water mark.
 GATHERED = 64 * 1024

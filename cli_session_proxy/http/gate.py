@@ -7,37 +7,32 @@ One ASGI layer around the whole app, so that every route has the same rules and 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import ipaddress
 import os
 import re
-import resource
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
 from operator import itemgetter
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from .. import logs, redact
-from ..domain.identifiers import host_and_port, origin
 from ..domain.plan import HEADER, Plan
 from ..engine.live import RESTART, TRACE_CONTEXT
 from ..engine.passing import ORIGIN
-from ..errors import Interrupted, InvalidRequest, NotFound, QueueFull, Unauthorized
+from ..errors import Interrupted, InvalidRequest, NotFound, Unauthorized
 from ..sandbox import LOCAL_OWNER
-from ..settings import Settings
 from ..wires.asgi import CLOSED, Table, as_proxy_error, encoded, headers_of, raw_path, send_error
 from ..wires.base import Wire
 from ..wires.common import decoded_agent_id
 from .audit import Audit, RequestAudit
+from .bounds import Bounds
 from .gateway import is_among
 from .hop import REFUSED, Incoming
 from .keys import Keys
+from .origins import Origins, check_body, permitted, readable_by
 from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
 
 if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
@@ -259,225 +254,3 @@ class Gate:
             # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
             inner["path"] = raw_path(inner).decode("latin-1")
         return agent, inner
-
-
-# --- Who may ask: by the name that a request calls us, and by the page that a browser sends it for
-
-# A page of another site can send requests to loopback addresses. What it cannot do is to lie in Host, Origin and the
-# Sec-Fetch headers, or to send JSON without asking first (a preflight).
-
-Headers = Mapping[str, str]
-EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
-# Sites by which a browser names our own pages, or a person who typed the address.
-OWN_SITES = frozenset({"same-origin", "none"})
-# Where a link of another site may lead a person: the page, which shows nothing by itself.
-PAGES = frozenset({"/", "/ui", "/ui/"})
-# Header names that a preflight asks for; no browser sends longer lists.
-_NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
-_MOST_NAMES = 2048
-
-METHODS = "GET, POST, DELETE"
-# What a page may read of an answer, beside its body.
-EXPOSED = (
-    "X-Agent-Id, X-Turn-Id, X-Session-Id, X-Continuity, X-Continuity-Note, X-Request-Id, X-Backend, X-Model, "
-    "X-Ignored-Params, X-Estimated, X-Should-Retry, Retry-After"
-)
-PREFLIGHT_SECONDS = "600"
-
-
-class Origins:
-    """`host` is the name or address that the proxy listens on; `allowed` are other pages' origins, exactly.
-
-    `locked`: every request needs a key. Where the machine listens on all its addresses we do not know its names, and
-    any name will do then: a foreign page has no key.
-    """
-
-    def __init__(self, host: str, allowed: Collection[str], *, locked: bool) -> None:
-        self._host = host.lower().strip("[]")
-        self._allowed = {found: text for text in allowed if (found := origin(text)) is not None}
-        self._any_name = locked and self._host in EVERY_ADDRESS
-
-    def check_host(self, headers: Headers) -> None:
-        """Raises `InvalidRequest` where we were called by a name that is not ours."""
-        named = host_and_port(headers.get("host", ""))
-        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
-        ours = named is not None and (self._any_name or named[0] in ("localhost", self._host))
-        if named is not None and not ours:
-            with contextlib.suppress(ValueError):  # a name
-                ours = ipaddress.ip_address(named[0]).is_loopback
-        if not ours:
-            raise InvalidRequest(
-                "the Host header names another machine: call http://127.0.0.1 or http://localhost", param="Host"
-            )
-
-    def check_page(self, headers: Headers, scheme: str, page: str) -> str | None:
-        """The origin that may read the answer, where an allowed one asks; None for our own page and for programs.
-
-        `page` is the path that is asked for, at a Host that was checked. Raises `InvalidRequest` for every other page.
-        """
-        given = headers.get("origin")
-        if given is not None:
-            named = origin(given)
-            if named in self._allowed:
-                return self._allowed[named]
-            if named is None or named != origin(f"{scheme}://{headers['host']}"):
-                raise InvalidRequest(
-                    "requests from pages of other origins are not served: name this one in allowed_origins, exactly, "
-                    "if you trust it",
-                    param="Origin",
-                )
-        elif headers.get("sec-fetch-site", "none") not in OWN_SITES:
-            visit = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-            if page not in PAGES or visit != ("navigate", "document"):
-                raise InvalidRequest(
-                    "a page of another site asks for this: open the address yourself, or name that page's origin in "
-                    "allowed_origins and fetch it as CORS",
-                    param="Origin",
-                )
-        return None
-
-
-def check_body(headers: Headers) -> None:
-    """Refuse a page's forms: any page can send those, but not JSON without permission. Raises `InvalidRequest`.
-
-    Not asked of programs: `curl -d` calls everything a form.
-    """
-    if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
-        return
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
-        raise InvalidRequest(
-            "a body from a page must be JSON: send Content-Type: application/json", param="Content-Type"
-        )
-
-
-def readable_by(allowed: str) -> dict[str, str]:
-    """The headers by which a browser lets this origin read an answer."""
-    return {"Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Expose-Headers": EXPOSED}
-
-
-def permitted(allowed: str, headers: Headers) -> dict[str, str]:
-    """The headers of the answer to a preflight of this origin."""
-    said = {
-        "Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Allow-Methods": METHODS,
-        "Access-Control-Max-Age": PREFLIGHT_SECONDS,
-    }  # fmt: skip
-    names = headers.get("access-control-request-headers", "")
-    if len(names) <= _MOST_NAMES and _NAMES.fullmatch(names):
-        said["Access-Control-Allow-Headers"] = names
-    if headers.get("access-control-request-private-network") == "true":
-        said["Access-Control-Allow-Private-Network"] = "true"
-    return said
-
-
-# --- Limits for each owner: what one key holds open takes no place of another key's
-
-# Beyond a bound a request is refused with 429 `queue_full`; what it held is given back when it ends, however it ends.
-
-# Requests of one owner beside those that run or wait as turns.
-SPARE_REQUESTS = 128
-# Each open event stream asks the store twice a second.
-EVENT_STREAMS = 64
-# Bodies that one owner's open requests hold together, in the largest that one may have.
-BODIES = 4
-# A second is what most bodies of a program on this machine take to arrive.
-RETRY_AFTER = 1.0
-# The limit of open files that is asked for: more than connections and CLIs need, or what every macOS grants.
-OPEN_FILES = (65_536, 10_240)
-# Open connections in all, at most: half of the files that this process may have open; the CLIs' pipes need theirs.
-MOST_CONNECTIONS = 2048
-# Files that are left for the rest where few may be open: 36 of an idle `serve`, the start of a CLI, a client in hand.
-OWN = 56
-LEAST_CONNECTIONS = 4
-
-
-def raise_open_files() -> None:
-    """Let this process open as many files as it may: systems allow 256 or 1024 until a program asks for more."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in OPEN_FILES:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        if soft == resource.RLIM_INFINITY or soft >= limit:
-            return
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kern.maxfilesperproc
-            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
-            return
-
-
-def connections() -> int:
-    """Of all owners, by this process's limit of open files."""
-    return max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-
-
-def max_connections(files: int) -> int:
-    if files == resource.RLIM_INFINITY:
-        return MOST_CONNECTIONS
-    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // 2, files - OWN))
-
-
-@dataclass(slots=True)
-class Bounds:
-    """The counts of all owners. One per app."""
-
-    requests: int
-    bodies: int
-    event_streams: int = EVENT_STREAMS
-    open: Counter[str] = field(default_factory=Counter)
-    streams: Counter[str] = field(default_factory=Counter)
-    bytes: Counter[str] = field(default_factory=Counter)
-
-    @staticmethod
-    def of(settings: Settings) -> Bounds:
-        requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
-        return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
-
-    def request(self, owner: str) -> RequestHold:
-        """One request of this owner's: `with` it, while it is answered."""
-        return RequestHold(self, owner)
-
-
-@dataclass(slots=True)
-class RequestHold:
-    """What one request holds. To enter it, and both methods, raise `QueueFull`."""
-
-    bounds: Bounds
-    owner: str
-    streams: int = 0
-    bytes: int = 0
-
-    def __enter__(self) -> Self:
-        bounds = self.bounds
-        if bounds.open[self.owner] >= bounds.requests:
-            raise QueueFull(f"{bounds.requests} requests are open already: wait for one", retry_after=RETRY_AFTER)
-        bounds.open[self.owner] += 1
-        return self
-
-    def __exit__(self, *raised: object) -> None:
-        bounds, owner = self.bounds, self.owner
-        bounds.streams[owner] -= self.streams
-        bounds.bytes[owner] -= self.bytes
-        bounds.open[owner] -= 1
-        if not bounds.open[owner]:
-            for counts in (bounds.open, bounds.streams, bounds.bytes):
-                del counts[owner]
-
-    def stream(self) -> None:
-        """Count this request as an event stream."""
-        if self.bounds.streams[self.owner] >= self.bounds.event_streams:
-            raise QueueFull(f"{self.bounds.event_streams} event streams are open already: close one", retry_after=5.0)
-        self.bounds.streams[self.owner] += 1
-        self.streams += 1
-
-    def body(self, size: int) -> None:
-        """Count these further bytes of its body."""
-        if self.bounds.bytes[self.owner] + size > self.bounds.bodies:
-            raise QueueFull(
-                f"open requests hold {self.bounds.bodies} bytes of bodies already: send this again in a moment",
-                retry_after=RETRY_AFTER,
-            )
-        self.bounds.bytes[self.owner] += size
-        self.bytes += size
-
-    def read_again(self) -> None:
-        """Stop counting the body: it will be read again."""
-        self.bounds.bytes[self.owner] -= self.bytes
-        self.bytes = 0

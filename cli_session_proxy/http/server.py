@@ -28,12 +28,14 @@ from ..wires.base import Wire
 from ..wires.registry import WIRES
 from .audit import Audit, archives, audit_of, expires
 from .binding import bound, served_already
+from .bounds import Bounds
 from .connection import Connection
-from .gate import Bounds, Gate, Origins
+from .gate import Gate
 from .keys import MADE_KEY, Keys, make
 from .listening import Listening
 from .metrics import MetricsRoute, TelemetryMetrics
 from .openapi import OpenApiRoute
+from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
 from .search import SearchRoute

@@ -12,10 +12,10 @@ import httpx
 import psutil
 import pytest
 
-from cli_session_proxy.http import connection, gate
+from cli_session_proxy.http import bounds, connection
 from cli_session_proxy.http import listening as waiting
 from cli_session_proxy.http.binding import bind
-from cli_session_proxy.http.gate import Bounds
+from cli_session_proxy.http.bounds import Bounds
 from cli_session_proxy.http.server import Server
 from cli_session_proxy.settings import Settings
 
@@ -45,7 +45,7 @@ async def opened(http: httpx.AsyncClient, headers: dict[str, str], count: int) -
 async def test_one_owners_event_streams_leave_another_theirs(
     tmp_path: Path, made: list[Bounds], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "EVENT_STREAMS", 3)
+    monkeypatch.setattr(bounds, "EVENT_STREAMS", 3)
     async with (
         no_cli(tmp_path, keys=KEYS) as url,
         httpx.AsyncClient(base_url=url, trust_env=False, timeout=SOON) as http,
@@ -80,7 +80,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Bounds]:
 async def test_one_owners_open_requests_leave_another_theirs(
     serving: Serving, made: list[Bounds], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "SPARE_REQUESTS", 1)
+    monkeypatch.setattr(bounds, "SPARE_REQUESTS", 1)
     never = asyncio.Event()
 
     def script(request: Any) -> list[Step]:
@@ -104,10 +104,10 @@ async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: li
     async with serving(keys=KEYS, max_body=2048) as door:
         head = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2048\r\nx-api-key: "
         writers = []
-        for _ in range(gate.BODIES):
+        for _ in range(bounds.BODIES):
             _, writer = await door.raw(head + ALICE["x-api-key"].encode() + b"\r\n\r\n" + b"x" * 2047)
             writers.append(writer)
-        await until(lambda: made[0].bytes["alice"] == gate.BODIES * 2047)
+        await until(lambda: made[0].bytes["alice"] == bounds.BODIES * 2047)
         refused = await door.post({**HELLO, "user": "x" * 100}, headers=ALICE)
         assert (refused.status_code, refused.json()["error"]["code"]) == (429, "queue_full")
         assert (await door.post(headers=BOB)).status_code == 200
@@ -228,4 +228,4 @@ async def test_the_server_lets_a_new_one_wait_for_room_without_a_descriptor_and_
 
 
 def test_the_bound_is_within_what_this_process_may_have_open() -> None:
-    assert 16 <= gate.connections() <= gate.MOST_CONNECTIONS
+    assert 16 <= bounds.connections() <= bounds.MOST_CONNECTIONS

@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cli_session_proxy.http import gate
+from cli_session_proxy.http import bounds
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
@@ -72,7 +72,7 @@ async def test_many_agents_are_answered_over_few_open_files(
 ) -> None:
     """All at once, though there are fewer connections: those beyond wait in the system's queue, and no client has to
     ask again. Then one after the other."""
-    assert gate.max_connections(60) < AGENTS
+    assert bounds.max_connections(60) < AGENTS
     async with limited(make_settings(claude_bin=claude_2), tmp_path, 60, 60) as (url, _):
         answers = await asyncio.gather(*(told(url, agent, 0) for agent in range(AGENTS)))
         answers += [await told(url, agent, 1) for agent in range(AGAIN)]
@@ -97,6 +97,6 @@ def test_where_the_system_grants_less_than_it_says_the_largest_that_it_does(monk
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: granted[-1])
     monkeypatch.setattr(resource, "setrlimit", grants)
-    gate.raise_open_files()
-    gate.raise_open_files()
+    bounds.raise_open_files()
+    bounds.raise_open_files()
     assert granted[1:] == [(10_240, resource.RLIM_INFINITY)]

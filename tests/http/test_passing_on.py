@@ -19,7 +19,7 @@ from websockets.asyncio.client import connect
 from cli_session_proxy.domain.models import Agent, Delivery
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export import explain
-from cli_session_proxy.http import gate, relay
+from cli_session_proxy.http import bounds, relay
 from cli_session_proxy.http.connection import AHEAD
 from cli_session_proxy.http.hop import REFUSED, Incoming
 from cli_session_proxy.http.proof import HOP_MARK, OLD_MARK, OWNER, Peer, Signer, decisive
@@ -602,7 +602,7 @@ async def test_what_is_between_two_neighbours_and_what_connection_names_goes_no_
 async def test_what_is_passed_on_is_counted_where_it_came_in(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "SPARE_REQUESTS", 0)
+    monkeypatch.setattr(bounds, "SPARE_REQUESTS", 0)
     async with cluster(postgres_url, tmp_path, each=[{"queue_limit": 1, "max_turns": 1}]) as (one, two):
         await one.chat("one")
         key = {"Idempotency-Key": "k"}

@@ -15,9 +15,10 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from cli_session_proxy.domain.images import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.stores.base import NewTurn
-from cli_session_proxy.stores.sql.rows import MediaCutter, dumps, restore
+from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import a_commit, a_turn, an_agent, opened, turn_of
 
@@ -50,7 +51,7 @@ def lines(draw: st.DrawFn) -> str:
 @EVERY
 @given(st.lists(lines(), max_size=5))
 def test_what_is_cut_is_put_back_to_the_character(texts: list[str]) -> None:
-    cutter = MediaCutter()
+    cutter = ImageCutter()
     cut = [cutter.cut(text) for text in texts]
     assert [restore(text, places, cutter.images) for text, places in cut] == texts
 
@@ -59,7 +60,7 @@ def test_what_is_cut_is_put_back_to_the_character(texts: list[str]) -> None:
 @given(st.binary(min_size=48, max_size=300), st.sampled_from(["data", "base64"]))
 def test_an_image_leaves_the_text(data: bytes, key: str) -> None:
     image = base64.b64encode(data).decode()
-    text, places = MediaCutter().cut(json.dumps({"before": 1, key: image, "after": "x"}))
+    text, places = ImageCutter().cut(json.dumps({"before": 1, key: image, "after": "x"}))
     assert image not in text
     assert len(places) == 1
 

@@ -19,7 +19,7 @@ from cli_session_proxy.aside import pool
 from cli_session_proxy.aside.pool import Aside
 from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.errors import InvalidRequest, ProxyError
-from cli_session_proxy.http.gate import Bounds
+from cli_session_proxy.http.bounds import Bounds
 from cli_session_proxy.wires.asgi import MIDDLING, SMALL, read_call
 from cli_session_proxy.wires.common import Naming
 

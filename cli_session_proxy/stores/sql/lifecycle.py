@@ -28,6 +28,7 @@ from sqlalchemy import (
 )
 
 from ...domain.evidence import Evidence
+from ...domain.images import ImageCutter
 from ...domain.models import ANSWERED, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
@@ -45,7 +46,7 @@ from ..base import (
 from . import conversing, rows, spending
 from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LEASE
-from .rows import UNFINISHED, MediaCutter, unfinished
+from .rows import UNFINISHED, unfinished
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
@@ -226,7 +227,7 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState
 
 def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     """Store a whole turn with its records; the agent is active from now. Its seq is the cursor's `lastrowid`."""
-    cutter = MediaCutter()
+    cutter = ImageCutter()
     values = rows.turn_values(cutter, turn)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
     values["bytes"] += sum(map(len, map(_LINE, records)))
@@ -310,7 +311,7 @@ def _say(conn: Connection, said: Turn, takes: Sequence[tuple[str, str]]) -> None
     row = allowed(said.id, UNFINISHED, WHOLE.one(conn, {"turn_id": said.id}))
     conversing.take(conn, row.agent_key, takes)
     (turn,) = rows.loaded_turns(conn, [row], **dict(zip(SAID, _said_of(said), strict=True)))
-    cutter = MediaCutter()
+    cutter = ImageCutter()
     values = rows.turn_values(cutter, turn)
     UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _SAID}})
     more = values["bytes"] - row.bytes
@@ -345,7 +346,7 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
         raise TooLarge
     session_id = row.session_id if session is None else session.id
     (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_of(ended), strict=True)))
-    cutter = MediaCutter()
+    cutter = ImageCutter()
     values = rows.answer_values(cutter, turn, row)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
     values["bytes"] += sum(map(len, map(_LINE, records)))

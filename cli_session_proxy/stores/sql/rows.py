@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import lru_cache
 from operator import attrgetter, itemgetter
 from typing import Any
@@ -14,6 +11,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
 from ...domain.evidence import Evidence
+from ...domain.images import ImageCutter, ImagePlace, restore
 from ...domain.models import (
     PLAIN,
     Agent,
@@ -101,10 +99,10 @@ def size(*values: str | bytes | None) -> int:
     return total
 
 
-def content(cutter: MediaCutter, **parts: Any) -> tuple[Values, dict[str, list[Place]]]:
+def content(cutter: ImageCutter, **parts: Any) -> tuple[Values, dict[str, list[ImagePlace]]]:
     """The content columns of a turn without their images, and the places of those."""
     values: Values = {}
-    places: dict[str, list[Place]] = {}
+    places: dict[str, list[ImagePlace]] = {}
     for name, value in parts.items():
         values[name], found = cutter.cut(dumps(value))
         if found:
@@ -117,7 +115,7 @@ def _placed_text(placed: Placed) -> str:
     return dumps(placed.as_json())
 
 
-def turn_values(cutter: MediaCutter, turn: Turn) -> Values:
+def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
     """All columns of a turn but `seq`, which the database gives."""
     values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
     texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
@@ -139,7 +137,7 @@ def turn_values(cutter: MediaCutter, turn: Turn) -> Values:
     return values | texts | {"bytes": size(*texts.values())}
 
 
-def answer_values(cutter: MediaCutter, turn: Turn, stored: Row[Any]) -> Values:
+def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
     """The columns that the end of a turn changes; what was asked (input, system) is left as it is stored."""
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     if stored.images is not None:
@@ -258,7 +256,7 @@ def link(row: Row[Any]) -> Link:
     return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)
 
 
-def record_values(cutter: MediaCutter, turn_id: str, n: int, record: Record) -> Values:
+def record_values(cutter: ImageCutter, turn_id: str, n: int, record: Record) -> Values:
     """A line as bytes: a line of a file may hold what UTF-8 cannot, and must come back all the same."""
     line, places = cutter.cut(record.line)
     return {
@@ -300,59 +298,11 @@ _JSON = (
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 
 
-# --- Images are kept once: cut out of a text by place, put back to the same text, character for character
-
-# The cut works on JSON text, not on its values, so a line comes back byte-identical whatever its spacing,
-# escapes or key order. Places are offsets into the shortened text: nothing in a text can be taken for a mark.
-
-# `data` is the Messages API's base64 source; `base64` is where the CLI's own tool results carry a file's.
-# Shorter than its own hash (64 characters) a text is not worth a row.
-_BASE64 = re.compile(r'"(?:data|base64)"\s*:\s*"([A-Za-z0-9+/]{64,}={0,2})"')
-
 # SQLite takes at least 999 variables in a statement, PostgreSQL 32,767.
 CHUNK = 500
 
 _INSERT_IMAGE = Prepared(InsertNew(images))
 _INSERT_REF = Prepared(InsertNew(image_refs))
-
-Place = tuple[int, str]
-"""Where an image was: offset in characters of the shortened text, and the sha256 of what stood there."""
-
-
-@dataclass(slots=True)
-class MediaCutter:
-    """Shortens the texts of one transaction and collects what it cut: sha256 → base64 text."""
-
-    images: dict[str, str] = field(default_factory=dict)
-
-    def cut(self, text: str) -> tuple[str, list[Place]]:
-        if '"data"' not in text and '"base64"' not in text:
-            return text, []
-        pieces: list[str] = []
-        places: list[Place] = []
-        end = offset = 0
-        for found in _BASE64.finditer(text):
-            piece = text[end : found.start(1)]
-            pieces.append(piece)
-            offset += len(piece)
-            data = found.group(1)
-            sha256 = hashlib.sha256(data.encode("ascii")).hexdigest()
-            self.images[sha256] = data
-            places.append((offset, sha256))
-            end = found.end(1)
-        pieces.append(text[end:])
-        return "".join(pieces), places
-
-
-def restore(text: str, places: Iterable[Place], known: Mapping[str, str]) -> str:
-    """The inverse of `Cutter.cut`."""
-    pieces: list[str] = []
-    end = 0
-    for offset, sha256 in places:
-        pieces += (text[end:offset], known[sha256])
-        end = offset
-    pieces.append(text[end:])
-    return "".join(pieces)
 
 
 def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int:

@@ -18,8 +18,8 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.http import bounds
 from cli_session_proxy.http import connection as connections
-from cli_session_proxy.http import gate
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
@@ -240,7 +240,7 @@ async def test_each_key_has_its_own_responses(tmp_path: Path) -> None:
 
 
 async def test_sockets_and_their_messages_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gate, "EVENT_STREAMS", 1)
+    monkeypatch.setattr(bounds, "EVENT_STREAMS", 1)
     monkeypatch.setattr(sockets, "AHEAD", 2)
     model = Held()
     async with opened(tmp_path, model, max_body=4096) as (_, _, place):
