@@ -62,8 +62,10 @@ from ..stores.registry import Registry
 from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
 from .approvals import Question
 from .budgets import Budgets
+from .checks import Checks
 from .committing import CommitOrder, Committed, commit, history
-from .executor import Checks, Ends, Executor, Observer, adopt, not_run
+from .ends import Ends
+from .executor import Executor, Observer, adopt, not_run
 from .forgetting import Forgetting
 from .lanes import LanePlace, Lanes, Slots
 from .live import TRACE_CONTEXT, Answer, Deliveries, LiveTurn, Progress, Requested, cancelled, kept, leave, replay

@@ -11,12 +11,11 @@ import time
 import uuid
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from .. import logs
-from ..aside.pool import Helpers, OutOfBoundsError
 from ..backends.base import (
     Abandoned,
     Adoptable,
@@ -33,18 +32,16 @@ from ..backends.base import (
     PermissionWithdrawn,
     PlanTold,
     Refused,
-    Remedy,
     Retried,
     ToolActivity,
     Used,
 )
-from ..domain import lineage, structured
+from ..domain import structured
 from ..domain.approvals import Approval
 from ..domain.client_tools import BroughtResults, Offers, ToolOptions, answers, calls_of, instruction
-from ..domain.evidence import OUTPUT_REFUSED, Evidence, Refusal, StreamCut
+from ..domain.evidence import OUTPUT_REFUSED, Refusal
 from ..domain.models import (
     ANSWERED,
-    FINISHED,
     JSON,
     ONCE,
     REPAIR_REASONS,
@@ -58,7 +55,6 @@ from ..domain.models import (
     Fallback,
     LimitWait,
     Link,
-    Started,
     Status,
     Turn,
     TurnRequest,
@@ -66,24 +62,21 @@ from ..domain.models import (
 )
 from ..domain.stop_sequences import StopCutter
 from ..errors import (
-    Interrupted,
-    InvalidRequest,
-    LeaseLost,
-    NotFound,
     ProxyError,
     RateLimited,
     StoreUnavailable,
-    TurnCancelled,
     UpstreamError,
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
 from ..stores.base import SAID, AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
-from ..tasks import Limited, LimitedByLife, Tasks, awake_clock, uninterrupted
+from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
+from .attempt import Attempt, Course
 from .budgets import BudgetsOf
-from .live import LiveTurn, Requested, cancelled, said, with_end
+from .checks import Checks
+from .live import LiveTurn, Requested, cancelled, said
 from .ownership import Instances, Ownership
 from .passing import Passing
 from .plan import PlanWatch
@@ -92,9 +85,6 @@ log = logs.get(__name__)
 
 # A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
 ATTEMPTS = 2
-# What is kept of one turn: an agent of 1,500 steps has 3,000 entries of tools. A shell that speaks in its CLI's place
-# can tell of millions.
-MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 
 # Events that show that no tool runs any more and that the provider answers. A tuple, because a union would be made
 # anew for each event.
@@ -130,92 +120,6 @@ class Own(Protocol):
     """Makes a task that the engine waits for when it stops."""
 
     def __call__(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]: ...
-
-
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """One attempt of one turn, under way. `fault`: why the structured output of the attempt before was refused.
-
-    `remedies`: what attempts before it asked for.
-    """
-
-    live: LiveTurn
-    lease: Lease
-    agent: Agent
-    number: int
-    at_head: bool
-    fault: str | None
-    remedies: frozenset[Remedy]
-    format: JSON | None
-    evidence: Evidence
-    frame_uuid: str
-    parent: Turn | None = None
-    left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
-    takes: tuple[tuple[str, str], ...] | None = None  # see `TurnStart`
-    kept_system: str | None = None
-    recalled: Recall | None = None  # earlier attempts at the same fix, to be told with the prompt
-    uses_tools: bool = False  # of its profile: what they did cannot be done again
-    cutter: StopCutter | None = None  # where the request says how its answer ends
-    fallback: Fallback | None = None  # who answers in whose place, decided before or by an attempt before
-    job: Job | None = None
-    exchange: Execution | None = None
-    output: list[Block] = field(default_factory=list)
-    partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
-    tools: list[JSON] = field(default_factory=list)
-    retries: list[JSON] = field(default_factory=list)
-    used: Used | None = None  # as far as it is known, and counted nowhere yet
-    model: str | None = None  # as the backend was asked for it
-    answered_by: str | None = None  # as the backend names the one that answered
-    asked: bool = False
-    started: bool = False
-    committed: bool = False
-
-    def start(self) -> None:
-        """Tell the clients where the turn runs, once, before the first piece of the answer."""
-        if not self.started and self.exchange is not None:
-            self.started = True
-            self.live.at("first_block")
-            at = self.exchange
-            ids = self.agent.agent_id, self.live.turn.id, at.session_id
-            stands_in = self.fallback is not None and self.fallback.here
-            model = self.fallback.model if self.fallback is not None and stands_in else self.live.turn.model
-            told = self.evidence.unmet, self.evidence.told
-            self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
-
-    def check(self) -> None:
-        """Raises `UpstreamError` where the backend has told of more than any turn has."""
-        failures = len(self.retries) + len(self.evidence.cuts)
-        if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES:
-            told = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
-            raise UpstreamError(f"the backend told of {told} in one turn: send it again")
-
-    def abandoned(self, blocks: frozenset[int]) -> None:
-        """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
-        self.check()
-        shown = self.live.withdraw(blocks)
-        self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
-        self.output += shown
-        text, thinking = (sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking"))
-        self.evidence = replace(self.evidence, cuts=(*self.evidence.cuts, StreamCut(text, thinking)))
-
-    def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
-        """All attempts of the turn, this one with its end."""
-        if not self.asked:
-            how = {"n": self.number, "asked": False, **how}
-        self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
-        return tuple(self.live.attempts)
-
-    def answered(self, output: tuple[Block, ...]) -> Turn:
-        """The turn with this answer, who gave it and when."""
-        return replace(
-            lineage.answered(self.live.turn, self.parent, output),
-            tools=tuple(self.tools),
-            timings=self.live.timings,
-            finished_at=self.live.now(),
-            backend=None if self.exchange is None else self.exchange.backend,
-            answered_by=self.answered_by or self.model,
-            fallback=self.fallback,
-        )
 
 
 class Executor:
@@ -269,35 +173,14 @@ class Executor:
         """
         lease = live.lease
         assert lease is not None
-        fault: str | None = None
-        remedies: frozenset[Remedy] = frozenset()
-        number, again = 1, False
-        tries = 1  # of the model that is asked now
-        fallback: Fallback | None = None
-        first: ProxyError | None = None  # why the model that was asked for could not answer
+        course = Course()
+        again = False
         while True:
-            failed: ProxyError | None = None
-            noted = False  # how the attempt ended
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
-            evidence = live.evidence
-            if live.attempts:  # what an earlier one left off the path its client may have come for since
-                refused = fault or evidence.output_refused
-                evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
-            attempt = Attempt(
-                live,
-                lease,
-                state.agent,
-                number,
-                at_head,
-                fault,
-                remedies,
-                format=live.turn.options.format,
-                evidence=evidence,
-                frame_uuid=str(uuid.uuid4()),
-                fallback=fallback,
-            )
+            attempt = Attempt.of(live, lease, state.agent, course, at_head=at_head)
+            failed: ProxyError | None = None
             try:
                 async with Limited(deadline, self.too_long):
                     if again:  # what the attempt before left of the session is read anew
@@ -307,76 +190,94 @@ class Executor:
                 await uninterrupted(self._own(ending))
                 return None
             except Lost as lost:
-                attempt.ended("failed", why=lost.why)
-                noted = True
-                if lost.remedy is not None and lost.remedy not in remedies:
-                    remedies |= {lost.remedy}
-                    spent = bool(attempt.tools)  # what has been done cannot be done again
-                else:
-                    spent = tries >= ATTEMPTS + len(remedies) or attempt.uses_tools
-                if spent or live.spoke:
-                    failed = lost.error
-                else:
-                    log.warning("turn_repeated", turn_id=live.turn.id, why=lost.why)
-                    number, tries = number + 1, tries + 1
+                failed = self._lost(attempt, lost)
             except ProxyError as error:
                 failed = error
             except PathChanged:
                 log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: it begins anew on the path as it is
             except structured.InvalidOutput as invalid:
-                if tries == ATTEMPTS or attempt.uses_tools:
+                if course.tries == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
-                fault = invalid.fault
-                attempt.ended("failed", code=OUTPUT_REFUSED, why=fault)
+                course.fault = invalid.fault
+                attempt.ended("failed", code=OUTPUT_REFUSED, why=invalid.fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
-                number, tries = number + 1, tries + 1
+                course.once_more()
             finally:
                 again = True
-                if attempt.exchange is not None and not attempt.committed:
-                    # It knows a prompt that is not on the path: it must be gone before the agent's next turn.
-                    owned = self._ownership.holds(lease)
-                    try:
-                        await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
-                    except (ProxyError, asyncio.CancelledError):
-                        raise
-                    except Exception:  # how the turn ended is for its client; a file that stays is used by nobody
-                        log.exception("not_discarded", turn_id=live.turn.id)
-                    finally:
-                        if owned and attempt.used is not None:  # else who has the agent counts it
-                            await uninterrupted(self._own(self._count(attempt, attempt.used)))
-            if failed is None:
-                continue
-            # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
-            with suppress(StoreUnavailable):
-                await self._ownership.verify(lease)
-            if live.cancelled_by is not None:  # while what the attempt left was put away
-                raise asyncio.CancelledError
-            instead = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
-            if not (instead or fallbacks.helps(failed)):
+                await self._put_away(attempt)
+            if failed is not None and (wait := await self._instead(attempt, failed, deadline, behind)) is not None:
+                return wait
+
+    def _lost(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
+        """Why the turn fails; None where it is run once more."""
+        course = attempt.course
+        attempt.ended("failed", why=lost.why)
+        attempt.noted = True
+        if lost.remedy is not None and lost.remedy not in course.remedies:
+            course.remedies |= {lost.remedy}
+            spent = bool(attempt.tools)  # what has been done cannot be done again
+        else:
+            spent = course.tries >= ATTEMPTS + len(course.remedies) or attempt.uses_tools
+        if spent or attempt.live.spoke:
+            return lost.error
+        log.warning("turn_repeated", turn_id=attempt.live.turn.id, why=lost.why)
+        course.once_more()
+        return None
+
+    async def _put_away(self, attempt: Attempt) -> None:
+        """The exchange of an attempt that was not committed knows a prompt that is not on the path: it must be gone
+        before the agent's next turn."""
+        if attempt.exchange is None or attempt.committed:
+            return
+        owned = self._ownership.holds(attempt.lease)
+        try:
+            await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
+        except (ProxyError, asyncio.CancelledError):
+            raise
+        except Exception:  # how the turn ended is for its client; a file that stays is used by nobody
+            log.exception("not_discarded", turn_id=attempt.live.turn.id)
+        finally:
+            if owned and attempt.used is not None:  # else who has the agent counts it
+                await uninterrupted(self._own(self._count(attempt, attempt.used)))
+
+    async def _instead(
+        self, attempt: Attempt, failed: ProxyError, deadline: float, behind: Callable[[], Sequence[str]]
+    ) -> LimitWait | None:
+        """How long the turn waits for the limit that it met, as the store has it by then; None where another model is
+        asked from now on. Raises the error where the turn fails."""
+        live, course = attempt.live, attempt.course
+        # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
+        with suppress(StoreUnavailable):
+            await self._ownership.verify(attempt.lease)
+        if live.cancelled_by is not None:  # while what the attempt left was put away
+            raise asyncio.CancelledError
+        first = course.first
+        stood_in = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
+        if not (stood_in or fallbacks.helps(failed)):
+            raise failed
+        if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
+            on_limit = self.settings.on_limit_for(attempt.job.profile)
+            wait = self._waits(attempt, failed) if on_limit == "wait" else None
+            if wait is not None:
+                if not attempt.noted:
+                    attempt.ended("failed", code=failed.code, why=failed.message)
+                told = live.attempts, live.timings
+                live.turn = await self.store.postpone(attempt.lease, live.turn.id, wait, *told, behind=behind())
+                log.warning("waits_for_limit", turn_id=live.turn.id, until=wait.until, why=failed.message)
+                return wait
+            if on_limit == "error":
                 raise failed
-            stands_in = attempt.fallback is not None and attempt.fallback.here
-            if first is None and not stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
-                on_limit = self.settings.on_limit_for(attempt.job.profile)
-                wait = self._waits(attempt, failed) if on_limit == "wait" else None
-                if wait is not None:
-                    if not noted:
-                        attempt.ended("failed", code=failed.code, why=failed.message)
-                    told = live.attempts, live.timings
-                    live.turn = await self.store.postpone(lease, live.turn.id, wait, *told, behind=behind())
-                    log.warning("waits_for_limit", turn_id=live.turn.id, until=wait.until, why=failed.message)
-                    return wait
-                if on_limit == "error":
-                    raise failed
-            first = first or failed
-            async with Limited(deadline, self.too_long):
-                fallback = await self._elsewhere(attempt, first)
-            if fallback is None:
-                raise first
-            if not noted:
-                attempt.ended("failed", code=failed.code, why=failed.message)
-            by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
-            log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
-            number, tries, remedies, fault = number + 1, 1, frozenset(), None
+        first = course.first = first or failed
+        async with Limited(deadline, self.too_long):
+            fallback = await self._elsewhere(attempt, first)
+        if fallback is None:
+            raise first
+        if not attempt.noted:
+            attempt.ended("failed", code=failed.code, why=failed.message)
+        by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
+        log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
+        course.elsewhere(fallback)
+        return None
 
     async def _count(self, attempt: Attempt, used: Used) -> None:
         """Count what a failed attempt used: the provider bills it all the same."""
@@ -416,7 +317,7 @@ class Executor:
         for name in left:
             window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
             if await self._backend.can_take(replace(job, model=name, window=window)):
-                if before is not None and before.here:
+                if before is not None and attempt.stands_in:
                     return replace(before, model=name)
                 return fallbacks.begun(asked, name, first, time.time())
         return None
@@ -425,103 +326,122 @@ class Executor:
 
     async def _answered(self, attempt: Attempt, state: AgentState, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
-        live, lease = attempt.live, attempt.lease
         try:
             # A proxy that was paused must not touch the sessions of an agent that another one writes by now.
-            await self._ownership.verify(lease)
-
-            # The turn to continue: decided by the request, or the head as it is now, less what never arrived.
-            while attempt.at_head and (before := state.parent) is not None and before.delivery == "undelivered":
-                if await self.is_awaited(before):
-                    break
-                attempt.left_off.append(before.id)
-                attempt.evidence = replace(attempt.evidence, left_off=before.id)
-                state = await self._state(lease, before.behind, at_head=False)
-            parent = attempt.parent = state.parent
-            behind = live.promised and parent is not None and parent.delivery == "uncertain"
-            if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
-                # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
-                # both waited for the same limit: then this one was asked before there was an answer.
-                await self.store.set_delivery(parent.id, "delivered")
-            if live.compose is not None:
-                state = await self._composed(attempt, live.compose, state)
-                parent = attempt.parent
-
-            memory = self.settings.profile_for(live.turn.profile).git_memory
-            if memory is not None:
-                # An attempt begins where no turn of its path was run here: there is none, or its client brought it.
-                brought = parent is not None and parent.evidence.brought is not None
-                path = await self.store.path(parent.id) if parent is not None and brought else []
-                if parent is None or (brought and all(turn.evidence.brought is not None for turn in path)):
-                    attempt.recalled = await recall(memory, attempt.agent)
-            job = self._job(attempt, state)
-            attempt.job, attempt.uses_tools, attempt.model = job, bool(job.profile.tools), job.model
-            home: Home | None = None
-            if self._passing is not None and self._passing.keeps_files(live.turn.profile):
-                home = self._passing.home
-                missing = await self._passing.missing(attempt.agent)
-                if missing is not None:
-                    attempt.evidence = replace(attempt.evidence, files_at=missing.address)
-            tools = job.wants.offers.tools
-            if attempt.format is not None or (tools and any(tool.strict for tool in tools)):
+            await self._ownership.verify(attempt.lease)
+            state = await self._continued(attempt, state)
+            if attempt.live.compose is not None:
+                state = await self._composed(attempt, attempt.live.compose, state)
+            job = attempt.job = self._job(attempt, state, await self._recalled(attempt))
+            home = await self._home(attempt)
+            if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
-            ready = await self._backend.prepare(job)
-            if isinstance(ready, Adoptable):
-                parent = attempt.parent = await adopt(self.store, lease, ready, self._observers)
-                session = await self.store.session_at(attempt.agent.key, parent.id)
-                ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
-                assert not isinstance(ready, Adoptable)
-            exchange = attempt.exchange = ready
-            unmet = list(exchange.unmet)
-            tokens: int | None = None
-            if "max_tokens" in unmet:  # then the core honours it
-                unmet.remove("max_tokens")
-                tokens = job.wants.parameters.max_tokens
-            if job.wants.stop or tokens is not None:
-                attempt.cutter = StopCutter(job.wants.stop, tokens)
-            attempt.evidence = attempt.evidence.plus(exchange.evidence)
-            if unmet or attempt.evidence.unmet:
-                attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
-            live.evidence = attempt.evidence
-            live.at("session_ready")
-            now = live.now()
-            entry: JSON = {
-                "n": attempt.number,
-                "session_id": exchange.session_id,
-                "frame_uuid": attempt.frame_uuid,
-                "started_at": now,
-            }
-            if exchange.evidence.repaired is not None:  # an attempt that fails stores this, but not its links
-                entry["repaired"] = exchange.evidence.repaired.as_json()
-            live.attempts.append(entry)
-            attempt.asked = True
-            await self.store.begin(
-                TurnStart(
-                    lease,
-                    replace(
-                        live.turn,
-                        parent_id=parent.id if parent else None,
-                        session_id=exchange.session_id,
-                        frame_uuid=attempt.frame_uuid,
-                        continuity=exchange.continuity,
-                        evidence=attempt.evidence,
-                        started_at=now,
-                        instance=self._instances.id,
-                    ),
-                    attempt=dict(entry),
-                    system=attempt.kept_system,
-                    left_off=tuple(attempt.left_off),
-                    home=home,
-                    takes=attempt.takes,
-                )
-            )
-            live.goes_out()
+            exchange = attempt.exchange = await self._prepared(attempt, job)
+            await self._begin(attempt, job, exchange, home)
+            attempt.live.goes_out()
         except StoreUnavailable as exc:
             raise not_run(exc) from exc
         end = await self._heard(attempt, exchange, deadline)
         if isinstance(end, Completed) and attempt.format is not None:
             attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
+
+    async def _continued(self, attempt: Attempt, state: AgentState) -> AgentState:
+        """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
+        while attempt.at_head and (before := state.parent) is not None and before.delivery == "undelivered":
+            if await self.is_awaited(before):
+                break
+            attempt.left_off.append(before.id)
+            attempt.evidence = replace(attempt.evidence, left_off=before.id)
+            state = await self._state(attempt.lease, before.behind, at_head=False)
+        parent = attempt.parent = state.parent
+        behind = attempt.live.promised and parent is not None and parent.delivery == "uncertain"
+        if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
+            # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
+            # both waited for the same limit: then this one was asked before there was an answer.
+            await self.store.set_delivery(parent.id, "delivered")
+        return state
+
+    async def _recalled(self, attempt: Attempt) -> Recall | None:
+        """Earlier attempts at the same fix, to be told with the prompt that begins one.
+
+        An attempt begins where no turn of its path was run here: there is none, or its client brought it.
+        """
+        memory, parent = self.settings.profile_for(attempt.live.turn.profile).git_memory, attempt.parent
+        if memory is None:
+            return None
+        if parent is not None:
+            if parent.evidence.brought is None:
+                return None
+            if not all(turn.evidence.brought is not None for turn in await self.store.path(parent.id)):
+                return None
+        return await recall(memory, attempt.agent)
+
+    async def _home(self, attempt: Attempt) -> Home | None:
+        """Where the turn's tools leave their files from now on. What is on another host is noted."""
+        if self._passing is None or not self._passing.keeps_files(attempt.live.turn.profile):
+            return None
+        missing = await self._passing.missing(attempt.agent)
+        if missing is not None:
+            attempt.evidence = replace(attempt.evidence, files_at=missing.address)
+        return self._passing.home
+
+    async def _prepared(self, attempt: Attempt, job: Job) -> Execution:
+        """The exchange, behind what somebody else said in the session meanwhile."""
+        ready = await self._backend.prepare(job)
+        if isinstance(ready, Adoptable):
+            parent = attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
+            session = await self.store.session_at(attempt.agent.key, parent.id)
+            ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
+            assert not isinstance(ready, Adoptable)
+        return ready
+
+    async def _begin(self, attempt: Attempt, job: Job, exchange: Execution, home: Home | None) -> None:
+        """Store what is about to be sent, and where."""
+        live = attempt.live
+        unmet = list(exchange.unmet)
+        tokens: int | None = None
+        if "max_tokens" in unmet:  # then the core honours it
+            unmet.remove("max_tokens")
+            tokens = job.wants.parameters.max_tokens
+        if job.wants.stop or tokens is not None:
+            attempt.cutter = StopCutter(job.wants.stop, tokens)
+        attempt.evidence = attempt.evidence.plus(exchange.evidence)
+        if unmet or attempt.evidence.unmet:
+            attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
+        live.evidence = attempt.evidence
+        live.at("session_ready")
+        now = live.now()
+        entry: JSON = {
+            "n": attempt.course.number,
+            "session_id": exchange.session_id,
+            "frame_uuid": job.frame_uuid,
+            "started_at": now,
+        }
+        if exchange.evidence.repaired is not None:  # an attempt that fails stores this, but not its links
+            entry["repaired"] = exchange.evidence.repaired.as_json()
+        live.attempts.append(entry)
+        attempt.asked = True
+        await self.store.begin(
+            TurnStart(
+                attempt.lease,
+                replace(
+                    live.turn,
+                    parent_id=attempt.parent.id if attempt.parent else None,
+                    session_id=exchange.session_id,
+                    frame_uuid=job.frame_uuid,
+                    continuity=exchange.continuity,
+                    evidence=attempt.evidence,
+                    started_at=now,
+                    instance=self._instances.id,
+                ),
+                attempt=dict(entry),
+                system=attempt.kept_system,
+                left_off=tuple(attempt.left_off),
+                home=home,
+                takes=attempt.takes,
+            )
+        )
 
     async def is_awaited(self, turn: Turn) -> bool:
         """A client at some proxy waits for this answer, so that an undelivered one stays on the path."""
@@ -553,7 +473,7 @@ class Executor:
             raise cancelled("deletion")
         return state
 
-    def _job(self, attempt: Attempt, state: AgentState) -> Job:
+    def _job(self, attempt: Attempt, state: AgentState, recalled: Recall | None) -> Job:
         turn, parent = attempt.live.turn, state.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
@@ -568,28 +488,29 @@ class Executor:
         offers = Offers.of(tools) if tools else Offers()
         wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
         prompt: tuple[Block, ...] = ()
-        if brought.rest or not brought.results or attempt.fault is not None:  # results alone go out as they are
+        fault = attempt.course.fault
+        if brought.rest or not brought.results or fault is not None:  # results alone go out as they are
             prompt = brought.rest
             if attempt.format is not None:
-                prompt = (*prompt, structured.instruction(attempt.format, attempt.fault))
+                prompt = (*prompt, structured.instruction(attempt.format, fault))
             if wants.choice.mode == "required":
                 prompt = (*prompt, instruction(wants.choice, [tool.name for tool in wants.offers.tools]))
-        if attempt.recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
+        if recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
             # Part of the prompt, and of its record: the next request extends it, after a repair too.
-            prompt = (attempt.recalled.block, *prompt)
-            attempt.evidence = replace(attempt.evidence, recalled=attempt.recalled.evidence)
+            prompt = (recalled.block, *prompt)
+            attempt.evidence = replace(attempt.evidence, recalled=recalled.evidence)
         by_name = self.settings.model_for(turn.model, profile)
         if attempt.fallback is None and parent is not None and parent.fallback is not None:
             names = self.settings.fallbacks_for(by_name, profile)
             attempt.fallback = fallbacks.going_on(parent.fallback, by_name, names, time.time())
-        model = attempt.fallback.model if attempt.fallback is not None and attempt.fallback.here else by_name
+        model = attempt.fallback.model if attempt.fallback is not None and attempt.stands_in else by_name
         return Job(
             agent=state.agent,
             parent=parent,
             # A side call leaves the conversation's own session and its process alone: it runs in a branch.
             session=None if turn.placed.side else state.session,
             turn=turn,
-            frame_uuid=attempt.frame_uuid,
+            frame_uuid=str(uuid.uuid4()),
             model=model,
             system=self.settings.system_prompt_for(profile, turn.system or attempt.kept_system),
             effort=turn.effort,
@@ -599,7 +520,7 @@ class Executor:
             answers=brought,
             check=self._checks.arguments,
             adopt=attempt.at_head,
-            remedies=attempt.remedies,
+            remedies=attempt.course.remedies,
             window=self.settings.window_for(model, profile, turn.options.window),
         )
 
@@ -849,149 +770,3 @@ async def adopt(
 
 def not_run(exc: StoreUnavailable) -> StoreUnavailable:
     return StoreUnavailable(f"this turn was not run: {exc.message}", retry_after=exc.retry_after, detail=exc.detail)
-
-
-# --- How turns end that are not completed
-
-# How often the end of a turn that could not be stored is tried again. Seconds.
-AGAIN = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class _End:
-    turn_id: str
-    status: Status
-    error: JSON
-    attempts: list[JSON]
-    timings: JSON
-    at: float
-    lease: Lease | None
-    requested: Requested | None = None
-
-
-class Ends:
-    """One per engine. Until an end is stored its turn seems to run, and other proxies wait for it."""
-
-    def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
-        self._store = store
-        self._instances = instances
-        self._tasks = tasks
-        self._observers = observers
-        self.waiting: dict[str, _End] = {}  # those that are not stored yet, by turn
-        self._one_at_a_time = asyncio.Lock()
-
-    def failed(self, live: LiveTurn, error: ProxyError) -> None:
-        """It waits to be stored from now on (`tell`): the agent's lease is not handed over before."""
-        status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
-        log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
-        now = live.now()
-        live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
-        self.waiting[live.turn.id] = _End(
-            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease, live.requested
-        )
-
-    async def tell(self, live: LiveTurn, error: ProxyError) -> None:
-        """Store the end of a turn that failed, and tell its clients. Never raises."""
-        try:
-            await self.store_all()
-        except Exception as exc:
-            trace = not isinstance(exc, StoreUnavailable)
-            log.warning("failure_not_noted", turn_id=live.turn.id, error=str(exc), exc_info=trace)
-            self._instances.failed(live.turn.id)
-            self._tasks.serve(self._keep_trying())
-        live.fail(error)
-
-    def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
-        """Nobody knows whether it waits in the store, and its client was told that it does not: where it does, it ends
-        as soon as the store can be told. Others would wait for it."""
-        error = Interrupted("the store was lost while this turn was accepted; send it again")
-        now = self._instances.now()
-        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
-        self._tasks.serve(self._keep_trying())
-
-    def told(self, turn: Turn) -> Turn:
-        """As it ended, where the store has it as running because that is not stored yet."""
-        end = self.waiting.get(turn.id)
-        if end is None or turn.status in FINISHED:
-            return turn
-        return replace(
-            turn, status=end.status, error=end.error, attempts=tuple(end.attempts), timings=end.timings,
-            finished_at=end.at,
-        )  # fmt: skip
-
-    async def store_all(self) -> None:
-        """Store every end, also those that failed to be stored before. Raises `StoreUnavailable`."""
-        async with self._one_at_a_time:
-            for end in list(self.waiting.values()):
-                await self._store_one(end)
-                del self.waiting[end.turn_id]
-
-    async def _store_one(self, end: _End) -> None:
-        fail = partial(
-            self._store.fail, end.turn_id, end.status, end.error, end.attempts, end.timings, end.at,
-            instance=self._instances.id,
-        )  # fmt: skip
-        try:
-            try:
-                turn = await fail(lease=end.lease) if end.lease is not None else None
-            except LeaseLost:
-                turn = None
-            if turn is None:
-                # One that waits is left to its proxy, which we are. The holder of the lease settles all others.
-                now = await self._store.turn(end.turn_id)
-                if now is None or now.status != "queued":
-                    return
-                turn = await fail()
-        except NotFound:
-            return  # its agent was deleted
-        except StoreUnavailable as exc:
-            if "status" not in exc.detail:
-                raise
-            if exc.detail["status"] in ANSWERED:
-                # The commit was kept after all, and its client was told that it was not.
-                await self._store.set_delivery(end.turn_id, "undelivered")
-            return
-        for observer in self._observers:
-            observer.turn_ended(turn, (), end.requested, end.at)
-
-    async def _keep_trying(self) -> None:
-        while self.waiting:
-            await asyncio.sleep(AGAIN)
-            try:
-                await self.store_all()
-            except Exception as exc:
-                log.warning("failure_not_noted", error=str(exc), exc_info=not isinstance(exc, StoreUnavailable))
-
-
-# --- Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended
-
-
-class Checks:
-    """One per engine."""
-
-    def __init__(self, helpers: Helpers) -> None:
-        self._helpers = helpers
-
-    def expect(self) -> None:
-        """Start the process that checks, while the model thinks."""
-        self._helpers.expect()
-
-    async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:
-        """The answer with one text block that is the JSON. Raises `InvalidOutput`, `InvalidRequest`."""
-        text = "".join(block["text"] for block in output if block.get("type") == "text")
-        try:
-            text = await self._helpers.call(structured.checked, format, text)
-        except OutOfBoundsError as exc:
-            raise _too_much("the answer", exc) from exc
-        return [*(block for block in output if block.get("type") != "text"), {"type": "text", "text": text}]
-
-    async def arguments(self, value: object, schema: JSON) -> str | None:
-        """What is wrong with the arguments of a call (`client_tools.Check`). Raises `InvalidRequest`."""
-        try:
-            return await self._helpers.call(structured.fault_of, value, schema)
-        except OutOfBoundsError as exc:
-            raise _too_much("the arguments of a call", exc) from exc
-
-
-def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:
-    return InvalidRequest(f"{what} cannot be held against the JSON Schema: {why}; send a simpler one", param="schema")

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..domain.models import FINISHED, ChainSummary, Turn
 from ..stores.base import Store, TurnPage
-from .executor import Ends
+from .ends import Ends
 
 
 class ToldStore:

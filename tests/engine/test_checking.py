@@ -12,7 +12,7 @@ from cli_session_proxy.aside.pool import Helpers
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import Block, Tool, ToolChoice
 from cli_session_proxy.domain.structured import InvalidOutput
-from cli_session_proxy.engine.executor import Checks
+from cli_session_proxy.engine.checks import Checks
 from cli_session_proxy.errors import InvalidRequest, UpstreamError
 
 SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}

@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy.backends import memory
 from cli_session_proxy.domain.models import CancelledBy, Delivery, Turn
-from cli_session_proxy.engine.executor import Attempt
+from cli_session_proxy.engine.attempt import Attempt
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import Interrupted, StoreUnavailable, TurnCancelled
 from cli_session_proxy.settings import Settings

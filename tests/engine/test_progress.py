@@ -11,7 +11,7 @@ import pytest
 
 from cli_session_proxy.backends.base import Abandoned, Compacted, Event, Retried, ToolActivity
 from cli_session_proxy.domain.models import BlockStart
-from cli_session_proxy.engine import executor
+from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
 from cli_session_proxy.errors import NotFound, TurnCancelled, UpstreamError
@@ -85,7 +85,7 @@ async def test_a_backend_that_tells_of_more_than_any_turn_has_ends_its_turn(
     tmp_path: Path, event: Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell in a CLI's place told of millions: gigabytes, and seconds in which they were stored."""
-    monkeypatch.setattr(executor, "MOST_TOOLS", 1000)
+    monkeypatch.setattr(attempt, "MOST_TOOLS", 1000)
     async with Watched(tmp_path, [event] * 1000) as watched:
         await (await watched.engine.submit(request("hello"))).turn()
     async with Watched(tmp_path, [event] * 1002) as watched:

@@ -1,0 +1,142 @@
+"""One attempt of one turn while it runs, and what the attempts of a turn leave to the next of them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from ..backends.base import Execution, Job, Remedy, Used
+from ..domain import lineage
+from ..domain.evidence import Evidence, StreamCut
+from ..domain.models import JSON, Agent, Block, Fallback, Started, Turn
+from ..domain.stop_sequences import StopCutter
+from ..errors import ProxyError, UpstreamError
+from ..stores.base import Lease
+from .live import LiveTurn, with_end
+
+# What is kept of one turn: an agent of 1,500 steps has 3,000 entries of tools. A shell that speaks in its CLI's place
+# can tell of millions.
+MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
+
+
+@dataclass(slots=True, eq=False)
+class Course:
+    """What the attempts of one turn, while it runs, leave to the next of them.
+
+    `fault`: why the structured output of the one before was refused. `remedies`: what earlier ones asked for. `first`:
+    why the model that was asked for could not answer.
+    """
+
+    number: int = 1
+    tries: int = 1  # of the model that is asked now
+    fault: str | None = None
+    remedies: frozenset[Remedy] = frozenset()
+    fallback: Fallback | None = None
+    first: ProxyError | None = None
+
+    def once_more(self) -> None:
+        self.number, self.tries = self.number + 1, self.tries + 1
+
+    def elsewhere(self, fallback: Fallback) -> None:
+        """Another model is asked, from the beginning."""
+        self.number, self.tries, self.fault, self.remedies = self.number + 1, 1, None, frozenset()
+        self.fallback = fallback
+
+
+@dataclass(slots=True, eq=False)
+class Attempt:
+    """One attempt of one turn, under way."""
+
+    live: LiveTurn
+    lease: Lease
+    agent: Agent
+    course: Course
+    at_head: bool
+    evidence: Evidence
+    parent: Turn | None = None
+    left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
+    takes: tuple[tuple[str, str], ...] | None = None  # see `TurnStart`
+    kept_system: str | None = None
+    cutter: StopCutter | None = None  # where the request says how its answer ends
+    fallback: Fallback | None = None  # who answers in whose place, decided before or by an attempt before
+    job: Job | None = None
+    exchange: Execution | None = None
+    output: list[Block] = field(default_factory=list)
+    partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
+    tools: list[JSON] = field(default_factory=list)
+    retries: list[JSON] = field(default_factory=list)
+    used: Used | None = None  # as far as it is known, and counted nowhere yet
+    answered_by: str | None = None  # as the backend names the one that answered
+    asked: bool = False
+    started: bool = False
+    committed: bool = False
+    noted: bool = False  # how it ended, where it was lost
+
+    @staticmethod
+    def of(live: LiveTurn, lease: Lease, agent: Agent, course: Course, *, at_head: bool) -> Attempt:
+        """The next attempt of the turn."""
+        evidence = live.evidence
+        if live.attempts:  # what an earlier one left off the path its client may have come for since
+            refused = course.fault or evidence.output_refused
+            evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
+        return Attempt(live, lease, agent, course, at_head, evidence, fallback=course.fallback)
+
+    @property
+    def format(self) -> JSON | None:
+        return self.live.turn.options.format
+
+    @property
+    def uses_tools(self) -> bool:
+        """The profile's tools: what they did cannot be done again."""
+        return self.job is not None and bool(self.job.profile.tools)
+
+    @property
+    def stands_in(self) -> bool:
+        """Another model is asked than the one that was asked for."""
+        return self.fallback is not None and self.fallback.here
+
+    def start(self) -> None:
+        """Tell the clients where the turn runs, once, before the first piece of the answer."""
+        if not self.started and self.exchange is not None:
+            self.started = True
+            self.live.at("first_block")
+            at = self.exchange
+            ids = self.agent.agent_id, self.live.turn.id, at.session_id
+            model = self.fallback.model if self.fallback is not None and self.stands_in else self.live.turn.model
+            told = self.evidence.unmet, self.evidence.told
+            self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
+
+    def check(self) -> None:
+        """Raises `UpstreamError` where the backend has told of more than any turn has."""
+        failures = len(self.retries) + len(self.evidence.cuts)
+        if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES:
+            told = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
+            raise UpstreamError(f"the backend told of {told} in one turn: send it again")
+
+    def abandoned(self, blocks: frozenset[int]) -> None:
+        """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
+        self.check()
+        shown = self.live.withdraw(blocks)
+        self.partial |= set(range(len(self.output), len(self.output) + len(shown)))
+        self.output += shown
+        text, thinking = (sum(len(str(block.get(kind, ""))) for block in shown) for kind in ("text", "thinking"))
+        self.evidence = replace(self.evidence, cuts=(*self.evidence.cuts, StreamCut(text, thinking)))
+
+    def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
+        """All attempts of the turn, this one with its end."""
+        if not self.asked:
+            how = {"n": self.course.number, "asked": False, **how}
+        self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
+        return tuple(self.live.attempts)
+
+    def answered(self, output: tuple[Block, ...]) -> Turn:
+        """The turn with this answer, who gave it and when."""
+        return replace(
+            lineage.answered(self.live.turn, self.parent, output),
+            tools=tuple(self.tools),
+            timings=self.live.timings,
+            finished_at=self.live.now(),
+            backend=None if self.exchange is None else self.exchange.backend,
+            answered_by=self.answered_by or (None if self.job is None else self.job.model),
+            fallback=self.fallback,
+        )

@@ -1,0 +1,41 @@
+"""Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..aside.pool import Helpers, OutOfBoundsError
+from ..domain import structured
+from ..domain.models import JSON, Block
+from ..errors import InvalidRequest
+
+
+class Checks:
+    """One per engine."""
+
+    def __init__(self, helpers: Helpers) -> None:
+        self._helpers = helpers
+
+    def expect(self) -> None:
+        """Start the process that checks, while the model thinks."""
+        self._helpers.expect()
+
+    async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:
+        """The answer with one text block that is the JSON. Raises `InvalidOutput`, `InvalidRequest`."""
+        text = "".join(block["text"] for block in output if block.get("type") == "text")
+        try:
+            text = await self._helpers.call(structured.checked, format, text)
+        except OutOfBoundsError as exc:
+            raise _too_much("the answer", exc) from exc
+        return [*(block for block in output if block.get("type") != "text"), {"type": "text", "text": text}]
+
+    async def arguments(self, value: object, schema: JSON) -> str | None:
+        """What is wrong with the arguments of a call (`client_tools.Check`). Raises `InvalidRequest`."""
+        try:
+            return await self._helpers.call(structured.fault_of, value, schema)
+        except OutOfBoundsError as exc:
+            raise _too_much("the arguments of a call", exc) from exc
+
+
+def _too_much(what: str, why: OutOfBoundsError) -> InvalidRequest:
+    return InvalidRequest(f"{what} cannot be held against the JSON Schema: {why}; send a simpler one", param="schema")

@@ -1,0 +1,128 @@
+"""How turns end that are not completed: stored, again and again where the store is away, and told to their clients."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+from .. import logs
+from ..domain.models import ANSWERED, FINISHED, JSON, Status, Turn
+from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
+from ..stores.base import Lease, Store
+from ..tasks import Tasks
+from .executor import Observer
+from .live import LiveTurn, Requested, with_end
+from .ownership import Instances
+
+log = logs.get(__name__)
+
+# How often the end of a turn that could not be stored is tried again. Seconds.
+AGAIN = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    turn_id: str
+    status: Status
+    error: JSON
+    attempts: list[JSON]
+    timings: JSON
+    at: float
+    lease: Lease | None
+    requested: Requested | None = None
+
+
+class Ends:
+    """One per engine. Until an end is stored its turn seems to run, and other proxies wait for it."""
+
+    def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
+        self._store = store
+        self._instances = instances
+        self._tasks = tasks
+        self._observers = observers
+        self.waiting: dict[str, _End] = {}  # those that are not stored yet, by turn
+        self._one_at_a_time = asyncio.Lock()
+
+    def failed(self, live: LiveTurn, error: ProxyError) -> None:
+        """It waits to be stored from now on (`tell`): the agent's lease is not handed over before."""
+        status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
+        log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
+        now = live.now()
+        live.attempts = with_end(live.attempts, {"ended_at": now, "status": status, "code": error.code})
+        self.waiting[live.turn.id] = _End(
+            live.turn.id, status, error.as_dict(), live.attempts, live.timings, now, live.lease, live.requested
+        )
+
+    async def tell(self, live: LiveTurn, error: ProxyError) -> None:
+        """Store the end of a turn that failed, and tell its clients. Never raises."""
+        try:
+            await self.store_all()
+        except Exception as exc:
+            trace = not isinstance(exc, StoreUnavailable)
+            log.warning("failure_not_noted", turn_id=live.turn.id, error=str(exc), exc_info=trace)
+            self._instances.failed(live.turn.id)
+            self._tasks.serve(self._keep_trying())
+        live.fail(error)
+
+    def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
+        """Nobody knows whether it waits in the store, and its client was told that it does not: where it does, it ends
+        as soon as the store can be told. Others would wait for it."""
+        error = Interrupted("the store was lost while this turn was accepted; send it again")
+        now = self._instances.now()
+        self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
+        self._tasks.serve(self._keep_trying())
+
+    def told(self, turn: Turn) -> Turn:
+        """As it ended, where the store has it as running because that is not stored yet."""
+        end = self.waiting.get(turn.id)
+        if end is None or turn.status in FINISHED:
+            return turn
+        return replace(
+            turn, status=end.status, error=end.error, attempts=tuple(end.attempts), timings=end.timings,
+            finished_at=end.at,
+        )  # fmt: skip
+
+    async def store_all(self) -> None:
+        """Store every end, also those that failed to be stored before. Raises `StoreUnavailable`."""
+        async with self._one_at_a_time:
+            for end in list(self.waiting.values()):
+                await self._store_one(end)
+                del self.waiting[end.turn_id]
+
+    async def _store_one(self, end: _End) -> None:
+        fail = partial(
+            self._store.fail, end.turn_id, end.status, end.error, end.attempts, end.timings, end.at,
+            instance=self._instances.id,
+        )  # fmt: skip
+        try:
+            try:
+                turn = await fail(lease=end.lease) if end.lease is not None else None
+            except LeaseLost:
+                turn = None
+            if turn is None:
+                # One that waits is left to its proxy, which we are. The holder of the lease settles all others.
+                now = await self._store.turn(end.turn_id)
+                if now is None or now.status != "queued":
+                    return
+                turn = await fail()
+        except NotFound:
+            return  # its agent was deleted
+        except StoreUnavailable as exc:
+            if "status" not in exc.detail:
+                raise
+            if exc.detail["status"] in ANSWERED:
+                # The commit was kept after all, and its client was told that it was not.
+                await self._store.set_delivery(end.turn_id, "undelivered")
+            return
+        for observer in self._observers:
+            observer.turn_ended(turn, (), end.requested, end.at)
+
+    async def _keep_trying(self) -> None:
+        while self.waiting:
+            await asyncio.sleep(AGAIN)
+            try:
+                await self.store_all()
+            except Exception as exc:
+                log.warning("failure_not_noted", error=str(exc), exc_info=not isinstance(exc, StoreUnavailable))
