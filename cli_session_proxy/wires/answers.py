@@ -13,14 +13,14 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
-from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnRequest, Waits
+from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, Waits
 from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..engine.live import PATIENCE
@@ -28,11 +28,11 @@ from ..errors import ProxyError
 from ..settings import Settings
 from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
 from .base import Writer
-from .common import Names, Naming, compact, encoded_agent_id, own_names
+from .common import KeptCall, Naming, WireCall, compact, encoded_agent_id, own_names
 
 log = logs.get(__name__)
 
-C = TypeVar("C", bound="TurnCall")
+C = TypeVar("C", bound=WireCall)
 
 # Where tokens are counted before a turn: only the provider can do that.
 ESTIMATED = {"X-Estimated": "true"}
@@ -40,31 +40,6 @@ ESTIMATED = {"X-Estimated": "true"}
 
 # OpenAI's and Anthropic's clients heed it: the same request would end in the same way.
 NO_RETRY = {"x-should-retry": "false"}
-
-
-class AnswerForm(Protocol):
-    """The part of a read body that says how to answer."""
-
-    @property
-    def stream(self) -> bool: ...
-
-    @property
-    def ignored(self) -> tuple[str, ...]:
-        """Names of what was accepted without effect."""
-
-    @property
-    def parameters(self) -> Names:
-        """What the wire calls the parameters that a turn may run without."""
-
-
-class TurnCall(AnswerForm, Protocol):
-    @property
-    def request(self) -> TurnRequest: ...
-
-
-class BackgroundCall(AnswerForm, Protocol):
-    @property
-    def background(self) -> bool: ...
 
 
 class ClientGoneError(Exception):
@@ -157,7 +132,7 @@ class TurnResponse(Response):
     `call` is None where the client asks for a turn that an earlier request began.
     """
 
-    def __init__(self, answer: Answer, call: AnswerForm | None) -> None:
+    def __init__(self, answer: Answer, call: WireCall | None) -> None:
         super().__init__()
         self._answer = answer
         self._call = call
@@ -206,7 +181,7 @@ class TurnResponse(Response):
 class JsonAnswer(TurnResponse):
     """The whole answer at once. `render` makes the wire's object of the committed turn."""
 
-    def __init__(self, answer: Answer, call: AnswerForm, render: Callable[[Turn], JSON]) -> None:
+    def __init__(self, answer: Answer, call: WireCall, render: Callable[[Turn], JSON]) -> None:
         super().__init__(answer, call)
         self._render = render
 
@@ -230,7 +205,7 @@ class StreamAnswer(TurnResponse):
     longer than `FIRST_SIGN` seconds; after that, every `keepalive` seconds of silence bring a comment.
     """
 
-    def __init__(self, answer: Answer, call: AnswerForm | None, writer: Writer, keepalive: float) -> None:
+    def __init__(self, answer: Answer, call: WireCall | None, writer: Writer, keepalive: float) -> None:
         super().__init__(answer, call)
         self._writer = writer
         self._keepalive = keepalive
@@ -341,7 +316,7 @@ def answered(
 
 
 def reply(
-    answer: Answer, call: AnswerForm, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
+    answer: Answer, call: WireCall, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
 ) -> Response:
     """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
     if not call.stream:
@@ -352,7 +327,7 @@ def reply(
 def kept_reply(
     engine: Engine,
     answer: Answer,
-    call: BackgroundCall,
+    call: KeptCall,
     keepalive: float,
     render: Callable[[Turn], JSON],
     writer: Callable[[Turn], Writer],

@@ -197,6 +197,32 @@ def encoded_agent_id(agent_id: str) -> str:
     return quote(agent_id, safe="")
 
 
+# --- what a body asks
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WireCall:
+    """A request for the engine, and how its client wants the answer. Wires add what is their own.
+
+    `ignored`: names of what was accepted without effect. `parameters`: what the wire calls those that a turn may run
+    without.
+    """
+
+    request: TurnRequest
+    stream: bool
+    ignored: tuple[str, ...] = ()
+    parameters: Names = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptCall(WireCall):
+    """Of a wire that keeps its turns. `previous` names the one to continue, by the wire's own id. `background`: the
+    turn runs to its end without its client."""
+
+    previous: str | None
+    background: bool
+
+
 # --- the body and its fields
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +13,14 @@ import pytest
 from starlette.applications import Starlette
 
 from cli_session_proxy.domain.lineage import answer_text
-from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message, Turn, TurnEvent, TurnRequest
+from cli_session_proxy.domain.models import JSON, BlockDelta, Finished, Message, Turn, TurnEvent
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import answered
 from cli_session_proxy.wires.asgi import About, Table, add
 from cli_session_proxy.wires.base import ANY, AddressClaim, ErrorShape, Wire
-from cli_session_proxy.wires.common import Names, Naming, required
+from cli_session_proxy.wires.common import Naming, WireCall, required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
 
@@ -31,17 +30,10 @@ from ..serving import serving
 ASKED = body({"ask": TEXT})
 
 
-@dataclass(frozen=True)
-class ToyCall:
-    request: TurnRequest
-    stream: bool
-    ignored: tuple[str, ...] = ()
-    parameters: Names = field(default_factory=dict)
-
-
-def read(given: JSON, naming: Naming) -> ToyCall:
+def read(given: JSON, naming: Naming) -> WireCall:
     said = required(given, "ask", str, "a string")
-    return ToyCall(naming.request("toy", given, "sonnet", (Message.user(said),)), bool(given.get("stream")))
+    asked = naming.request("toy", given, "sonnet", (Message.user(said),))
+    return WireCall(request=asked, stream=bool(given.get("stream")))
 
 
 def written(turn: Turn) -> JSON:

@@ -27,7 +27,6 @@ from ...domain.models import (
     Turn,
     TurnEvent,
     TurnOptions,
-    TurnRequest,
     Usage,
 )
 from ...domain.structured import read_format
@@ -42,6 +41,7 @@ from ..common import (
     Names,
     Naming,
     Part,
+    WireCall,
     arguments,
     by_role,
     checked_arguments,
@@ -92,15 +92,9 @@ _NUMBERS = ("max_tokens", "frequency_penalty", "presence_penalty")
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
 
-@dataclass(frozen=True, slots=True)
-class ChatCall:
-    """A request for the engine, and how its client wants the answer."""
-
-    request: TurnRequest
-    stream: bool
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChatCall(WireCall):
     include_usage: bool
-    ignored: tuple[str, ...]
-    parameters: Names
 
 
 def read(body: JSON, naming: Naming) -> ChatCall:

@@ -7,11 +7,11 @@ POST /{v1|v1beta}/models/{m}:countTokens                              ─ count(
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ...domain.lineage import TextJoin, answer_text
-from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnOptions, TurnRequest
+from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnOptions
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import EventStream
@@ -21,6 +21,7 @@ from ..common import (
     Fields,
     Names,
     Naming,
+    WireCall,
     read_parameters,
     refusal_words,
     sse,
@@ -52,15 +53,11 @@ PARAMETERS: Names = {
 _FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": "MAX_TOKENS", "refusal": "SAFETY"}
 
 
-@dataclass(frozen=True, slots=True)
-class GenerateCall:
-    """A request for the engine, and how its client wants the answer. `thoughts`: it asked to see them."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerateCall(WireCall):
+    """`thoughts`: the client asked to see them."""
 
-    request: TurnRequest
-    stream: bool
     thoughts: bool
-    ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
@@ -100,6 +97,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         ignored.append(f"{_CONFIG}.responseMimeType")
     return GenerateCall(
         request=request,
+        parameters=PARAMETERS,
         stream=stream,
         thoughts=bool(either(thinking, "includeThoughts", bool, "true or false", where="thinkingConfig.")),
         ignored=(

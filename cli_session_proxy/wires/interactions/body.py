@@ -1,6 +1,6 @@
 """Google's Interactions: read a body, write an interaction. Pure, no I/O.
 
-    POST /{v1|v1beta}/interactions ─ read() ─▶ InteractionCall ─▶ the engine ─▶ interaction() or EventWriter
+    POST /{v1|v1beta}/interactions ─ read() ─▶ KeptCall ─▶ the engine ─▶ interaction() or EventWriter
 
 An interaction is a turn, and its id is made of the turn's: `turn_abc` is `interaction_abc`. What the chain does not
 keep by itself (`store`, `background`, which thoughts to show) is the turn's `call`.
@@ -9,16 +9,15 @@ keep by itself (`store`, `background`, which thoughts to show) is the turn's `ca
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from ... import redact
-from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
+from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import common
-from ..common import Fields, Names, Naming, optional, read_parameters, required, stop_texts
+from ..common import Fields, KeptCall, Names, Naming, optional, read_parameters, required, stop_texts
 from ..google import checked_model
 from ..openai import read_tools
 from . import steps as interactions_steps
@@ -45,19 +44,7 @@ _STATUSES: dict[Status, str] = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class InteractionCall:
-    """A request for the engine but for the turn it continues, which `previous` names, and how to answer it."""
-
-    request: TurnRequest
-    previous: str | None
-    stream: bool
-    background: bool
-    ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
-
-
-def read(body: JSON, naming: Naming) -> InteractionCall:
+def read(body: JSON, naming: Naming) -> KeptCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
     _check_types(body)
@@ -84,8 +71,9 @@ def read(body: JSON, naming: Naming) -> InteractionCall:
         ),
         call=_call(body, config),
     )
-    return InteractionCall(
+    return KeptCall(
         request=request,
+        parameters=PARAMETERS,
         previous=previous,
         stream=bool(body.get("stream")),
         background=bool(body.get("background")),

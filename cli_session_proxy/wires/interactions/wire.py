@@ -16,6 +16,7 @@ from ...settings import Settings
 from ..answers import kept_reply
 from ..asgi import STREAMED, About, add, has_left, named, read_call
 from ..base import AddressClaim, ErrorShape, Wire
+from ..common import KeptCall
 from ..kept import KeptTurns
 from ..schemas import FLAG, MODEL, OBJECT, OBJECTS, TEXT, TEXT_OR_NULL, YES_OR_NO, body, error_schema
 from . import body as interactions
@@ -51,7 +52,7 @@ class InteractionsRoutes:
         keepalive = self._settings.keepalive
         return kept_reply(self._engine, answer, call, keepalive, interactions.interaction, InteractionsWriter)
 
-    async def _continued(self, call: interactions.InteractionCall) -> TurnRequest:
+    async def _continued(self, call: KeptCall) -> TurnRequest:
         if call.previous is None:
             return call.request
         previous = await self._kept.turn(call.request.owner, call.previous)

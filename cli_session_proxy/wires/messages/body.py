@@ -1,6 +1,6 @@
 """Anthropic's Messages API: read a body, write a message. Pure, no I/O.
 
-    POST /v1/messages               ─ read() ─▶ MessagesCall ─▶ the engine ─▶ message() or EventWriter
+    POST /v1/messages               ─ read() ─▶ WireCall ─▶ the engine ─▶ message() or EventWriter
     POST /v1/messages/count_tokens  ─ count()
 
 Message threads (beta `message-threads-2026-08-12`) are not kept: the chain is, and the history finds it. A request
@@ -10,7 +10,6 @@ that continues a thread gets the error on which Anthropic's own client sends the
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
@@ -26,7 +25,6 @@ from ...domain.models import (
     Turn,
     TurnEvent,
     TurnOptions,
-    TurnRequest,
     Usage,
 )
 from ...domain.structured import read_format
@@ -38,6 +36,7 @@ from ..common import (
     Fields,
     Names,
     Naming,
+    WireCall,
     model_name,
     optional,
     read_parameters,
@@ -68,17 +67,7 @@ _STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refus
 _SPOKEN = ("text", "thinking", "redacted_thinking")
 
 
-@dataclass(frozen=True, slots=True)
-class MessagesCall:
-    """A request for the engine, and how its client wants the answer."""
-
-    request: TurnRequest
-    stream: bool
-    ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
-
-
-def read(body: JSON, naming: Naming) -> MessagesCall:
+def read(body: JSON, naming: Naming) -> WireCall:
     """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
     most = required(body, "max_tokens", int, "a whole number")
@@ -104,8 +93,9 @@ def read(body: JSON, naming: Naming) -> MessagesCall:
             parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
         ),
     )
-    return MessagesCall(
+    return WireCall(
         request=request,
+        parameters=PARAMETERS,
         stream=bool(optional(body, "stream", bool, "true or false")),
         ignored=(*hosted, *fields.given(IGNORED), *dict.fromkeys(unread), *fields.unread()),
     )
@@ -262,7 +252,7 @@ def _whole(block: Block) -> Block:
     return {**block, **{name: value for name, value in _REQUIRED.get(block["type"], {}).items() if name not in block}}
 
 
-def writer(call: MessagesCall, turn_id: str) -> MessagesWriter:
+def writer(call: WireCall, turn_id: str) -> MessagesWriter:
     """The stream of the answer to this call."""
     return MessagesWriter(turn_id, call.request.model, call.request.request_id or "")
 

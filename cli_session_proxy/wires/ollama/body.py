@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any, Literal
 
@@ -28,7 +28,6 @@ from ...domain.models import (
     Turn,
     TurnEvent,
     TurnOptions,
-    TurnRequest,
 )
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
@@ -37,6 +36,7 @@ from ..common import (
     Fields,
     Names,
     Naming,
+    WireCall,
     model_name,
     optional,
     read_parameters,
@@ -80,20 +80,13 @@ _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "len
 Door = Literal["chat", "generate"]
 
 
-@dataclass(frozen=True, slots=True)
-class OllamaCall:
-    """A request for the engine, and how its client wants the answer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OllamaCall(WireCall):
+    """`model` is the name as the client wrote it, `door` the address it asked; `thoughts`: it may be shown them."""
 
-    `model` is the name as the client wrote it, `door` the address it asked; `thoughts`: it may be shown them.
-    """
-
-    request: TurnRequest
     door: Door
     model: str
-    stream: bool
     thoughts: bool
-    ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +160,7 @@ def _read(
     )
     return OllamaCall(
         request=request,
+        parameters=PARAMETERS,
         door=door,
         model=model or named,
         stream=stream is not False,

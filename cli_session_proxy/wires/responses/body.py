@@ -9,17 +9,18 @@ A response is a turn, and its id is the turn's: `turn_abc` is `resp_abc`. What t
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from ... import redact
-from ...domain.models import JSON, Status, Turn, TurnOptions, TurnRequest, Usage
+from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
 from ..common import (
     NUMBER,
     Fields,
+    KeptCall,
     Names,
     Naming,
     model_name,
@@ -79,24 +80,17 @@ _INCOMPLETE = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
-class ResponsesCall:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResponsesCall(KeptCall):
     """What a body asks for: a request that `composing` completes by what its conversation holds.
 
-    `system` are texts among its input. `previous` is a response's id, `conversation` a conversation's. `client`: which
-    program asks.
+    `system` are texts among its input. `conversation` is a conversation's id. `client`: which program asks.
     """
 
-    request: TurnRequest
     system: tuple[str, ...]
     instructions: str | None
-    previous: str | None
     conversation: str | None
-    stream: bool
-    background: bool
     client: str
-    ignored: tuple[str, ...]
-    parameters: Names = field(default_factory=lambda: PARAMETERS)
 
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
@@ -135,6 +129,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     )
     return ResponsesCall(
         request=request,
+        parameters=PARAMETERS,
         system=said.system,
         instructions=body.get("instructions"),
         previous=previous,

@@ -8,13 +8,13 @@ import pytest
 
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.wires.common import Naming
+from cli_session_proxy.wires.common import KeptCall, Naming
 from cli_session_proxy.wires.interactions import body as interactions
 
 PIXEL = "iVBORw0KGgo="
 
 
-def read(**fields: Any) -> interactions.InteractionCall:
+def read(**fields: Any) -> KeptCall:
     return interactions.read({"model": "sonnet", "input": "hello", **fields}, Naming())
 
 

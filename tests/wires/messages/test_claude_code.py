@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.wires.common import Naming
+from cli_session_proxy.wires.common import Naming, WireCall
 from cli_session_proxy.wires.messages import body as messages
 
 USER = {"role": "user", "content": "hello"}
@@ -15,7 +15,7 @@ PDF = {"type": "document", "source": {"type": "base64", "media_type": "applicati
 TOOL = {"name": "Read", "description": "Reads a file.", "input_schema": {"type": "object"}, "defer_loading": True}
 
 
-def read(*said: Any, **more: Any) -> messages.MessagesCall:
+def read(*said: Any, **more: Any) -> WireCall:
     return messages.read({"max_tokens": 100, "messages": list(said) or [USER], **more}, Naming())
 
 

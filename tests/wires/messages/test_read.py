@@ -9,14 +9,14 @@ import pytest
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest, NotFound
-from cli_session_proxy.wires.common import Naming
+from cli_session_proxy.wires.common import Naming, WireCall
 from cli_session_proxy.wires.messages import body as messages
 
 PIXEL = "iVBORw0KGgo="
 HELLO: dict[str, Any] = {"model": "sonnet", "max_tokens": 10, "messages": [{"role": "user", "content": "hello"}]}
 
 
-def read(**fields: Any) -> messages.MessagesCall:
+def read(**fields: Any) -> WireCall:
     return messages.read({**HELLO, **fields}, Naming())
 
 
