@@ -221,10 +221,10 @@ def from_dict(data: dict[str, Any]) -> ProxyError:
 ALIKE = 0.7
 
 
-def likely(given: str, known: Iterable[str], alike: float = ALIKE) -> str | None:
+def likely(given: str, known: Iterable[str]) -> str | None:
     """The known name that a misspelt one probably means. Upper and lower case are alike."""
     names = {name.casefold(): name for name in known}
-    found = difflib.get_close_matches(given.casefold(), names, n=1, cutoff=alike)
+    found = difflib.get_close_matches(given.casefold(), names, n=1, cutoff=ALIKE)
     return names[found[0]] if found else None
 
 

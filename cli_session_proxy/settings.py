@@ -618,10 +618,6 @@ class Settings(BaseModel):
         """The variables of further logins of the same person, by profile."""
         return {name: one.login_env for name, one in self.profiles.items() if one.login_env is not None}
 
-    def on_limit_for(self, profile: Profile) -> OnLimit:
-        """What happens to a turn that meets a limit."""
-        return profile.on_limit or self.on_limit
-
     def key_of(self, model: str) -> str | None:
         """The key of one of `models`, from the environment; None: LiteLLM finds its provider's own variable.
 

@@ -68,7 +68,7 @@ class Helpers:
         self._quiet.set()
         self._idle: dict[Helper, asyncio.TimerHandle] = {}
         self._busy: set[Helper] = set()
-        self._ahead: asyncio.Task[None] | None = None  # a start that nobody waits for yet
+        self._ahead: asyncio.Task[Helper] | None = None  # a start that nobody waits for yet
         self._tasks = Tasks(expected=(OSError,))
         self._closed = False
 
@@ -107,10 +107,8 @@ class Helpers:
         """Start a process now for a call that will come."""
         starting = self._ahead is not None and not self._ahead.done()
         if not (self.processes or starting or self._closed):
-            self._ahead = self._tasks.own(self._start_ahead())
-
-    async def _start_ahead(self) -> None:
-        self._keep(await Helper.start(self._memory))
+            self._ahead = self._tasks.own(Helper.start(self._memory))
+            self._ahead.add_done_callback(self._unclaimed)
 
     async def _answer(self, given: bytes) -> bytes:
         kept = await self._kept()
@@ -171,7 +169,7 @@ class Helpers:
             raise ClaudeUnavailable(f"no helper process can be started ({exc.strerror})", retry_after=5.0) from exc
 
     def _unclaimed(self, started: asyncio.Task[Helper]) -> None:
-        """Its caller was cancelled while it started: keep it for the next call."""
+        """Nobody waits for it, or its caller was cancelled while it started: keep it for the next call."""
         if not started.cancelled() and started.exception() is None:
             self._keep(started.result())
 

@@ -66,11 +66,6 @@ class Budget:
         """Those that have a limit, or one of what is known only when a turn ends."""
         return {limit.per for limit in self.limits if not of_cost or limit.unit != "requests"}
 
-    @property
-    def limits_cost(self) -> bool:
-        """What a turn costs is known only at its end, so that those under way matter."""
-        return any(limit.unit != "requests" for limit in self.limits)
-
 
 @dataclass(frozen=True, slots=True)
 class Spent:

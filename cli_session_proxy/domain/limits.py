@@ -106,10 +106,10 @@ def _within(level: list[Any]) -> list[Any]:
     ]
 
 
-def at_most(given: Sized, most: int, where: str, advice: str = "send fewer") -> None:
+def at_most(given: Sized, most: int, where: str) -> None:
     """Raises `InvalidRequest`."""
     if len(given) > most:
-        raise InvalidRequest(f"{where} has {len(given):,} entries, and {most:,} is the most: {advice}", param=where)
+        raise InvalidRequest(f"{where} has {len(given):,} entries, and {most:,} is the most: send fewer", param=where)
 
 
 # --- the forms of ids and names from files, another program, or a client

@@ -163,11 +163,6 @@ class Placed(Sparse):
         """It continues the agent's head as it is when it runs."""
         return self.rule == "head"
 
-    @property
-    def names_path(self) -> bool:
-        """Its client said itself what it continues, and can go on from its answer whatever the head is."""
-        return self.rule in ("id", "history")
-
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:

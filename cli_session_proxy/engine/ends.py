@@ -12,8 +12,7 @@ from ..domain.models import ANSWERED, FINISHED, JSON, Status, Turn
 from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
 from ..stores.base import Lease, Store
 from ..tasks import Tasks
-from .executor import Observer
-from .live import LiveTurn, Requested, with_end
+from .live import LiveTurn, Observer, Requested, with_end
 from .ownership import Instances
 
 log = logs.get(__name__)

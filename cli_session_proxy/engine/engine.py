@@ -65,10 +65,22 @@ from .budgets import Budgets
 from .checks import Checks
 from .committing import CommitOrder, Committed, commit, history
 from .ends import Ends
-from .executor import Executor, Observer, adopt, not_run
+from .executor import Executor, adopt, not_run
 from .forgetting import Forgetting
 from .lanes import LanePlace, Lanes, Slots
-from .live import TRACE_CONTEXT, Answer, Deliveries, LiveTurn, Progress, Requested, cancelled, kept, leave, replay
+from .live import (
+    TRACE_CONTEXT,
+    Answer,
+    Deliveries,
+    LiveTurn,
+    Observer,
+    Progress,
+    Requested,
+    cancelled,
+    kept,
+    leave,
+    replay,
+)
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import ORIGIN, Elsewhere, Passing

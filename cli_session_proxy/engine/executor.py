@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing, suppress
 from dataclasses import replace
 from functools import partial
@@ -76,7 +76,7 @@ from .approvals import Approvals, Asking
 from .attempt import Attempt, Course
 from .budgets import BudgetsOf
 from .checks import Checks
-from .live import LiveTurn, Requested, cancelled, said
+from .live import LiveTurn, Observer, cancelled, said
 from .ownership import Instances, Ownership
 from .passing import Passing
 from .plan import PlanWatch
@@ -95,25 +95,8 @@ MAY_TAKE_LONG = (ToolActivity, PermissionAsked)
 T = TypeVar("T")
 
 
-class Observer(Protocol):
-    """Receives what the engine did, for metrics and live views. Must not fail or block."""
-
-    def adopted(self, turn: Turn, link: Link) -> None:
-        """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
-
-    def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
-        """A turn was committed, with these links, or it failed or was cancelled; it was stored `at` (UTC)."""
-
-    def spawned(self, seconds: float) -> None:
-        """A process gave its first output this long after its start."""
-
-
-class Say(Protocol):
-    """See `Placement.say`."""
-
-    async def __call__(
-        self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
-    ) -> tuple[Turn, tuple[tuple[str, str], ...]]: ...
+# See `Placement.say`.
+Say = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[tuple[Turn, tuple[tuple[str, str], ...]]]]
 
 
 class Own(Protocol):
@@ -256,7 +239,7 @@ class Executor:
         if not (stood_in or fallbacks.helps(failed)):
             raise failed
         if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
-            on_limit = self.settings.on_limit_for(attempt.job.profile)
+            on_limit = attempt.job.profile.on_limit or self.settings.on_limit
             wait = self._waits(attempt, failed) if on_limit == "wait" else None
             if wait is not None:
                 if not attempt.noted:

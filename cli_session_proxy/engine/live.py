@@ -25,6 +25,7 @@ from ..domain.models import (
     Delivery,
     Finished,
     LimitWait,
+    Link,
     Started,
     Turn,
     TurnEvent,
@@ -75,6 +76,19 @@ class Requested:
     accepted_at: float
     request_id: str | None = None
     trace_context: tuple[str, str] | None = None
+
+
+class Observer:
+    """Receives what the engine did, for metrics and live views. Must not fail or block."""
+
+    def adopted(self, turn: Turn, link: Link) -> None:
+        """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
+
+    def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
+        """A turn was committed, with these links, or it failed or was cancelled; it was stored `at` (UTC)."""
+
+    def spawned(self, seconds: float) -> None:
+        """A process gave its first output this long after its start."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from ..domain.limits import is_session_id
 from ..domain.models import Agent, Record, Session
 from ..sandbox import Sandboxes, directory_name
 from ..stores.base import MirrorKey, Store, Taken
-from .executor import Observer, adopt
+from .executor import adopt
+from .live import Observer
 from .ownership import Ownership
 
 log = logs.get(__name__)

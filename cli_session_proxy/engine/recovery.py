@@ -24,8 +24,7 @@ from ..sandbox import Sandboxes
 from ..stores.base import Commit, Lease, Store
 from ..tasks import survived
 from .budgets import BudgetsOf
-from .executor import Observer
-from .live import Requested, with_end
+from .live import Observer, Requested, with_end
 from .ownership import Instances
 
 log = logs.get(__name__)

@@ -80,7 +80,9 @@ def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
     elif before:
         yield Brief("retry", f"{count(len(before), 'attempt')} failed; asked again.")
     if evidence.retries or evidence.cuts:
-        yield Brief("retry", f"The provider failed {_times(len(evidence.retries) + len(evidence.cuts))}; asked again.")
+        failures = len(evidence.retries) + len(evidence.cuts)
+        times = "once" if failures == 1 else f"{failures} times"
+        yield Brief("retry", f"The provider failed {times}; asked again.")
     if evidence.approvals:
         allowed = sum(one.outcome in ("allowed", "allowed_for_turn") for one in evidence.approvals)
         yield Brief("note", f"{count(len(evidence.approvals), 'tool')} waited for a person: {allowed} allowed.")
@@ -92,7 +94,3 @@ def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
         yield Brief("note", "Not every parameter of the request applies.")
     if any(note.code != "outside_window" for note in evidence.notes):
         yield Brief("note", "The model was shown something in another form.")
-
-
-def _times(number: int) -> str:
-    return "once" if number == 1 else f"{number} times"

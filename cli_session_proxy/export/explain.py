@@ -652,10 +652,6 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
 # --- links, by reason
 
 
-def _started(_detail: JSON, _source: str, _target: str) -> str:
-    return "A new session was started."
-
-
 def _forked(detail: JSON, source: str, target: str) -> str:
     cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
     return (
@@ -724,7 +720,7 @@ def _adopted(detail: JSON, source: str, target: str) -> str:
 
 
 _LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
-    "started": _started,
+    "started": lambda *_: "A new session was started.",
     "forked_by_cli": _forked,
     "rebuilt": _rebuilt,
     "branched": _branched,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from .. import redact
-from ..domain.models import Agent, Chain, Link, Message, Status
+from ..domain.models import Agent, Chain, Link, Status
 from ..domain.ordering import by_turn, numbered
 from ..errors import NotFound
 from ..stores.base import Store, TurnOutline
@@ -42,7 +42,9 @@ class Outline:
     links: Mapping[str | None, Sequence[Link]] = field(default_factory=dict)
 
     def add(self, turn: TurnOutline, number: int) -> None:
-        words = redact.text(_words(turn.input)[:LOOKED_AT])[: 2 * FIRST_WORDS]
+        blocks = (block for message in turn.input for block in message.content)
+        first = next((str(block.get("text", "")) for block in blocks if block.get("type") == "text"), "")
+        words = redact.text(first[:LOOKED_AT])[: 2 * FIRST_WORDS]
         mended = any(
             one.kind == "repair" for one in explain.turn(turn.evidence, turn.attempts, self.links.get(turn.id, ()))
         )
@@ -73,14 +75,6 @@ class Outline:
             else:
                 lanes += 1
                 node.lane = lanes
-
-
-def _words(messages: tuple[Message, ...]) -> str:
-    for message in messages:
-        for block in message.content:
-            if block.get("type") == "text":
-                return str(block.get("text", ""))
-    return ""
 
 
 async def outline(store: Store, agent: Agent) -> Outline:

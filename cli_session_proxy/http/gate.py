@@ -40,7 +40,6 @@ if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
 
 log = logs.get(__name__)
 
-REQUEST_ID = "X-Request-Id"
 # A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
 TURN_ID = b"x-turn-id"
 PLAN = f"{HEADER}-status".encode()

@@ -20,7 +20,7 @@ TOO_LARGE = "[too large to be shown here; `cli-session-proxy dump` shows it, and
 
 
 class Teller:
-    """See `shown.Tell`."""
+    """See `shown.CallAside`."""
 
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers

@@ -23,6 +23,7 @@ from ..domain.models import JSON, Link, Turn
 from ..domain.plan import Plan
 from ..engine.budgets import Budgets
 from ..engine.engine import Engine
+from ..engine.live import Observer
 from ..errors import ProxyError, StoreUnavailable
 from ..export.explain import MARKED_REASONS
 from ..wires.asgi import About, add, owner_of
@@ -67,7 +68,7 @@ class Going(Protocol):
         """What is known of the CLI, and what its self-check has seen."""
 
 
-class Metrics:
+class Metrics(Observer):
     """The numbers of one engine. `turn_ended` is an observer of its turns, `spawned` of its pool's starts."""
 
     def __init__(self, going: Going) -> None:
@@ -134,7 +135,7 @@ class Metrics:
             self._tokens.labels(kind).inc(count)
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
-    def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - an observer's shape
+    def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - as all observers
         """A turn that was held outside the proxy was adopted."""
         self._count_links((link,))
 

@@ -15,6 +15,7 @@ from concurrent.futures import Future
 from .. import redact
 from ..domain import times
 from ..domain.models import Link, Turn
+from ..engine.live import Observer
 from ..errors import StoreUnavailable, printable
 from ..export import brief, explain
 from ..export.words import KINDS, count
@@ -26,7 +27,7 @@ WAITING = 256
 Say = Callable[[str], None]
 
 
-class RepairLines:
+class RepairLines(Observer):
     """An observer of the engine's turns; `run` says what it was told."""
 
     def __init__(self, store: Store, say: Say) -> None:
@@ -38,9 +39,6 @@ class RepairLines:
 
     def adopted(self, turn: Turn, link: Link) -> None:
         self.turn_ended(turn, (link,))
-
-    def spawned(self, seconds: float) -> None:
-        """Ignored: a start is not a repair."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], *_: object) -> None:
         if not any(_sentences(turn, links)):

@@ -21,7 +21,7 @@ from pathlib import Path
 from .. import logs
 from ..backends.claude.process import capability, environment, logged_in
 from ..backends.claude.process.capability import Capability, Identity
-from ..backends.claude.process.observed import ESSENTIAL, Name, Observation, Observed, fit, mismatches, read, unfit
+from ..backends.claude.process.observed import ESSENTIAL, Name, Observation, Observed, fit, mismatches, read
 from ..domain.models import JSON
 from ..errors import ClaudeUnavailable, StoreUnavailable
 from ..settings import Settings
@@ -155,7 +155,8 @@ class SelfChecks:
         cli = replace(cli, observed=observed)
         self._tell_mismatches(cli)
         essential = await self._essential(cli)
-        if not (failed := unfit(observed, essential)):
+        failed = [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
+        if not failed:
             capability.stand_in(identity, None)
             if fit(observed):
                 place = await asyncio.to_thread(self._kept.keep, cli.path, sha256)

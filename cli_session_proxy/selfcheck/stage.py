@@ -76,10 +76,10 @@ class StageTurn:
     def said(self, kind: str = "text") -> str:
         return "".join(str(block.get(kind, "")) for block in self.blocks if block.get("type") == kind)
 
-    def streamed(self, kind: str = "text") -> str:
+    def streamed(self) -> str:
         """The text as it was streamed."""
         deltas = [event.delta for event in self.events if isinstance(event, BlockDelta)]
-        return "".join(str(delta.get(kind, "")) for delta in deltas if delta.get("type") == f"{kind}_delta")
+        return "".join(str(delta.get("text", "")) for delta in deltas if delta.get("type") == "text_delta")
 
     @property
     def request(self) -> Seen:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 from .. import logs, redact
 from ..domain.models import Link, Turn
-from ..engine.live import Requested
+from ..engine.live import Observer, Requested
 from ..errors import ConfigError
 from ..settings import Settings
 from .spans import SCHEMA, Operation, Span, of_turn
@@ -62,7 +62,7 @@ class _Told(NamedTuple):
     trace_context: tuple[str, str] | None
 
 
-class Telemetry:
+class Telemetry(Observer):
     """An observer of the engine's turns. `close` it behind the engine. Raises `ConfigError`."""
 
     def __init__(self, settings: Settings) -> None:
@@ -115,12 +115,6 @@ class Telemetry:
             self._queue.put_nowait(_Told(root, operation, requested.trace_context))
         except Full:
             self._dropped += 1
-
-    def adopted(self, turn: Turn, link: Link) -> None:
-        """It was no turn of the proxy's."""
-
-    def spawned(self, seconds: float) -> None:
-        """A turn's own start is part of its `session`."""
 
     def close(self) -> None:
         """Send what waits, for `LAST` seconds at most. Blocks."""

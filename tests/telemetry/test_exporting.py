@@ -14,8 +14,8 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.domain.models import Link, Turn
 from cli_session_proxy.engine.engine import Engine
+from cli_session_proxy.engine.live import Observer
 from cli_session_proxy.errors import ConfigError, ProxyError
 from cli_session_proxy.settings import CONFIG_FILE, Settings, load
 from turnfault.provider.script import Fail
@@ -69,7 +69,7 @@ async def told(settings: Settings, upstream: Upstream, **headers: str) -> None:
         await asyncio.wait_for(ended.wait(), 30)
 
 
-class Ended:
+class Ended(Observer):
     """Stands behind another observer, which has been told by then."""
 
     def __init__(self, event: asyncio.Event) -> None:
@@ -77,10 +77,6 @@ class Ended:
 
     def turn_ended(self, *_: object) -> None:
         self.event.set()
-
-    def adopted(self, turn: Turn, link: Link) -> None: ...
-
-    def spawned(self, seconds: float) -> None: ...
 
 
 async def test_a_turn_over_http_reaches_the_collector_below_its_callers_span(

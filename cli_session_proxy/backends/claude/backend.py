@@ -263,7 +263,8 @@ class _ClaudeExecution:
                             yield event
                         case base.Compacted():
                             self._sound = False  # taken back, it would go on from the summary
-                            if not self._ready.process.launch.capability.compacts_before_prompt:
+                            # Where it compacts before a turn, the turn's prompt is not summed up with the rest.
+                            if not self._ready.process.launch.capability.does("keeps_prompt"):
                                 error = ContextTooLong(
                                     "the context is full, and this CLI cannot compact it without losing the prompt: "
                                     "start a new chain or send less"

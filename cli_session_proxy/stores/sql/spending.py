@@ -51,7 +51,9 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
         whose = {"of_owner": budget.owner, "but": turn_id}
         if budget.agent_id is not None:
             whose["named"] = budget.agent_id
-        counted = _UNDER_WAY[budget.scope].run(conn, whose) if budget.limits_cost else None
+        # What a turn costs is known only at its end, so that those under way matter.
+        limits_cost = any(limit.unit != "requests" for limit in budget.limits)
+        counted = _UNDER_WAY[budget.scope].run(conn, whose) if limits_cost else None
         ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
     found = []
     for budget, kept, counted in ran:

@@ -268,8 +268,11 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> Cursor | None:
     """None: it stays as it is. A `rowcount` of 0: it is `delivered`, or there is no such turn."""
-    if delivery == "undelivered" and (_is_continued(conn, turn_id) or _is_claimed(conn, turn_id, by)):
-        return None
+    if delivery == "undelivered":
+        if _is_continued(conn, turn_id):
+            return None
+        if by is not None and _need(conn, turn_id, None, STATE).instance not in (None, by):
+            return None  # another proxy gives this answer to its own client by now
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
@@ -282,7 +285,8 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     """
     row = _need(conn, turn_id, ON_PATH, STATE)
     placed, lost = Placed.from_json(rows.loads(row.placed)), row.delivery == "undelivered"
-    apart = placed.names_path or (placed.side and not lost)  # a side call is no head
+    # A client that said itself what it continues goes on from its answer whatever the head is; a side call is no head.
+    apart = placed.rule in ("id", "history") or (placed.side and not lost)
     if row.delivery != "delivered" and not apart and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
         if head != turn_id or (lost and any(one.status == "running" for one in reading.waiting(conn, row.agent_key))):
@@ -295,11 +299,6 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
 def _is_continued(conn: Connection, turn_id: str) -> bool:
     """A turn goes on from this one's answer: it runs, or it is on a path."""
     return _CHILD.one(conn, {"of_turn": turn_id}) is not None
-
-
-def _is_claimed(conn: Connection, turn_id: str, by: str | None) -> bool:
-    """Another proxy gives this answer to its own client by now."""
-    return by is not None and _need(conn, turn_id, None, STATE).instance not in (None, by)
 
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:

@@ -182,11 +182,6 @@ class Capability:
         return self.does("heals_thinking")
 
     @cached_property
-    def compacts_before_prompt(self) -> bool:
-        """Where it compacts before a turn, the turn's prompt is not summed up with the rest."""
-        return self.does("keeps_prompt")
-
-    @cached_property
     def form(self) -> Loading:
         """How it loads a transcript: to be written so."""
         return Loading(whole_records=self.does("whole_records"))

@@ -131,12 +131,6 @@ class Launch:
             self, cwd=cwd, env=env, session_id=session_id, system_prompt=None, offers=Offers(), resume=False, ahead=True
         )
 
-    @property
-    def wants_prompt_file(self) -> bool:
-        """A system prompt goes by file where the CLI takes one: argv is public on the machine and bounded
-        (128 KB an argument on Linux)."""
-        return self.system_prompt is not None and self.capability.does("prompt_file")
-
     def _has(self, flag: str) -> bool:
         return flag in self.capability.flags
 
@@ -273,7 +267,9 @@ class Child:
                 # A socket, because its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
                 # Not in a thread: it is quicker than starting one, and a cancelled caller would leave the file behind.
-                prompt_file = write_prompt(launch) if launch.wants_prompt_file else None
+                # By file where the CLI takes one: argv is public on the machine, and bounded (128 KB each on Linux).
+                if launch.system_prompt is not None and launch.capability.does("prompt_file"):
+                    prompt_file = write_prompt(launch)
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
                 heard, says = _pair()

@@ -31,7 +31,6 @@ class AssistantMessage:
     """
 
     uuid: str | None
-    message_id: str | None
     model: str | None
     blocks: tuple[Block, ...]
 

@@ -147,11 +147,6 @@ def program(version: str, path: str, runs: str, seen: Observed, numbers: Version
     return base.Program(version, path, runs, tuple(each))
 
 
-def unfit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> list[Observation]:
-    """What is essential, and was seen to fail."""
-    return [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
-
-
 def fit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> bool:
     """All that is essential was seen to work."""
     return all(name in observed and observed[name].outcome == "ok" for name in essential)

@@ -303,7 +303,7 @@ class TurnReader:
             self._pieces.clear()
             self._spoke = self._spoke or any(block.get("type") in WORDS for block in answer)
         events = [] if message_id in self._streamed else self._made(words)
-        said = AssistantMessage(_text(frame.get("uuid")), _text(message.get("id")), _text(model), tuple(answer))
+        said = AssistantMessage(_text(frame.get("uuid")), _text(model), tuple(answer))
         return [*cut, *events, said, *refused, *self._tools(frame)]
 
     def _tools(self, frame: JSON, agent: str | None = None) -> list[CliEvent]:
@@ -376,12 +376,12 @@ class TurnReader:
         said = [str(block["text"]) for block in streamed if block.get("type") == "text"]
         if not any(map(str.strip, said)):
             streamed = []
-        events: list[CliEvent] = [AssistantMessage(None, None, None, tuple(streamed))] if streamed else []
+        events: list[CliEvent] = [AssistantMessage(None, None, tuple(streamed))] if streamed else []
         bare = "".join(text.split())
         # What the CLI says in the model's place is no answer.
         if bare and not self._synthetic and bare not in "".join("".join([*self._texts, *said]).split()):
             block: Block = {"type": "text", "text": text}
-            events += [*self._made([block]), AssistantMessage(None, None, None, (block,))]
+            events += [*self._made([block]), AssistantMessage(None, None, (block,))]
         return events
 
 
