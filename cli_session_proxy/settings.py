@@ -21,6 +21,7 @@ from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from ipaddress import IPv4Network, IPv6Network, ip_network
 from pathlib import Path
 from types import MappingProxyType
@@ -28,6 +29,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -121,33 +123,10 @@ _LONGEST_SECRETS = 1024 * 1024
 FIX_ID_LIMIT = 300
 
 
-def _names_a_variable(value: str | None) -> str | None:
-    if value is not None and not _ENVIRONMENT_NAME.fullmatch(value):
+def _names_a_variable(value: str) -> str:
+    if not _ENVIRONMENT_NAME.fullmatch(value):
         raise ValueError("it must be the name of an environment variable, never what it holds")
     return value
-
-
-class GitMemory(BaseModel):
-    """`[profiles.<name>.git_memory]`: its agents are told what earlier attempts tried (see `git_memory`).
-
-    `fix_id` None: each agent is a fix of its own, named as the agent.
-    """
-
-    model_config = ConfigDict(extra="forbid")
-
-    repo: Path
-    attempts: int = Field(default=10, ge=1, le=100)
-    fix_id: str | None = None
-
-    @field_validator("repo", mode="after")
-    @classmethod
-    def _absolute(cls, value: Path) -> Path:
-        return Path(os.path.abspath(value.expanduser()))
-
-    @field_validator("fix_id", mode="after")
-    @classmethod
-    def _one_line(cls, value: str | None) -> str | None:
-        return value if value is None else fix_id_of(value)
 
 
 def fix_id_of(text: str) -> str:
@@ -155,6 +134,27 @@ def fix_id_of(text: str) -> str:
     if not 0 < len(text) <= FIX_ID_LIMIT or not text.isprintable() or text != " ".join(text.split()):
         raise ValueError(f"fix_id must be one line of 1 to {FIX_ID_LIMIT} printable characters, without double spaces")
     return text
+
+
+AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
+VariableName = Annotated[str, AfterValidator(_names_a_variable)]
+
+
+class _Table(BaseModel):
+    """A table of the file: it has no other names than these."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class GitMemory(_Table):
+    """`[profiles.<name>.git_memory]`: its agents are told what earlier attempts tried (see `git_memory`).
+
+    `fix_id` None: each agent is a fix of its own, named as the agent.
+    """
+
+    repo: AbsolutePath
+    attempts: int = Field(default=10, ge=1, le=100)
+    fix_id: Annotated[str, AfterValidator(fix_id_of)] | None = None
 
 
 # What an address of S3-compatible storage begins with.
@@ -179,16 +179,15 @@ PositiveDollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 WindowText = Annotated[Window, BeforeValidator(lambda value: Window.parse(value) if isinstance(value, str) else value)]
 
 
-def web_address(value: str | None, like: str) -> str | None:
+def web_address(value: str, like: str) -> str:
     """Raises `ValueError`, which shows one that is `like` it."""
-    if value is not None:
-        parts = urlsplit(value)
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError(f"{value[:80]!r} is no address: write it like {like}")
+    parts = urlsplit(value)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{value[:80]!r} is no address: write it like {like}")
     return value
 
 
-class ModelSettings(BaseModel):
+class ModelSettings(_Table):
     """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
 
     `litellm` is LiteLLM's name of it, `params` go out with every request, below what the request itself says.
@@ -197,11 +196,9 @@ class ModelSettings(BaseModel):
     which is otherwise left out. `images`, `documents`, `tools`: what it takes; None: as LiteLLM knows it.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
     litellm: str
-    api_base: str | None = None
-    api_key_env: str | None = None
+    api_base: Annotated[str, AfterValidator(partial(web_address, like="https://api.example.com/v1"))] | None = None
+    api_key_env: VariableName | None = None
     window: WindowText | None = None
     window_summary: bool = False
     params: dict[str, Any] = Field(default_factory=dict)
@@ -220,13 +217,6 @@ class ModelSettings(BaseModel):
             raise ValueError(f"{value} is the Claude CLI behind this proxy: ask for {value.partition('/')[2]} instead")
         return value
 
-    @field_validator("api_base")
-    @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        return web_address(value, "https://api.example.com/v1")
-
-    _names_its_key = field_validator("api_key_env")(_names_a_variable)
-
     @field_validator("params")
     @classmethod
     def _are_not_ours(cls, value: dict[str, Any]) -> dict[str, Any]:
@@ -235,10 +225,8 @@ class ModelSettings(BaseModel):
         return value
 
 
-class Profile(BaseModel):
+class Profile(_Table):
     """What an agent's CLI may do beyond talking. `[profiles.<name>]`; without one, the CLI's tools are off."""
-
-    model_config = ConfigDict(extra="forbid")
 
     tools: tuple[str, ...] = ()
     permission_mode: Literal["default", "acceptEdits", "bypassPermissions", "dontAsk", "plan"] = "default"
@@ -255,9 +243,7 @@ class Profile(BaseModel):
     # Of its tools (names, or rules such as Bash(git push *)), those that wait for a person's word at each call.
     approve: tuple[str, ...] = ()
     # Another login of the same person: the variable that holds what `claude setup-token` said. None: the CLI's own.
-    login_env: str | None = None
-
-    _names_its_login = field_validator("login_env")(_names_a_variable)
+    login_env: VariableName | None = None
 
     @model_validator(mode="after")
     def _somebody_is_asked(self) -> Profile:
@@ -275,13 +261,11 @@ class Profile(BaseModel):
 WITHOUT_TOOLS = Profile()
 
 
-class Limits(BaseModel):
+class Limits(_Table):
     """What one key or agent may spend in each minute, day and month of UTC; None: as much as it likes.
 
     Tokens are all that the model read, from its cache too, and wrote. USD as the CLI or LiteLLM reports them.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     requests_per_minute: PositiveInt | None = None
     requests_per_day: PositiveInt | None = None
@@ -294,11 +278,9 @@ class Limits(BaseModel):
     usd_per_month: PositiveDollars | None = None
 
 
-class BudgetSettings(BaseModel):
+class BudgetSettings(_Table):
     """`[budgets]`. `each_key` and `each_agent` are of each one apart; what a key or an agent has under its own name
     stands in place of that, limit by limit. An agent's name means the one of that name of each key."""
-
-    model_config = ConfigDict(extra="forbid")
 
     each_key: Limits = Field(default_factory=Limits)
     each_agent: Limits = Field(default_factory=Limits)
@@ -306,29 +288,20 @@ class BudgetSettings(BaseModel):
     agents: dict[str, Limits] = Field(default_factory=dict)
 
 
-class OtelSettings(BaseModel):
+class OtelSettings(_Table):
     """`[otel]`: traces and metrics over OTLP/HTTP, to `endpoint` (`/v1/traces` and `/v1/metrics` below it); None: none.
 
     `headers`, such as a backend's key, go with each request. `content`: what was said goes out, too.
     """
 
-    model_config = ConfigDict(extra="forbid")
-
-    endpoint: str | None = None
+    endpoint: Annotated[str, AfterValidator(partial(web_address, like="http://127.0.0.1:4318"))] | None = None
     headers: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     metrics: bool = True
     content: bool = False
 
-    @field_validator("endpoint")
-    @classmethod
-    def _is_an_address(cls, value: str | None) -> str | None:
-        return web_address(value, "http://127.0.0.1:4318")
 
-
-class SandboxSettings(BaseModel):
+class SandboxSettings(_Table):
     """`[sandbox]`. `links` maps a path inside every agent's sandbox to the file or folder it points at."""
-
-    model_config = ConfigDict(extra="forbid")
 
     links: dict[str, Path] = Field(default_factory=dict)
 
@@ -341,18 +314,18 @@ class Settings(BaseModel):
     )
 
     # where these come from, where it listens, what it keeps
-    config: Path | None = None
+    config: AbsolutePath | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8787, ge=0, le=65535)
-    uds: Path | None = None  # a unix socket of this user's alone, instead of host and port
+    uds: AbsolutePath | None = None  # a unix socket of this user's alone, instead of host and port
     var: Path = Path("var")
     store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
     sandbox_root: Path | None = None  # where the agents' directories lie, equal on every host; None: <var>/sandbox
     allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
     # the CLI
     backend: str = "claude"  # whose turns these are: a name that a package registered (see `backends.auto`)
-    claude_bin: Path | None = None
-    claude_config_dir: Path | None = None
+    claude_bin: AbsolutePath | None = None
+    claude_config_dir: AbsolutePath | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
     self_check: bool = True  # `serve` checks each CLI that it has not seen, once, offline and beside turns
     # What a model's name stands for: the first pattern that fits. Programs send these as they come.
@@ -370,7 +343,7 @@ class Settings(BaseModel):
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
     # who may ask: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
-    keys_file: Path | None = None
+    keys_file: AbsolutePath | None = None
     operators: tuple[str, ...] = ()  # names of keys that are shown what every key spends, on the page
     make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)  # what a key and an agent may spend
@@ -384,7 +357,7 @@ class Settings(BaseModel):
     # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
     advertise: str | None = None
     cluster_key: SecretStr | None = Field(default=None, repr=False)
-    cluster_key_file: Path | None = None
+    cluster_key_file: AbsolutePath | None = None
     registry: SecretStr | None = Field(default=None, repr=False)
     sandboxes: Literal["own", "shared"] = "own"
     # bounds
@@ -419,7 +392,7 @@ class Settings(BaseModel):
     # Chains that are put away, encrypted, and deleted here: where to (a directory, or s3://bucket/prefix), with which
     # age keys, and after how many days without a turn (None: only by command).
     archive_to: str | None = None
-    archive_key_file: Path | None = None
+    archive_key_file: AbsolutePath | None = None
     archive_after_days: float | None = Field(default=None, gt=0)
     idempotency_hours: float = Field(default=24.0, gt=0)
     timezone: Zone = "local"  # of the times that people are shown
@@ -473,20 +446,6 @@ class Settings(BaseModel):
     @classmethod
     def _as_on_disk(cls, value: Path | None) -> Path | None:
         return None if value is None else spelled(Path(os.path.abspath(value.expanduser())))
-
-    @field_validator(
-        "config",
-        "uds",
-        "claude_bin",
-        "claude_config_dir",
-        "keys_file",
-        "cluster_key_file",
-        "archive_key_file",
-        mode="after",
-    )
-    @classmethod
-    def _absolute(cls, value: Path | None) -> Path | None:
-        return None if value is None else Path(os.path.abspath(value.expanduser()))
 
     @field_validator("store", mode="after")
     @classmethod

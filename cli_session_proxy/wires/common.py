@@ -527,6 +527,12 @@ def own_names(names: Names, unmet: Iterable[Name]) -> list[str]:
     return [names[name] for name in unmet if name in names]
 
 
+def turn_id_in(name: str, prefix: str) -> str | None:
+    """The turn that a wire's own id names; None where it cannot be one of ours."""
+    key = name.removeprefix(prefix)
+    return f"turn_{key}" if key != name and key else None
+
+
 def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     """A turn's state in the words of a wire that knows incomplete answers.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from ... import redact
@@ -156,17 +157,13 @@ def interaction_id(turn_id: str) -> str:
     return f"interaction_{turn_id.removeprefix('turn_')}"
 
 
-def turn_id_of(interaction: str) -> str | None:
-    """The turn that an interaction's id names; None where it cannot be one of ours."""
-    key = interaction.removeprefix("interaction_")
-    return f"turn_{key}" if key != interaction and key else None
+turn_id_of = partial(common.turn_id_in, prefix="interaction_")
 
 
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-def status_of(turn: Turn) -> str:
-    return common.status_of(turn, _STATUSES)
+status_of = partial(common.status_of, names=_STATUSES)
 
 
 def interaction(turn: Turn, *, include_input: bool = False) -> JSON:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ... import redact
@@ -231,17 +232,13 @@ def response_id(turn_id: str) -> str:
     return f"resp_{responses_items.hex_of(turn_id)}"
 
 
-def turn_id_of(response: str) -> str | None:
-    """The turn that a response's id names; None where it cannot be one of ours."""
-    key = response.removeprefix("resp_")
-    return f"turn_{key}" if key != response and key else None
+turn_id_of = partial(common.turn_id_in, prefix="resp_")
 
 
 # --- answers ----------------------------------------------------------------------------------------------
 
 
-def status_of(turn: Turn) -> str:
-    return common.status_of(turn, _STATUSES)
+status_of = partial(common.status_of, names=_STATUSES)
 
 
 def response(turn: Turn, status: str | None = None) -> JSON:
