@@ -177,7 +177,7 @@ class Engine:
             self.registry = registry_for(settings, self.store, secret)
             self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
         self.plan = PlanWatch(self.store, self._tasks.own)
-        self._readiness = Readiness(self, self.store, self._tasks.own)
+        self._readiness = Readiness(lambda: self._open, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self.told = cast(Store, ToldStore(self.store, self._ends))
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Literal, Protocol
+from collections.abc import Callable
+from typing import Literal
 
 from .. import logs
 from ..errors import ProxyError
@@ -20,17 +21,12 @@ PATIENCE = 2.0
 KEPT = 1.0
 
 
-class Opened(Protocol):
-    @property
-    def ready(self) -> bool:
-        """New turns are accepted."""
-
-
 class Readiness:
     """One probe at a time, shared by all callers. One per engine."""
 
-    def __init__(self, engine: Opened, store: Store, own: Own) -> None:
-        self._engine = engine
+    def __init__(self, is_open: Callable[[], bool], store: Store, own: Own) -> None:
+        """`is_open`: new turns are accepted."""
+        self._is_open = is_open
         self._store = store
         self._own = own
         self._probe: asyncio.Task[None] | None = None
@@ -40,7 +36,7 @@ class Readiness:
 
     async def state(self) -> State:
         """Takes no longer than `PATIENCE`."""
-        if not self._engine.ready:
+        if not self._is_open():
             return "draining"
         clock = asyncio.get_running_loop().time
         if clock() >= self._until:

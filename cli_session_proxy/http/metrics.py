@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
@@ -18,9 +17,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
 
-from ..backends.base import Counts, Program
 from ..domain.models import JSON, Link, Turn
-from ..domain.plan import Plan
 from ..engine.budgets import Budgets
 from ..engine.engine import Engine
 from ..engine.live import Observer
@@ -40,40 +37,12 @@ FOUND = frozenset({"missing", "tail", "unreadable", "different", "other"})
 NAMESPACE = "cli_session_proxy"
 
 
-class Windows(Protocol):
-    def now(self) -> Plan | None:
-        """What the provider said of the subscription's windows."""
-
-
-class Going(Protocol):
-    """The gauges of an engine."""
-
-    def queued(self) -> int: ...
-
-    def running(self) -> int: ...
-
-    def put_off(self) -> int:
-        """Turns that are sent when a limit of the provider's is over."""
-
-    @property
-    def plan(self) -> Windows: ...
-
-    def stale_writes(self) -> int:
-        """Writes that were refused because another proxy had taken their agent over."""
-
-    def processes(self) -> Counts:
-        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
-
-    def program(self) -> Program | None:
-        """What is known of the CLI, and what its self-check has seen."""
-
-
 class Metrics(Observer):
     """The numbers of one engine. `turn_ended` is an observer of its turns, `spawned` of its pool's starts."""
 
-    def __init__(self, going: Going) -> None:
+    def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
-        self.registry.register(_Now(going))
+        self.registry.register(_Now(engine))
         self._codes = _codes(ProxyError)
         self._turns = self._counter("turns", "Turns that ended, by status and continuity", "status", "continuity")
         self._errors = self._counter("turn_errors", "Turns that failed or were cancelled, by error", "code")
@@ -191,19 +160,19 @@ def _codes(error: type[ProxyError]) -> frozenset[str]:
 class _Now(Collector):
     """Gauges, read when they are scraped."""
 
-    def __init__(self, going: Going) -> None:
-        self._going = going
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
-        yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._going.queued())
-        yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._going.running())
+        yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._engine.queued())
+        yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._engine.running())
         text = "Turns that are sent when a limit of the provider's is over"
-        yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._going.put_off())
+        yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._engine.put_off())
         text = "Share of a window of the subscription that is used, as the provider said last; none without one"
         used = GaugeMetricFamily(f"{NAMESPACE}_plan_window_used_ratio", text, labels=["window"])
         text = "When a window of the subscription is reset (UTC seconds), as the provider said last"
         resets = GaugeMetricFamily(f"{NAMESPACE}_plan_window_resets_timestamp_seconds", text, labels=["window"])
-        plan = self._going.plan.now()
+        plan = self._engine.plan.now()
         for window in plan.windows if plan is not None else ():
             if window.used is not None:
                 used.add_metric([window.name], window.used)
@@ -212,16 +181,16 @@ class _Now(Collector):
         yield used
         yield resets
         text = "Writes that were refused because another proxy had taken their agent over"
-        yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._going.stale_writes())
+        yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._engine.stale_writes())
         processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])
-        now = self._going.processes()
+        now = self._engine.processes()
         processes.add_metric(["busy"], now.busy)
         processes.add_metric(["warm"], now.warm)
         processes.add_metric(["spare"], now.spare)
         yield processes
         text = "Memory of the CLI processes, as last measured (0 without max_memory)"
         yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
-        program = self._going.program()
+        program = self._engine.program()
         text = "What the CLI's self-check has seen: 1 it does this, 0 it does not; none before it was checked"
         seen = GaugeMetricFamily(f"{NAMESPACE}_cli_observation", text, labels=["observation"])
         for one in program.observed if program is not None else ():

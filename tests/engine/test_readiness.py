@@ -47,7 +47,7 @@ def store() -> Probed:
 @pytest.fixture
 async def asked(store: Probed) -> AsyncIterator[Readiness]:
     tasks = Tasks()
-    yield Readiness(store, cast(Store, store), tasks.own)
+    yield Readiness(lambda: store.ready, cast(Store, store), tasks.own)
     await tasks.stop()
 
 

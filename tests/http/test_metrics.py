@@ -8,6 +8,7 @@ import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import pytest
@@ -16,6 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from cli_session_proxy.backends.base import Counts, Observed, Program
 from cli_session_proxy.domain.models import Link, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow
+from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.http.metrics import NAMESPACE, Metrics
 from cli_session_proxy.settings import Settings
@@ -53,6 +55,9 @@ class Going:
         return Program("2.1.331", "/bin/claude", "2.1.330", (*seen, Observed("records", "not tried", "", False)))
 
 
+GOING = cast(Engine, Going())
+
+
 def samples(text: str) -> dict[str, float]:
     """`name{label=value}` without our prefix, labels in order, to the value."""
     found = {}
@@ -68,7 +73,7 @@ def link(reason: str, **detail: str) -> Link:
 
 
 def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
-    metrics = Metrics(Going())
+    metrics = Metrics(GOING)
     turn = replace(
         TURN,
         usage=Usage(input_tokens=10, output_tokens=7, cache_read_tokens=900, cache_write_tokens=30),
@@ -107,7 +112,7 @@ def test_a_turn_is_counted_with_its_times_tokens_and_cost() -> None:
 
 
 def test_nothing_from_outside_becomes_a_label() -> None:
-    metrics = Metrics(Going())
+    metrics = Metrics(GOING)
     for number in range(50):
         failed = replace(TURN, status="failed", continuity=None, error={"code": f"made up {number}"})
         metrics.turn_ended(failed, (link("rebuilt", found=f"path-{number}"),))
@@ -174,7 +179,7 @@ def test_the_dashboard_asks_for_nothing_that_is_not_counted() -> None:
     dashboard = json.loads((ROOT / "deploy" / "grafana.json").read_text())
     asked = {name for panel in dashboard["panels"] for target in panel["targets"]
              for name in re.findall(rf"{NAMESPACE}_\w+", target["expr"])}  # fmt: skip
-    every = text_string_to_metric_families(Metrics(Going()).text().decode())
+    every = text_string_to_metric_families(Metrics(GOING).text().decode())
     families = [family for family in every if not family.name.endswith("_created")]
     ends = {"counter": ("_total",), "histogram": ("_bucket", "_sum", "_count"), "gauge": ("",)}
     counted = {family.name + end for family in families for end in ends[family.type]}

@@ -23,7 +23,7 @@ from ..conftest import ROOT
 from ..matrix import rest_in_full
 from ..talking import events
 from .conftest import SOON, Run
-from .test_metrics import Going
+from .test_metrics import GOING
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_coun
 ) -> None:
     monkeypatch.setattr(watchdogs, "HELD", 0.25)  # a loaded machine holds it up as well, but not for so long
     monkeypatch.setattr(watchdogs, "BEAT", 0.01)
-    metrics = Metrics(Going())
+    metrics = Metrics(GOING)
 
     async def case() -> None:
         with watchdog.watching(metrics.loop_held):
