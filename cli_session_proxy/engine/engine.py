@@ -23,7 +23,7 @@ from weakref import WeakValueDictionary
 from .. import errors, logs
 from ..aside.pool import Aside
 from ..backends.auto import backend_for
-from ..backends.base import Backend, Counts, ProcessHooks, Program
+from ..backends.base import Backend, ProcessHooks
 from ..domain.approvals import Approval, Verdict
 from ..domain.lineage import answer_text
 from ..domain.models import (
@@ -303,18 +303,6 @@ class Engine:
 
     def running(self) -> int:
         return self._running
-
-    def stale_writes(self) -> int:
-        """Writes that were refused because another proxy had taken their agent over."""
-        return self.store.stale_writes
-
-    def processes(self) -> Counts:
-        """CLI processes in a turn, warm ones that wait for the next, spares, and what they weigh."""
-        return self.backend.counts()
-
-    def program(self) -> Program | None:
-        """What is known of the program behind the turns."""
-        return self.backend.program()
 
     def _fenced(self, agent_key: int) -> None:
         """Another proxy was granted this agent's lease: cancel what runs here."""

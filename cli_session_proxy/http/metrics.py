@@ -181,16 +181,16 @@ class _Now(Collector):
         yield used
         yield resets
         text = "Writes that were refused because another proxy had taken their agent over"
-        yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._engine.stale_writes())
+        yield CounterMetricFamily(f"{NAMESPACE}_stale_writes", text, self._engine.store.stale_writes)
         processes = GaugeMetricFamily(f"{NAMESPACE}_processes", "CLI processes", labels=["state"])
-        now = self._engine.processes()
+        now = self._engine.backend.counts()
         processes.add_metric(["busy"], now.busy)
         processes.add_metric(["warm"], now.warm)
         processes.add_metric(["spare"], now.spare)
         yield processes
         text = "Memory of the CLI processes, as last measured (0 without max_memory)"
         yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
-        program = self._engine.program()
+        program = self._engine.backend.program()
         text = "What the CLI's self-check has seen: 1 it does this, 0 it does not; none before it was checked"
         seen = GaugeMetricFamily(f"{NAMESPACE}_cli_observation", text, labels=["observation"])
         for one in program.observed if program is not None else ():

@@ -226,7 +226,8 @@ async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, 
             await ask(one.engine, "late")
         assert told.value.status == 503
         assert len(refused) == 1
-        assert (one.engine.stale_writes(), two.engine.stale_writes()) == (2, 0)  # the commit, and that the turn failed
+        # The commit, and that the turn failed.
+        assert (one.engine.store.stale_writes, two.engine.store.stale_writes) == (2, 0)
         assert await path(two) == ["after"]
 
 

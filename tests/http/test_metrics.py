@@ -44,15 +44,16 @@ class Going:
 
     plan = SimpleNamespace(now=lambda: Plan("allowed", 1.0, (PlanWindow("five_hour", 0.42, 1_790_000_000.0),)))
 
-    def stale_writes(self) -> int:
-        return 4
-
-    def processes(self) -> Counts:
-        return Counts(busy=2, warm=5, spare=1, memory=300_000_000)
-
-    def program(self) -> Program | None:
-        seen = (Observed("frames", "ok", "", False), Observed("words", "failed", "", True))
-        return Program("2.1.331", "/bin/claude", "2.1.330", (*seen, Observed("records", "not tried", "", False)))
+    store = SimpleNamespace(stale_writes=4)
+    seen = (
+        Observed("frames", "ok", "", False),
+        Observed("words", "failed", "", True),
+        Observed("records", "not tried", "", False),
+    )
+    program = Program("2.1.331", "/bin/claude", "2.1.330", seen)
+    backend = SimpleNamespace(
+        counts=lambda: Counts(busy=2, warm=5, spare=1, memory=300_000_000), program=lambda: Going.program
+    )
 
 
 GOING = cast(Engine, Going())

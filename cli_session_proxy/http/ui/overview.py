@@ -88,7 +88,7 @@ class Overview:
             agent = await self._engine.store.agent_by_key(key)
             if agent is not None:  # else it was deleted since the sums were made
                 names[key] = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
-        counts = self._engine.processes()
+        counts = self._engine.backend.counts()
         return {
             "object": "overview",
             "owner": owner,
@@ -120,7 +120,7 @@ class Overview:
             self._login, self._asked_at = await self._ask(), now
         if self._login.advice is not None and status.answers(facts, self._asked_at or now):
             self._login = Login("unknown", None)  # somebody has logged in since
-        program = self._engine.program()
+        program = self._engine.backend.program()
         today, week = status.costs(facts, now, sums.forgotten)
         unready = status.unready(await self._engine.state(), self._engine.store_fails())
         return ProxyStatus(

@@ -27,7 +27,7 @@ from .helpers import is_gone
 
 async def ready(engine: Engine) -> int:
     """The pid of the spare, when it has started."""
-    await until(lambda: engine.processes().spare == 1)
+    await until(lambda: engine.backend.counts().spare == 1)
     table = claude(engine).pool.table
     (spare,) = table.spares
     assert await asyncio.shield(table.spares[spare])

@@ -291,7 +291,7 @@ async def test_a_turn_that_is_cancelled_just_after_its_checkout_leaves_no_proces
         goes_on.set()
         with pytest.raises(TurnCancelled):
             await answer.turn()
-        assert engine.processes()[:3] == (0, 0, 0)
+        assert engine.backend.counts()[:3] == (0, 0, 0)
 
 
 async def test_a_turn_stays_when_its_process_dies_behind_the_commit_and_cannot_be_closed(
