@@ -15,9 +15,10 @@ from cli_session_proxy.backends.base import (
     Job,
     PermissionAsked,
 )
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.approvals import Outcome, Verdict
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Usage
+
+from .memory_backend import MemoryBackend
 
 RETRY = {
     "attempt": 2, "max_retries": 3, "retry_delay_ms": 30_000, "error_status": 429, "error": "rate_limit_error",

@@ -16,7 +16,6 @@ import httpx
 
 from cli_session_proxy.backends.base import Adoptable, AnswerBlocks, Called, Completed, Event, Execution, Job, Refused
 from cli_session_proxy.backends.litellm.messages import OPENED_BY_ASSISTANT
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.client_tools import PREFIX, answers, as_cli
 from cli_session_proxy.domain.models import (
     THINKING,
@@ -35,6 +34,7 @@ from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import Store
 from turnfault.provider.upstream import Upstream
 
+from .memory_backend import MemoryBackend
 from .serving import serving
 
 JSON = dict[str, Any]

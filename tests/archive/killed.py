@@ -13,10 +13,11 @@ from cli_session_proxy.archive import places
 from cli_session_proxy.archive.archiving import Archiver
 from cli_session_proxy.archive.places import Directory
 from cli_session_proxy.archive.sealed import ArchiveKey
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import incoming, portable
 from cli_session_proxy.settings import Settings
+
+from ..memory_backend import MemoryBackend
 
 STEPS = (
     "before anything", "while it is written", "before it is put", "while it is put", "before its name",

@@ -18,7 +18,6 @@ from cli_session_proxy.archive import archiving
 from cli_session_proxy.archive.archiving import Archiver, Outcome, idle_agents
 from cli_session_proxy.archive.places import Directory
 from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.commands.stored import opened
 from cli_session_proxy.domain.models import Agent, Message, Record, Turn
@@ -32,6 +31,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..engine.test_core import Model, core
+from ..memory_backend import MemoryBackend
 from ..talking import ask, heard, running
 from ..until import until
 from . import killed

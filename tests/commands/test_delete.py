@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy import logs
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.commands import changing
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.engine.engine import Engine
@@ -26,6 +25,7 @@ from cli_session_proxy_store_conformance.samples import a_finished_turn
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..memory_backend import MemoryBackend
 from ..talking import ask, running
 
 WORDS = "marmalade-and-toast"

@@ -13,7 +13,6 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.cli import app
 from cli_session_proxy.commands import bars, moving
 from cli_session_proxy.commands.doctor import examine
@@ -28,6 +27,7 @@ from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import opened
 
 from ..engine.test_ownership import SleepsAsItAsks
+from ..memory_backend import MemoryBackend, echo
 from ..talking import ask, text
 from ..test_cli import done, error_of
 from ..until import PATIENCE, POLL, until

@@ -9,12 +9,12 @@ import pytest
 from pydantic import SecretStr
 from typer.testing import CliRunner
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.cli import app
 from cli_session_proxy.commands.doctor import examine
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 
+from ..memory_backend import MemoryBackend
 from ..talking import ask
 
 

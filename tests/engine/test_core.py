@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.base import KeptTurn, Lost
-from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import (
     Block,
@@ -29,6 +28,7 @@ from cli_session_proxy.errors import LeaseLost, ProxyError, TurnCancelled, Upstr
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Proxy
 
+from ..memory_backend import MemoryBackend, echo
 from ..talking import ask, request, text
 
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends import memory
 from cli_session_proxy.domain.models import CancelledBy, Delivery, Turn
 from cli_session_proxy.engine.attempt import Attempt
 from cli_session_proxy.engine.live import Answer
@@ -18,6 +17,7 @@ from cli_session_proxy.errors import Interrupted, StoreUnavailable, TurnCancelle
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Commit, Lease
 
+from .. import memory_backend
 from ..talking import ask, request
 from ..until import until
 from .test_core import Model, core, settings, turns, words
@@ -226,7 +226,7 @@ async def test_what_fails_behind_a_commit_takes_no_answer_back(
             if fails == "event":
                 broken.setattr(Attempt, "start", published)
             if fails == "release":
-                broken.setattr(memory._MemoryExecution, "release", out_of_threads)
+                broken.setattr(memory_backend._MemoryExecution, "release", out_of_threads)
             if fails == "lease":
                 broken.setattr(engine._ownership, "hold", held)
             slow = await engine.submit(request("two"))

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from cli_session_proxy.backends.base import Adoptable, Execution, Job, Lost
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest, QueueFull, TurnCancelled, TurnTimeout, UpstreamError
 from cli_session_proxy.settings import Profile, Settings
 
+from ..memory_backend import MemoryBackend
 from ..talking import ask, request
 from ..until import until
 from .test_core import Model, core, settings, turns, words

@@ -12,7 +12,6 @@ import pytest
 
 from cli_session_proxy.aside.documents import MAX_PAGES, fault
 from cli_session_proxy.aside.pictures import FIT_BASE64, FIT_SIDE, MAX_BASE64, UnreadableImage, fitted
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.engine.engine import Engine
@@ -24,6 +23,7 @@ from turnfault.provider.upstream import Upstream
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
 from ..media import document, image, paper, picture
+from ..memory_backend import MemoryBackend
 from ..talking import ask, running
 from .test_core import settings
 

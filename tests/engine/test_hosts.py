@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import differences
@@ -23,6 +22,7 @@ from cli_session_proxy.settings import Profile, Settings
 from cli_session_proxy.stores.postgresql.looking import look
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 
+from ..memory_backend import MemoryBackend
 from ..postgres import HandClock, server
 from ..talking import ask, request, text
 from ..until import until

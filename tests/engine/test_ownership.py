@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, KeptTurn
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import (
     Agent,
     Block,
@@ -35,6 +34,7 @@ from cli_session_proxy.stores.base import AgentState, Granted, HeldLease, Lease,
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import imported_turns, opened
 
+from ..memory_backend import MemoryBackend
 from ..talking import ask, request
 from ..until import until
 from .test_core import Model, core, settings, turns, words

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.base import Refused
-from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.commands import upkeep
 from cli_session_proxy.domain.models import Block, Message, Turn, Usage
 from cli_session_proxy.engine.engine import Answer, Engine
@@ -19,6 +18,7 @@ from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
 from ..conftest import MakeSettings
+from ..memory_backend import MemoryBackend, echo
 from ..talking import ask, heard, request, running, text
 from .test_core import settings, turns, words
 

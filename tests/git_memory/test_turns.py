@@ -12,7 +12,6 @@ import httpx
 import pytest
 
 from cli_session_proxy import cli
-from cli_session_proxy.backends.memory import echo
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.committing import CommitOrder
@@ -23,6 +22,7 @@ from cli_session_proxy.git_memory.records import LONGEST, read
 from cli_session_proxy.settings import Settings, load
 
 from ..engine.test_core import core, turns, words
+from ..memory_backend import echo
 from ..serving import serving
 from ..talking import ask
 from .repository import Repo, attempt

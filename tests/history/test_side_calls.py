@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 from typer.testing import CliRunner
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain.models import Tool, Turn
 from cli_session_proxy.domain.parameters import Parameters
@@ -19,6 +18,7 @@ from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..memory_backend import MemoryBackend
 from ..serving import serving
 from ..talking import ask, claude, running, text
 

@@ -13,13 +13,13 @@ from typing import Any
 import httpx
 from pydantic import SecretStr
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 
 from ..engine.test_core import Model, words
+from ..memory_backend import MemoryBackend
 from ..serving import serving
 
 KEY = "the-key-of-this-cluster"

@@ -16,7 +16,6 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.cli import main
 from cli_session_proxy.commands.chatting import Here
 from cli_session_proxy.engine.engine import Engine
@@ -28,6 +27,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.asgi import Address
 
 from ..conftest import MakeSettings
+from ..memory_backend import MemoryBackend
 from ..serving import serving
 from ..talking import ask
 from .cluster import cluster

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from cli_session_proxy import errors
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.sdk.litellm import call as calls
 from cli_session_proxy.settings import Settings
 
 from ..fake_engine import FakeEngine
 from ..litellm_offline import exceptions, get_instance_fn, litellm, offline_environment, provider
+from ..memory_backend import MemoryBackend
 
 HELLO = [{"role": "user", "content": "hello"}]
 SONNET = "claude-cli/sonnet"

@@ -16,7 +16,6 @@ from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, project_key_for_
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from cli_session_proxy import ask, sdk
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sdk import ChainSessionStore, runtime
@@ -24,6 +23,7 @@ from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
+from ..memory_backend import MemoryBackend
 from ..serving import serving
 from ..talking import ask as say
 from ..talking import heard, running, text

@@ -8,7 +8,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
-from cli_session_proxy.backends.memory import MemoryBackend
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import JSON, Agent, Delivery, Session, Status, Turn
 from cli_session_proxy.engine.engine import Engine
@@ -30,6 +29,7 @@ from cli_session_proxy.stores.base import (
     TurnStart,
 )
 
+from ..memory_backend import MemoryBackend
 from ..talking import ask, text
 
 

@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from cli_session_proxy.backends.base import Refused
-from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.models import Block, Message, Usage
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 
+from ..memory_backend import MemoryBackend, echo
 from ..serving import serving
 
 WHY = "The model refused to answer this (cyber). It is about exploits."

@@ -15,7 +15,6 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cli_session_proxy.backends.memory import MemoryBackend, echo
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http import bounds
@@ -26,6 +25,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.responses import socket as sockets
 from turnfault.provider.upstream import Upstream
 
+from ...memory_backend import MemoryBackend, echo
 from ...serving import serving
 from ...until import until
 from .conftest import Door, client_of

@@ -12,10 +12,23 @@ import uuid
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ..domain.client_tools import calls_of
-from ..domain.evidence import Evidence
-from ..domain.lineage import Past
-from ..domain.models import (
+from cli_session_proxy.backends.base import (
+    Adoptable,
+    AnswerBlocks,
+    Answered,
+    Backend,
+    Called,
+    Completed,
+    Event,
+    Execution,
+    Job,
+    KeptTurn,
+    Refused,
+)
+from cli_session_proxy.domain.client_tools import calls_of
+from cli_session_proxy.domain.evidence import Evidence
+from cli_session_proxy.domain.lineage import Past
+from cli_session_proxy.domain.models import (
     THINKING,
     Agent,
     Block,
@@ -30,20 +43,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from ..domain.parameters import Name, Parameters
-from .base import (
-    Adoptable,
-    AnswerBlocks,
-    Answered,
-    Backend,
-    Called,
-    Completed,
-    Event,
-    Execution,
-    Job,
-    KeptTurn,
-    Refused,
-)
+from cli_session_proxy.domain.parameters import Name, Parameters
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
 Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block] | Refused]]
