@@ -328,17 +328,16 @@ _TICK = 20_000_000
 _SLACK = 2_000_000_000
 
 
-def opened(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> BinaryIO:
-    """A regular file of at most `most` bytes, open to read. `follow`: also by a symbolic link. Raises OSError."""
-    fd, _ = descriptor(path, most=most, follow=follow)
+def opened(path: Path | str, *, most: int = MAX_BYTES) -> BinaryIO:
+    """A regular file of at most `most` bytes, open to read, also by a symbolic link. Raises OSError."""
+    fd, _ = descriptor(path, most=most)
     return os.fdopen(fd, "rb")
 
 
-def descriptor(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> tuple[int, os.stat_result]:
+def descriptor(path: Path | str, *, most: int = MAX_BYTES) -> tuple[int, os.stat_result]:
     """Such a file's descriptor, and what it is like."""
-    _check(os.stat(path, follow_symlinks=follow), path, most)  # a device must not even be opened
-    flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC | (0 if follow else os.O_NOFOLLOW)
-    fd = os.open(path, flags)
+    _check(os.stat(path), path, most)  # a device must not even be opened
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
         there = os.fstat(fd)
         _check(there, path, most)  # it may have been replaced since
@@ -348,9 +347,9 @@ def descriptor(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) 
     return fd, there
 
 
-def contents(path: Path | str, *, most: int = MAX_BYTES, follow: bool = True) -> bytes:
+def contents(path: Path | str, *, most: int = MAX_BYTES) -> bytes:
     """The bytes of such a file. Raises OSError, also where it has grown too large meanwhile."""
-    with opened(path, most=most, follow=follow) as file:
+    with opened(path, most=most) as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise _too_large(path, most)
