@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from ..domain import times
 from ..domain.models import JSON
@@ -25,7 +25,10 @@ def summed(
     days = {day.isoformat(): _row() for day in times.days(now, DAYS)}
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
-    names = _full_names({one.model for one in facts})
+    asked = {one.model for one in facts}
+    # Of names such as `sonnet` those that one model alone can mean which answered: `claude-sonnet-5-5`.
+    means = {short: [model for model in asked if f"-{short}-" in model] for short in MODELS if short in asked}
+    names = {short: fits[0] for short, fits in means.items() if len(fits) == 1}
 
     def rows(at: float, model: str, owner: str) -> list[JSON]:
         found = days.get(times.day(at)), models[names.get(model, model)], keys[owner]
@@ -45,12 +48,6 @@ def summed(
             for name in _TOKENS:
                 row[name] += getattr(one.usage, name)
     return [{"day": day, **row} for day, row in days.items()], _dearest("model", models), _dearest("key", keys)
-
-
-def _full_names(models: Collection[str]) -> dict[str, str]:
-    """Of names such as `sonnet` those that one model alone can mean which answered: `claude-sonnet-5-5`."""
-    means = {short: [model for model in models if f"-{short}-" in model] for short in MODELS if short in models}
-    return {short: fits[0] for short, fits in means.items() if len(fits) == 1}
 
 
 def _dearest(name: str, found: dict[str, JSON]) -> list[JSON]:

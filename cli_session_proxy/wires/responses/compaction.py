@@ -10,10 +10,12 @@ import base64
 import binascii
 import json
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ...domain.models import JSON, Message
 from ...domain.reminders import reminder
+from ..common import optional
 
 _SEAL = "csp1:"
 # Of an item that is read again: text presses well, and a small item must not become a large one.
@@ -27,8 +29,10 @@ def sealed(messages: Sequence[Message]) -> str:
     return _SEAL + base64.b64encode(zlib.compress(told.encode("utf-8", "surrogatepass"))).decode()
 
 
-def unsealed(content: str | None) -> Message:
-    """What the model is told in its place."""
+def unsealed(item: Mapping[str, Any], where: str) -> Message:
+    """What the model is told in its place: what came before it, in words of ours. Another's is sealed: nobody can read
+    it here."""
+    content = optional(item, "encrypted_content", str, "a string", where=f"{where}.")
     if content is None or not content.startswith(_SEAL):
         return reminder(UNKNOWN)
     try:

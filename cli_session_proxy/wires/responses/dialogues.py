@@ -101,8 +101,9 @@ class Dialogues:
         """The call with the items that it names by their ids (as the Vercel AI SDK does) in their places."""
         messages: list[Message] = []
         for message in call.request.messages:
-            reference = responses_items.reference_of(message)
-            messages.append(message if reference is None else await self._referred(call.request.owner, reference))
+            block = message.content[0] if message.content else {}
+            is_id = block.get("type") == "item_reference"  # with its `id` and `where`, as `items` read it
+            messages.append(await self._referred(call.request.owner, block) if is_id else message)
         return replace(call, request=replace(call.request, messages=tuple(messages)))
 
     async def _referred(self, owner: str, reference: Block) -> Message:

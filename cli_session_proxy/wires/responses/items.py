@@ -86,12 +86,6 @@ def brought(given: object) -> list[object]:
     return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
-def reference_of(message: Message) -> Block | None:
-    """The `id` and `where` of the item that stands in this place by its id; None for a message of words."""
-    block = message.content[0] if message.content else {}
-    return block if block.get("type") == "item_reference" else None
-
-
 def turn_id_of_item(item_id: str) -> str | None:
     """The turn that an item's id was made from; None for an id that no turn gave."""
     parts = item_id.split("_")
@@ -114,27 +108,17 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
     return Message("user", said)
 
 
-def _function_call(item: Mapping[str, Any], where: str) -> Message:
-    given = arguments(optional(item, "arguments", str, "a string", where=f"{where}."), f"{where}.arguments")
+def _call(item: Mapping[str, Any], where: str) -> Message:
+    """Of a function, or of a custom tool, which takes a text."""
+    if item["type"] == "custom_tool_call":
+        given: JSON = {"input": optional(item, "input", str, "a string", where=f"{where}.") or ""}
+    else:
+        given = arguments(optional(item, "arguments", str, "a string", where=f"{where}."), f"{where}.arguments")
     call_id = required(item, "call_id", str, "a string", where=f"{where}.")
     name = required(item, "name", str, "a string", where=f"{where}.")
     space = optional(item, "namespace", str, "a string", where=f"{where}.")
     name = flat(space, name) if space else name
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))
-
-
-def _custom_call(item: Mapping[str, Any], where: str) -> Message:
-    call_id = required(item, "call_id", str, "a string", where=f"{where}.")
-    name = required(item, "name", str, "a string", where=f"{where}.")
-    space = optional(item, "namespace", str, "a string", where=f"{where}.")
-    name = flat(space, name) if space else name
-    said = optional(item, "input", str, "a string", where=f"{where}.") or ""
-    return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": {"input": said}},))
-
-
-def _compaction(item: Mapping[str, Any], where: str) -> Message | str:
-    """What came before it, in words of ours (`compacted`). Another's is sealed: nobody can read it here."""
-    return unsealed(optional(item, "encrypted_content", str, "a string", where=f"{where}."))
 
 
 def _function_output(item: Mapping[str, Any], where: str) -> Message:
@@ -149,9 +133,9 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
-    "message": _message, "function_call": _function_call, "function_call_output": _function_output,
-    "custom_tool_call": _custom_call, "custom_tool_call_output": _function_output,
-    "compaction": _compaction,
+    "message": _message, "function_call": _call, "function_call_output": _function_output,
+    "custom_tool_call": _call, "custom_tool_call_output": _function_output,
+    "compaction": unsealed,
     **{f"{kind}_call": known.message for kind, known in PUBLISHED.items()},
     **{f"{kind}_call_output": published_result for kind in PUBLISHED},
 }  # fmt: skip
