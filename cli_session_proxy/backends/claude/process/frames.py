@@ -265,9 +265,9 @@ class Output(asyncio.Protocol):
         if not self.spoke:
             self.spoke = True
             self.started.set()
+        self.count(data)
         if self.failure is None:  # else it is drained only
             try:
-                self._count(data)
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
             except UnreadableOutput as exc:
                 self._unreadable(exc)
@@ -279,10 +279,11 @@ class Output(asyncio.Protocol):
             self._lines.clear()
         self._take()
 
-    def _count(self, data: bytes) -> None:
+    def count(self, data: bytes) -> None:
+        """Of what it says, and of what its requests are answered: a short one may have a long answer."""
         self._said += len(data) + A_LINE * data.count(b"\n")
-        if self._said > MOST_OF_A_TURN:
-            raise UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two")
+        if self._said > MOST_OF_A_TURN and self.failure is None:
+            self._unreadable(UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two"))
 
     def _unreadable(self, why: UnreadableOutput) -> None:
         self.failure = f"it printed {why}"
@@ -327,11 +328,7 @@ class Output(asyncio.Protocol):
         while chunk := await stderr.read(READ_SIZE):
             self._tail += chunk
             del self._tail[:-STDERR_TAIL]
-            if self.failure is None:
-                try:
-                    self._count(chunk)
-                except UnreadableOutput as exc:
-                    self._unreadable(exc)
+            self.count(chunk)
 
 
 # --- prompts for CLIs that interpret them ------------------------------------------------------------------

@@ -347,7 +347,8 @@ class ClaudeProcess:
             asked = permissions.read(request)
             self._asks[asked.request_id] = asked
         elif (reply := self._tools.handle(request, in_turn=self._output.listening)) is not None:
-            self._write(frames.line(reply))
+            self._write(told := frames.line(reply))
+            self._output.count(told)
 
     def _write(self, lines: bytes) -> None:
         """What the pipe does not take at once follows by itself: nobody waits for it, while its output is read.

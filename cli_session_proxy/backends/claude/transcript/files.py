@@ -31,6 +31,9 @@ log = logs.get(__name__)
 SUFFIX = ".jsonl"
 ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
 DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
+# Files and folders there that are looked at: a shell can make millions, and each turn looks at all of them.
+MOST_NAMES = 100_000
+LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
 MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
 
@@ -71,21 +74,37 @@ def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
     """The regular files in that folder, opened, in order, by their names below the transcript's folder.
 
     Each folder is opened from the one above it, and no link is followed, whatever happens meanwhile. What vanishes or
-    cannot be read is left out: it is the CLI's to remove.
+    cannot be read is left out: it is the CLI's to remove. So is what is beyond `MOST_NAMES`.
     """
     top = beside(path)
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        for at, folders, names, fd in os.fwalk(top, follow_symlinks=False):
-            below = PurePosixPath(top.name, *Path(at).relative_to(top).parts)
-            folders[:] = sorted(folders) if len(below.parts) < DEEPEST else []
-            for name in sorted(names):
-                try:
-                    opened = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=fd)
-                except OSError:
-                    continue
-                with open(opened, "rb") as file:
-                    if stat.S_ISREG(os.fstat(opened).st_mode):
-                        yield below / name, file
+    try:
+        folder = os.open(top, LOOK | os.O_DIRECTORY)
+    except (FileNotFoundError, NotADirectoryError):
+        return
+    try:
+        yield from _opened_in(folder, PurePosixPath(top.name), iter(range(MOST_NAMES)))
+    finally:
+        os.close(folder)
+
+
+def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
+    with os.scandir(folder) as entries:
+        names = sorted(entry.name for entry, _ in zip(entries, left, strict=False))
+    for name in names:
+        try:
+            opened = os.open(name, LOOK, dir_fd=folder)
+        except OSError:
+            continue
+        mode = os.fstat(opened).st_mode
+        if stat.S_ISREG(mode):
+            with open(opened, "rb") as file:
+                yield below / name, file
+            continue
+        try:
+            if stat.S_ISDIR(mode) and len(below.parts) < DEEPEST:
+                yield from _opened_in(opened, below / name, left)
+        finally:
+            os.close(opened)
 
 
 def _is_plain(path: Path) -> bool:

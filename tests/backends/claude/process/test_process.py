@@ -18,7 +18,7 @@ import pytest
 import uvloop
 
 from cli_session_proxy.backends.base import Activity
-from cli_session_proxy.backends.claude.process import child
+from cli_session_proxy.backends.claude.process import child, frames
 from cli_session_proxy.backends.claude.process.capability import probe
 from cli_session_proxy.backends.claude.process.child import write_prompt
 from cli_session_proxy.backends.claude.process.events import ProcessDied, Result
@@ -266,6 +266,15 @@ async def test_one_that_asks_and_reads_no_answer_is_killed_before_the_answers_fi
     process = await start(await fake("asking", env={"FAKE_SIZE": "30"}))
     async with asyncio.timeout(30):
         with pytest.raises(ProcessDied, match="-9"):
+            await ask(process, "x")
+
+
+async def test_what_it_is_answered_counts_as_well(fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell in its place can ask for a list of large tools again and again, and read it: each is written anew."""
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 5_000_000)
+    process = await start(await fake("asking", env={"FAKE_SIZE": "30"}))
+    async with asyncio.timeout(30):
+        with pytest.raises(ProcessDied, match="in one turn"):
             await ask(process, "x")
 
 

@@ -129,9 +129,12 @@ def test_a_folder_that_becomes_a_link_while_it_is_looked_at_brings_in_nothing_of
     assert base64.b64decode(json.loads(record.line)["data"]) == b"of the session"
 
 
-@pytest.mark.parametrize(("limit", "kept_of_them"), [("MAX_FILES", 3), ("MAX_TOTAL", 3), ("DEEPEST", 1)])
+@pytest.mark.parametrize(
+    ("limit", "most", "kept_of_them"),
+    [("MAX_FILES", 3, 3), ("MAX_TOTAL", 15, 3), ("DEEPEST", 1, 1), ("MOST_NAMES", 6, 3)],  # of three folders
+)
 def test_what_lies_beside_a_transcript_is_kept_within_bounds(
-    limit: str, kept_of_them: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    limit: str, most: int, kept_of_them: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     for number in range(5):
@@ -139,7 +142,7 @@ def test_what_lies_beside_a_transcript_is_kept_within_bounds(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "x.txt").write_text("12345")
     assert len(gather(path, None)) == 5
-    monkeypatch.setattr(files, limit, {"MAX_FILES": 3, "MAX_TOTAL": 15, "DEEPEST": 1}[limit])
+    monkeypatch.setattr(files, limit, most)
     assert len(gather(path, None)) == kept_of_them
 
 
