@@ -7,12 +7,16 @@ from pathlib import Path
 
 import pytest
 
+from cli_session_proxy.backends.claude.process import capability
+from cli_session_proxy.backends.claude.process.observed import Observation
 from cli_session_proxy.commands import status as command
 from cli_session_proxy.commands.login import login_of
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.models import Status, Usage
 from cli_session_proxy.domain.plan import Plan, PlanWindow
 from cli_session_proxy.export.status import ProxyStatus, Remembered, costs, failing, lines, remembered, windows
+from cli_session_proxy.selfcheck.keeping import KeptBinaries
+from cli_session_proxy.selfcheck.service import RUN
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import TurnFacts
 from turnfault.provider.upstream import Upstream
@@ -122,6 +126,18 @@ async def test_without_a_server_it_says_how_to_start_one_and_makes_nothing(
     assert served is None
     assert seen.problem == f"no server runs on {settings.var}: start it with `cli-session-proxy serve`"
     assert not list(settings.var.glob("*.sqlite3"))
+
+
+async def test_without_a_server_it_says_what_the_self_check_saw(claude_2: Path, make_settings: MakeSettings) -> None:
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine:
+        assert ", not checked yet" in ((await command.look(settings))[0].cli or "")
+        found = await capability.version(claude_2, {})
+        assert found is not None
+        sha256 = KeptBinaries(settings.var / "cli").sha256(capability.identity_of(claude_2))
+        seen = {"start": Observation.of("start", "ok", "").as_json(), RUN: {"version": found[0]}}
+        await engine.store.keep_findings(f"{sha256} {found[0]}", seen)
+    assert (await command.look(settings))[0].cli == f"Claude CLI {found[0]}, 1 of 1 checks passed"
 
 
 async def test_a_missing_login_is_the_problem_before_all(claude_2: Path, tmp_path: Path) -> None:
