@@ -661,6 +661,29 @@ async def test_what_a_confined_agent_says_in_its_clis_place_takes_no_option_from
     assert not {"claude_option_refused", "claude_degraded"} & {str(event["event"]) for event in events(caplog)}
 
 
+async def test_what_is_said_in_the_place_of_a_summarys_cli_takes_no_option_from_others_either(
+    shells: Shells, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It starts in the agent's directory, where a script that starts the CLI may run what the agent left there."""
+    real = await asyncio.to_thread(os.path.realpath, shells.settings.claude_bin or "")
+    script = tmp_path / "claude-by-a-script"
+    script.write_text(f'#!/bin/sh\n[ -f ./says ] && exec sh ./says\nexec {real} "$@"\n')
+    script.chmod(0o755)
+    links = SandboxSettings(links={"real": Path(real)})
+    settings = shells.settings.model_copy(update={"claude_bin": script, "sandbox": links})
+    says = "error: unknown option \\'--system-prompt-file\\'"
+    async with running(settings) as engine:
+        await ask(engine, "one", agent="confined", profile="confined")
+        await shells.run(engine, "confined", f"echo echo {says!r} '>&2' > says; echo exit 1 >> says")
+        for said in (ASKS_FOR_SUMMARY, "the last"):
+            too_long = Fail(400, message="prompt is too long: 2 tokens > 1 maximum")
+            shells.upstream.when(said, too_long, times=None)
+        with pytest.raises(ProxyError):
+            await ask(engine, "the last", agent="confined", profile="confined")
+        assert text(await ask(engine, "hello", agent="other"))
+    assert not {"claude_option_refused", "claude_degraded"} & {str(event["event"]) for event in events(caplog)}
+
+
 async def leaves_running(shells: Shells, engine: Engine, program: str) -> Path:
     """A Python program that outlives the turn of the confined agent; it is told the CLI's pid. The agent's folder."""
     sandbox = shells.settings.var / "sandbox" / "agents" / "confined"

@@ -105,6 +105,11 @@ class Launch:
         return [str(self.capability.path), *argv, session, *self._choices(prompt_file)]
 
     @property
+    def confined(self) -> bool:
+        """It runs behind an agent's boundary. A summary of a confined agent does so, too, with a profile of its own."""
+        return self.profile.confined or self.wrapper is not None
+
+    @property
     def kind(self) -> str | None:
         """Equal for a launch and the spares that can become it: all but what a claim tells them. None: it takes none.
 
@@ -113,8 +118,7 @@ class Launch:
         to a running process, it would be told to the model as a `/model` command of the user (run on 2.1.329).
         """
         profile = self.profile
-        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
-        own = own or self.wrapper is not None  # a summary of a confined agent: its boundary is nobody else's
+        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or self.confined
         if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
             return None
         if not self.ahead and (not (self.system_prompt or "").strip() or SHORT_NAME.search(str(self.cwd))):

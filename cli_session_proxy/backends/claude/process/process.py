@@ -136,7 +136,7 @@ class ClaudeProcess:
         """An agent's programs run beside it, and may stop it or speak in its place: what it does not do then says
         nothing of the CLI that others use."""
         profile = self.launch.profile  # a confined one may have left programs that an older CLI starts by itself
-        return bool(profile.tools or profile.setting_sources or profile.mcp_config or profile.confined)
+        return bool(profile.tools or profile.setting_sources or profile.mcp_config or self.launch.confined)
 
     @property
     def waiting(self) -> bool:
@@ -395,7 +395,7 @@ class ClaudeProcess:
         missing = NO_CONVERSATION in self.stderr
         if not self._output.spoke and not missing:
             refused = capability.UNKNOWN_OPTION.search(self.stderr)
-            if refused is not None and not self.launch.profile.confined:  # whose programs may have said so, before it
+            if refused is not None and not self.launch.confined:  # whose programs may have said so, before it
                 capability.without(self.launch.capability, refused[1])
             else:
                 capability.forget(self.launch.capability)  # perhaps a script starts another version now

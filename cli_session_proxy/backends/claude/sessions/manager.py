@@ -511,7 +511,7 @@ class Sessions:
         if forked:
             path = str(transcript.in_folder(Path(path).parent, session_id))
         # Not a confined one's: its CLI writes in its own folder only, and its programs may name anybody's session.
-        if not ready.process.launch.profile.confined and not os.access(path, os.F_OK):
+        if not ready.process.launch.confined and not os.access(path, os.F_OK):
             written = self._projects.written
             path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
         if said.stopped:
