@@ -311,6 +311,9 @@ class Connection(HttpToolsProtocol):
             web.data_received(said)
         self._waiting = b""
 
+    def on_header(self, name: bytes, value: bytes) -> None:
+        super().on_header(name, value.rstrip(b" \t"))  # no part of it (RFC 9112, 5.1), and httptools leaves it there
+
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and (method := self.parser.get_method()) != b"CONNECT":
             version = self.parser.get_http_version().encode()

@@ -21,6 +21,7 @@ import asyncio
 import hashlib
 import json
 import ssl
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -59,8 +60,10 @@ HEARD, AWAY = 0.5, 2.0
 AGAIN = 0.25
 # For so long an answer is still read when its client has left, to see whether it had all of it. Seconds.
 ON_ITS_WAY = 0.1
-# Other proxies that this one has clients for.
+# Other proxies that this one has clients for. A new one takes the place of the one that was asked longest ago.
 MOST_PEERS = 1024
+# Bytes of an answer to a question; it has some hundred.
+LONGEST = 16 * 1024
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
@@ -112,7 +115,7 @@ class Relay:
         self.signer = Signer(secret, engine.settings.advertise, engine.instance_id)
         self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
         self._note = note
-        self._clients: dict[str, httpx.AsyncClient] = {}  # by address
+        self._clients: OrderedDict[str, httpx.AsyncClient] = OrderedDict()  # by address, the one asked last at the end
         self._peers: dict[str, Peer] = {}  # what each has proved last
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
@@ -220,7 +223,8 @@ class Relay:
         """Pass the answer on as it comes."""
         clock = asyncio.get_running_loop().time
         try:
-            response = await self._open(hop.address).send(request, stream=True)
+            client = await self._open(hop.address)
+            response = await client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has ended just now, and has got nothing
             self._away[hop.address] = clock() + AWAY
             log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
@@ -292,13 +296,18 @@ class Relay:
 
     async def _answers(self, address: str, path: str, within: float) -> bool:
         """It says 200 to this question, and proves that it is of this cluster."""
+        marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
-            request = httpx.Request("GET", f"{address}{path}", headers=self._marks(address, "GET", path, "", ()))
             async with asyncio.timeout(within):
-                told = await self._open(address).send(request)
+                client = await self._open(address)
+                async with client.stream("GET", f"{address}{path}", headers=marks) as told:
+                    async for piece in told.aiter_raw():
+                        size += len(piece)
+                        if size > LONGEST:
+                            return False
         except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
             return False
-        return self._proved(address, request, told) is not None and told.status_code == 200
+        return self._proved(address, told.request, told) is not None and told.status_code == 200
 
     def _proved(self, address: str, request: httpx.Request, response: httpx.Response) -> Peer | None:
         """The peer's proven identity in this answer; None without one."""
@@ -347,18 +356,25 @@ class Relay:
         peer = self._peers.get(address)
         return self.signer.request(method, target, quote(owner, safe=""), address, peer, decisive(headers), body)
 
-    def _open(self, address: str) -> httpx.AsyncClient:
-        """The client of one proxy. Raises `httpx.ConnectError` where there are too many."""
+    async def _open(self, address: str) -> httpx.AsyncClient:
+        """The client of one proxy."""
         if address not in self._clients:
-            if len(self._clients) >= MOST_PEERS:
-                raise httpx.ConnectError("too many proxies are in this cluster")
             # Certificates that this machine trusts, its own authority's too; no proxy that the environment names.
             self._trusted = self._trusted or ssl.create_default_context()
             learned = partial(self._peers.__setitem__, address)
             way = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
             timeout = httpx.Timeout(None, connect=REACH)
             self._clients[address] = httpx.AsyncClient(transport=way, timeout=timeout, trust_env=False)
-        return self._clients[address]
+        self._clients.move_to_end(address)
+        client = self._clients[address]
+        if len(self._clients) > MOST_PEERS:
+            in_use = {address, *(hop.address for hop in self._hops)}
+            oldest = next((one for one in self._clients if one not in in_use), None)
+            if oldest is not None:
+                for known in (self._peers, self._heard, self._away):
+                    known.pop(oldest, None)
+                await self._clients.pop(oldest).aclose()
+        return client
 
     # --- what a turn that runs there has said so far
 
@@ -372,8 +388,9 @@ class Relay:
         if not await self._answers(address, "/readyz", REACH):
             return
         marks = self._marks(address, "GET", path, agent.owner, ())
+        client = await self._open(address)
         with suppress(httpx.HTTPError):
-            async with self._open(address).stream("GET", f"{address}{path}", headers=marks) as stream:
+            async with client.stream("GET", f"{address}{path}", headers=marks) as stream:
                 if self._proved(address, stream.request, stream) is None:
                     return
                 name = ""

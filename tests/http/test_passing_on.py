@@ -599,6 +599,33 @@ async def test_what_is_between_two_neighbours_and_what_connection_names_goes_no_
         assert "marmalade" not in told
 
 
+async def test_a_space_behind_a_headers_value_is_no_part_of_it(postgres_url: str, tmp_path: Path) -> None:
+    """The client of a hop refuses such a value: each attempt was `interrupted`. Here it named another agent."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        for host, text in ((one, "one"), (two, "two")):
+            body = json.dumps({"model": "sonnet", "messages": [{"role": "user", "content": text}]})
+            reader, writer = await asyncio.open_connection("127.0.0.1", host.http.base_url.port)
+            head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+            writer.write(f"{head}X-Agent-Id: a \t\r\nConnection: close \r\n\r\n{body}".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+        assert one.asked == [["one"], ["one", "two"]]
+
+
+async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cluster whose proxies get new ports every day had no hops after so many."""
+    monkeypatch.setattr(relay, "MOST_PEERS", 1)
+    async with cluster(postgres_url, tmp_path, 3) as hosts:
+        await hosts[0].chat("one", agent="a")
+        await hosts[1].chat("one", agent="b")
+        for text in ("two", "three"):
+            assert said(await hosts[2].chat(text, agent="a")).startswith(f"You said: {text}")
+            assert said(await hosts[2].chat(text, agent="b")).startswith(f"You said: {text}")
+        assert [len(host.asked) for host in hosts] == [3, 3, 0]
+
+
 async def test_what_is_passed_on_is_counted_where_it_came_in(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -283,6 +283,37 @@ async def test_who_stands_between_makes_no_second_turn_by_a_refusal(postgres_url
         assert (one.asked, two.asked) == ([["one"], ["one", "two"]], [])
 
 
+async def test_an_answer_to_a_question_is_read_no_further_than_one_goes(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who stands between may go on behind a signed head for ever: all that came in time was kept."""
+    monkeypatch.setattr(relay, "REACH", 60.0)
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        pump = there._pump
+
+        async def endless(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            original = writer.write
+
+            def write(data: bytes | bytearray | memoryview) -> None:
+                if b"x-cluster-proof" not in bytes(data).lower() or b'"ready"' not in bytes(data):
+                    original(data)
+                    return
+                head = bytes(data).partition(b"\r\n\r\n")[0]
+                fields = [one for one in head.split(b"\r\n") if not one.lower().startswith(b"content-length")]
+                original(b"\r\n".join(fields) + b"\r\ncontent-length: 4000000\r\n\r\n")
+                for _ in range(1000):
+                    original(b" " * 3000)
+
+            writer.write = write  # type: ignore[method-assign]
+            await pump(reader, writer)
+
+        there._pump = endless  # type: ignore[method-assign]
+        assert said(await one.chat("one")) == "You said: one (1)"
+        async with asyncio.timeout(10):
+            assert said(await two.chat("two")) == "You said: two (2)"
+        assert (one.asked, two.asked) == ([["one"]], [["one", "two"]])
+
+
 # --- the signer itself
 
 
