@@ -2,10 +2,10 @@
 
 A line with a `uuid` is part of the conversation (user, assistant, attachment, system records, chained by
 `parentUuid`); a line without one is a note of the CLI's own (queue, cost, request log). Sidechain records
-belong to sub-agents. Source: facts measured on 1.0.120 and 2.1.329, section "Transcripts".
+belong to sub-agents. Measured on 1.0.120 and 2.1.329.
 """
 
-from .comparing import FileVerdict, Found, Pair, check
+from .comparing import FileVerdict, Pair, check
 from .entries import (
     REWOUND,
     Entry,
@@ -61,7 +61,6 @@ from .mending import (
 from .projects import Projects, project_dir
 from .writing import (
     NEWEST,
-    NO_CONTENT,
     OPENED_BY_ASSISTANT,
     Scribe,
     in_strict_order,
@@ -74,14 +73,12 @@ from .writing import (
 __all__ = [
     "ASIDE",
     "NEWEST",
-    "NO_CONTENT",
     "OPENED_BY_ASSISTANT",
     "REWOUND",
     "SUFFIX",
     "SUMMARY",
     "Entry",
     "FileVerdict",
-    "Found",
     "Head",
     "LeftOut",
     "Loading",
