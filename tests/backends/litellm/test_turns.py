@@ -361,3 +361,25 @@ async def test_two_proxies_see_the_same_chain(with_models: Callable[..., Setting
         await ask(first, "three", model="gpt")
         await until(lambda: len(provider.openai) == 2)
     assert [said for role, said in texts(provider.openai[-1])[1:] if role == "user"] == ["one", "two", "three"]
+
+
+async def test_an_image_of_a_client_is_not_fetched_from_this_machine(
+    with_models: Callable[..., Settings], provider: Provider
+) -> None:
+    """LiteLLM fetches it for a provider that takes no addresses; none of this machine or of private networks."""
+    asked = 0
+
+    async def serve(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal asked
+        asked += 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server, running(with_models()) as engine:
+        for host in ("127.0.0.1", "localhost", "[::ffff:127.0.0.1]", "0x7f.1"):
+            url = f"http://{host}:{server.sockets[0].getsockname()[1]}/x.png"
+            shown = Message("user", ({"type": "image", "source": {"type": "url", "url": url}},))
+            with pytest.raises(ProxyError):
+                await ask(engine, shown, model="gemini")
+    assert asked == 0
+    assert provider.gemini == []
