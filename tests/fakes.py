@@ -182,6 +182,8 @@ class FakeEngine:
     def store(self) -> Store:
         return cast(Store, self.fake_store)
 
+    told = store
+
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
         self.requests.append(request)
         steps = self.script(request)
