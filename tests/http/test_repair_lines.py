@@ -150,7 +150,7 @@ class Draining(FakeEngine):
     def __init__(self, _settings: Settings, _store: Store) -> None:
         super().__init__()
         self.fake_store.agent_by_key = Names().agent_by_key  # type: ignore[attr-defined]
-        self.told = asyncio.Event()
+        self.was_told = asyncio.Event()
         self.stopped = 0
 
     async def start(self) -> None:
@@ -161,7 +161,7 @@ class Draining(FakeEngine):
         if self.stopped == 1:
             for observer in self.observers:
                 cast(RepairLines, observer).turn_ended(turn(2), (GONE,))
-            await asyncio.wait_for(self.told.wait(), SOON)
+            await asyncio.wait_for(self.was_told.wait(), SOON)
 
 
 @pytest.fixture
@@ -195,7 +195,7 @@ async def test_a_repair_that_a_stopping_proxy_makes_is_told(
         if line.startswith("claude"):  # the last line of the start
             os.kill(os.getpid(), signal.SIGTERM)
         if "repaired" in line:
-            loop.call_soon_threadsafe(engines[0].told.set)
+            loop.call_soon_threadsafe(engines[0].was_told.set)
 
     loop = asyncio.get_running_loop()
     tmp_path.joinpath("var").mkdir()
@@ -223,7 +223,7 @@ async def test_without_a_terminal_the_proxy_serves_all_the_same(
         assert where is not None
         async with httpx.AsyncClient(trust_env=False) as http:
             assert (await http.get(f"{where.url}/healthz")).status_code == 200
-        engines[0].told.set()
+        engines[0].was_told.set()
         os.kill(os.getpid(), signal.SIGTERM)
         await serving
     assert "nothing_more_is_said" in logs.file_of(Settings(var=tmp_path / "var")).read_text()
