@@ -54,7 +54,7 @@ demo: $(VENV)/.serve  ## a conversation over the real CLI, offline
 	@$(BIN)/cli-session-proxy demo
 
 test: check tools  ## all that CI runs
-	$(BIN)/python -m pytest -n 3 --dist worksteal
+	$(BIN)/python -m pytest -n 4 --dist worksteal
 
 continuity: $(VENV)/.test tools  ## every breakage on both CLIs and on the bare one; writes docs/continuity.md
 	$(BIN)/python -m pytest tests/continuity -m 'full or not full' --table docs/continuity.md
