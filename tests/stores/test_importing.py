@@ -69,6 +69,9 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
     assert coming(path) == 1
     for number, store in enumerate((one, two)):
         assert await store.agent("local", "a") is None
+        first = await store.turn("turn_1")
+        assert first is not None
+        assert await store.agent_by_key(first.agent_key) is None
         assert [row async for row in store.summaries()] == []
         assert await store.expired_agents(Expiry(time.time() + 1)) == []
         other = await store.ensure_agent("local", f"b{number}", f"b{number}", named=True, now=time.time())
