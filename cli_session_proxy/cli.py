@@ -715,14 +715,6 @@ def _write(text: str) -> None:
     sys.stdout.flush()
 
 
-def _program(named: list[str]) -> typer.Typer:
-    """With the command that is named alone, if there is one: Typer makes each one that it has, which takes 0.1 s."""
-    commands = [one for one in app.registered_commands if [one.name or getattr(one.callback, "__name__", "")] == named]
-    alone = copy.copy(app)
-    alone.registered_commands = commands or app.registered_commands
-    return alone
-
-
 def main(args: list[str] | None = None) -> None:
     """The entry point: an error is one line that says what to do, and so is each wrong setting."""
     os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 20 ms, and there are none
@@ -734,7 +726,13 @@ def main(args: list[str] | None = None) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         check_system()
-        _program((sys.argv[1:] if args is None else args)[:1])(args)
+        # With the named command alone, if there is one: Typer makes each one that it has, which takes 0.1 s.
+        named = (sys.argv[1:] if args is None else args)[:1]
+        every, alone = app.registered_commands, copy.copy(app)
+        alone.registered_commands = [
+            one for one in every if [one.name or getattr(one.callback, "__name__", "")] == named
+        ] or every
+        alone(args)
     except ProxyError as exc:
         from .settings import WrongSettings
 

@@ -210,11 +210,9 @@ def remove_any(path: Path) -> None:
 
 
 def _remove_folder(top: Path) -> None:
-    """However deep, wide and closed it is, this holds a few descriptors and one name at a time: each folder in it is
-    emptied, and the folders of that one are moved up to `top`.
-
-    What an agent's programs put in the place of one meanwhile leads nowhere. Raises `SandboxError` where they go on.
-    """
+    """Needs a few descriptors and one name at a time, however deep and wide the folder is: each folder in it is
+    emptied, and the folders inside that one are moved up to `top`. No link is followed that an agent's programs put
+    there meanwhile. Raises `SandboxError` if they keep writing."""
     give_up = time.monotonic() + LONGEST_REMOVAL
     left = True
     with _opened(top) as here:

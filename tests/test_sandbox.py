@@ -254,7 +254,7 @@ def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path
         if place == "sandbox":
             boxes.remove("a")
         else:
-            transcript.remove_project(top.parent, confined=False)
+            transcript.remove_project(top.parent, whole=False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not top.exists()

@@ -1,4 +1,4 @@
-"""One attempt of one turn while it runs, and what the attempts of a turn leave to the next of them."""
+"""One attempt to run a turn, and what the next attempt has to know of it."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 
 @dataclass(slots=True, eq=False)
 class Course:
-    """What the attempts of one turn, while it runs, leave to the next of them.
+    """What the next attempt has to know of those before it. One per run of a turn.
 
-    `fault`: why the structured output of the one before was refused. `remedies`: what earlier ones asked for. `first`:
-    why the model that was asked for could not answer.
+    `fault`: why the last structured output was refused. `remedies`: what the backend asked for. `fallback`: the model
+    that is asked instead. `first`: why the model that the client named could not answer.
     """
 
     number: int = 1
@@ -87,16 +87,16 @@ class Attempt:
 
     @property
     def uses_tools(self) -> bool:
-        """The profile's tools: what they did cannot be done again."""
+        """The CLI's own tools may have run: what they did cannot be undone."""
         return self.job is not None and bool(self.job.profile.tools)
 
     @property
     def stands_in(self) -> bool:
-        """Another model is asked than the one that was asked for."""
+        """A fallback model answers."""
         return self.fallback is not None and self.fallback.here
 
     def start(self) -> None:
-        """Tell the clients where the turn runs, once, before the first piece of the answer."""
+        """Tell the clients the turn's session and model, once, before the answer begins."""
         if not self.started and self.exchange is not None:
             self.started = True
             self.live.at("first_block")
@@ -107,14 +107,14 @@ class Attempt:
             self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
 
     def check(self) -> None:
-        """Raises `UpstreamError` where the backend has told of more than any turn has."""
+        """Raises `UpstreamError` if the backend reported more tools or failures than a real turn has."""
         failures = len(self.retries) + len(self.evidence.cuts)
         if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES:
             told = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
             raise UpstreamError(f"the backend told of {told} in one turn: send it again")
 
     def abandoned(self, blocks: frozenset[int]) -> None:
-        """The provider's stream was cut in these blocks. What a client was given of them is part of the answer."""
+        """The provider's stream was cut in these blocks. What a client was already sent stays in the answer."""
         self.check()
         shown = self.live.withdraw(blocks)
         self.partial |= set(range(len(self.output), len(self.output) + len(shown)))

@@ -162,6 +162,7 @@ class Executor:
             if live.cancelled_by is not None:  # while what the attempt before left was put away
                 raise asyncio.CancelledError
             live.at("queued")
+            live.used = Usage()
             attempt = Attempt.of(live, lease, state.agent, course, at_head=at_head)
             failed: ProxyError | None = None
             try:
@@ -226,8 +227,8 @@ class Executor:
     async def _instead(
         self, attempt: Attempt, failed: ProxyError, deadline: float, behind: Callable[[], Sequence[str]]
     ) -> LimitWait | None:
-        """How long the turn waits for the limit that it met, as the store has it by then; None where another model is
-        asked from now on. Raises the error where the turn fails."""
+        """What happens instead of the failed attempt. The wait for a limit, as it is stored; or None: another model is
+        asked next. Raises the error if the turn fails."""
         live, course = attempt.live, attempt.course
         # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
         with suppress(StoreUnavailable):
@@ -361,7 +362,7 @@ class Executor:
         return await recall(memory, attempt.agent)
 
     async def _home(self, attempt: Attempt) -> Home | None:
-        """Where the turn's tools leave their files from now on. What is on another host is noted."""
+        """The host on which the turn's tools leave their files. Where earlier ones are missing here, that is noted."""
         if self._passing is None or not self._passing.keeps_files(attempt.live.turn.profile):
             return None
         missing = await self._passing.missing(attempt.agent)
@@ -370,7 +371,7 @@ class Executor:
         return self._passing.home
 
     async def _prepared(self, attempt: Attempt, job: Job) -> Execution:
-        """The exchange, behind what somebody else said in the session meanwhile."""
+        """The exchange. What somebody else said in the session meanwhile is adopted first."""
         ready = await self._backend.prepare(job)
         if isinstance(ready, Adoptable):
             parent = attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)

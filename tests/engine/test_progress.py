@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.base import Abandoned, Compacted, Event, Retried, ToolActivity
-from cli_session_proxy.domain.models import BlockStart
+from cli_session_proxy.backends.base import Abandoned, Compacted, Event, Retried, ToolActivity, Used
+from cli_session_proxy.domain.models import BlockStart, Usage
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
-from cli_session_proxy.errors import NotFound, TurnCancelled, UpstreamError
+from cli_session_proxy.errors import NotFound, ProxyError, TurnCancelled, UpstreamError
 from cli_session_proxy.export import live
 from cli_session_proxy.settings import Settings
 
@@ -76,6 +76,21 @@ async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path)
         answer.acknowledge()
         second.cancel()
         assert [bool(one["at"]) for one in (*turn.tools, *turn.evidence.retries)] == [True, True, True]
+
+
+async def test_the_tokens_of_an_attempt_are_told_as_they_are_used(tmp_path: Path) -> None:
+    wanted = {"schema": {"type": "object"}}  # the first attempt gives no JSON
+    async with Watched(tmp_path, [None, Used(Usage(5, 7, cache_read_tokens=100)), delta("no JSON"), None]) as watched:
+        answer = await watched.engine.submit(request("hello", format=wanted))
+        told = []
+        for _ in range(4):
+            await watched.backend.reached.acquire()
+            (shown,) = live.progress([watched.now()])
+            told.append((shown["tokens_read"], shown["tokens_written"]))
+            watched.backend.go.release()
+        assert told == [(0, 0), (105, 7)] * 2
+        with pytest.raises(ProxyError):
+            await answer.turn()
 
 
 @pytest.mark.parametrize(

@@ -159,6 +159,18 @@ def test_a_prompt_behind_words_of_the_clis_own_is_kept_where_its_answer_is_cut()
     assert json.loads(last.line)["message"]["content"] == [{"type": "text", "text": "I"}]
 
 
+def test_what_the_old_cli_writes_in_the_place_of_an_answer_that_was_stopped_is_no_part_of_it() -> None:
+    """It leaves the answer out where it is stopped early (1.0.120, one of 17 times on a loaded machine)."""
+    scribe = Scribe("00000000-0000-4000-8000-000000000000", Path("/agents/a"), "1.0.120", 0.0, None)
+    texts = "[Request interrupted by user] was shown", "[Request interrupted by user]"  # a person may say so, too
+    asked, stopped = [scribe.record(Message("user", ({"type": "text", "text": said},)), "sonnet") for said in texts]
+    added = parse_records([asked, stopped]).entries
+    *whole, last = stopping.cut(added, ({"type": "text", "text": "word"},), scribe, "sonnet", unseen=True)
+    assert [record.uuid for record in whole] == [asked.uuid]
+    said = json.loads(last.line)
+    assert (said["parentUuid"], said["message"]["content"]) == (asked.uuid, [{"type": "text", "text": "word"}])
+
+
 async def test_an_old_cli_is_cut_by_us_and_says_what_it_cannot_do(
     claude_1: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:

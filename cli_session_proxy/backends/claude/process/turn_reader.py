@@ -425,8 +425,8 @@ def _blocks(message: JSON) -> list[Block]:
 
 
 def _is_sound(piece: JSON) -> bool:
-    """Names and words are texts, and the words of a text or thought are there: all readers rely on it, those of other
-    agents' turns, too. A CLI's pieces are; a shell may make others up in its place."""
+    """Names and words are texts, and no text or thought lacks its words: a shell in its CLI's place may send anything,
+    and later readers rely on that, the overview of all agents too."""
     words = _WORDS_OF.get(str(piece.get("type")))
     whole = words is None or isinstance(piece.get(words), str)
     return whole and all(isinstance(piece.get(name), str | None) for name in _TEXTS)

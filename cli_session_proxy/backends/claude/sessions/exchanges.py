@@ -17,7 +17,8 @@ from ..transcript import Entry
 
 # How the CLI opens user records that nobody typed as a prompt (seen on 1.0.120 and 2.1.329).
 _COMMAND = "<command-"
-_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", "[Request interrupted by user")
+_STOPPED = "[Request interrupted by user"
+_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", _STOPPED)
 
 # How the CLI marks the result of a call that nobody gave a result to, because its proxy was gone (run on 2.1.330).
 _DENIAL = "toolDenialKind"
@@ -175,6 +176,11 @@ def _asks(entry: Entry) -> bool:
 
 def is_prompt(entry: Entry) -> bool:
     return _asks(entry) and not _opens_with(entry, (_COMMAND,)) and any(map(_is_words, entry.content))
+
+
+def says_stopped(entry: Entry) -> bool:
+    """The CLI wrote that it was interrupted. (1.0.120 may write this in the place of the answer.)"""
+    return _typed(entry) and _opens_with(entry, (_STOPPED,))
 
 
 def _is_words(block: Block) -> bool:

@@ -671,9 +671,10 @@ class Sessions:
             for folder in folders:
                 await asyncio.to_thread(transcript.remove, transcript.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
-        confined = self._sandboxes.was_confined(agent.dir)
+        # A confined agent's shell may have put anything into its own folder. A noted one may hold others' sessions.
+        confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
-            await asyncio.to_thread(transcript.remove_project, folder, confined=confined)
+            await asyncio.to_thread(transcript.remove_project, folder, whole=confined and folder == own)
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from ....domain.models import Block, Message, Record
 from ..transcript import Entry, Scribe
+from .exchanges import says_stopped
 from .reopening import closing
 
 
@@ -29,9 +30,9 @@ def cut(
     start = prompts[0] if prompts else 0
     kept: list[Entry] = list(entries[:start])
     full = False
-    for entry in entries[start:]:
-        if full and entry.on_path and entry.kind == "user":
-            break  # the CLI's own words, which ask the model to go on
+    for at, entry in enumerate(entries[start:]):
+        if entry.on_path and entry.kind == "user" and (full or (says_stopped(entry) and (quiet or at > 0))):
+            break  # the CLI's own words: they ask the model to go on, or tell it that it was stopped
         if entry.on_path and entry.kind == "assistant":
             full = entry.data.get("message", {}).get("stop_reason") == "max_tokens"
             said = [block for block in entry.content if block.get("type") != "tool_use"]

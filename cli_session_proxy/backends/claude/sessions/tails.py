@@ -83,6 +83,6 @@ class Tails:
 
 
 def _prompts(entries: Sequence[Entry]) -> set[str]:
-    """The uuids of the prompts among them, of which a shell may have written any number."""
+    """The uuids of the prompts among them. A shell may have written any number of entries."""
     named = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
     return {uuid for uuid in named if uuid is not None}

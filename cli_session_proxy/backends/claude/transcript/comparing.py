@@ -18,8 +18,8 @@ from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
 from .loading import KNOWN, as_loaded
 
-# Records behind the path. Whose they are is found out partly on the event loop, in 50 ms; a person who goes on by hand
-# makes hardly so many.
+# The most records behind the path that are looked at. This takes 50 ms of the event loop; a person who goes on by hand
+# hardly makes so many.
 MORE_RECORDS = 20_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]

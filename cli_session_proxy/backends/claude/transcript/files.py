@@ -57,7 +57,7 @@ def checked(path: Path) -> Path:
 def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
     """The same session's file under other working directories' folders (moved sandbox, doubled prefix)."""
     found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
-    return sorted(path for path in found if path != expected and _is_plain(path))
+    return sorted(path for path in found if path != expected and path.is_file() and not path.is_symlink())
 
 
 def beside(path: Path) -> Path:
@@ -105,11 +105,6 @@ def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterat
                 yield from _opened_in(opened, below / name, left)
         finally:
             os.close(opened)
-
-
-def _is_plain(path: Path) -> bool:
-    """A regular file itself, and no link to one; False where it is gone."""
-    return path.is_file() and not path.is_symlink()
 
 
 def copy_beside(source: Path, target: Path) -> int:
@@ -164,10 +159,10 @@ def make_project(project: Path) -> None:
             return
 
 
-def remove_project(project: Path, *, confined: bool) -> None:
-    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it.
-    That of a confined agent holds nobody else's, and anything that its shell put there. Raises `SandboxError`."""
-    remove_any(project if confined else project / MEMORY)
+def remove_project(project: Path, *, whole: bool) -> None:
+    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it, or
+    in any case (`whole`). Raises `SandboxError`."""
+    remove_any(project if whole else project / MEMORY)
     with contextlib.suppress(OSError):  # another session of somebody's is there, or no folder
         project.rmdir()
 

@@ -187,3 +187,24 @@ def test_two_files_of_one_session_are_a_guess(tmp_path: Path) -> None:
         (folder / f"{SESSION}.jsonl").touch()
     seen = folders_of(settings)
     assert seen.written(cwd, seen.path(cwd, SESSION), since=0) == seen.path(cwd, SESSION)
+
+
+async def test_the_delete_of_a_confined_agent_takes_nothing_from_a_folder_that_others_use(
+    claude_2: Path, make_settings: MakeSettings
+) -> None:
+    """Before it was confined, its CLI wrote where all agents' sessions are."""
+    settings = make_settings(claude_bin=claude_2)
+    async with running(settings) as engine:
+        agent = await engine.store.ensure_agent("local", "a", "a", named=True, now=0.0)
+        boxes, known = Sandboxes(settings), folders_of(settings)
+        cwd = boxes.prepare(agent.dir)
+        shared = known.root / "shared"
+        (shared / "memory").mkdir(parents=True)
+        (shared / f"{SESSION}.jsonl").write_text("{}\n")
+        assert known.written(cwd, known.path(cwd, SESSION), 0.0).parent == shared
+        own = projects.project_dir(known.config_dir, cwd)
+        (own / "left").mkdir(parents=True)
+        boxes.note_confined(agent.dir)
+        assert await engine.delete("local", "a")
+    assert [path.name for path in shared.iterdir()] == [f"{SESSION}.jsonl"]
+    assert not own.exists()
