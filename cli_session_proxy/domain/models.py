@@ -412,8 +412,9 @@ class Chain:
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
     """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
-    is suspected to be side calls. `failures`: turns that failed or were refused, whatever came after them. `host`: the
-    name of the one whose proxy holds the agent now, `address` where other proxies reach that one."""
+    is suspected to be side calls. `state`: of the newest turn, or `running` while one before it runs. `failures`: turns
+    that failed or were refused, whatever came after them. `host`: the name of the one whose proxy holds the agent now,
+    `address` where other proxies reach that one."""
 
     agent: Agent
     turns: int

@@ -84,7 +84,7 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         idle, busy = await an_agent(store, "idle"), await an_agent(store, "busy")
         await complete(store, busy, "t1", links=(Link("s1", "s1", "t1", "rebuilt", {}, 1.0),))
-        await store.accept(a_turn(busy, "t2", at=30.0))
+        accepted = await store.accept(a_turn(busy, "t2", at=30.0))
         first, second = await gathered(store.summaries())
         assert (first.agent.key, second.agent.key) == (busy.key, idle.key)
         assert (first.turns, first.sessions, first.repairs, first.state) == (2, 1, 1, "queued")
@@ -93,6 +93,9 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
         assert [agent.key for agent in await store.expired_agents(Expiry(30.0))] == [idle.key]
         assert {agent.key for agent in await store.expired_agents(Expiry(31.0))} == {idle.key, busy.key}
+        await store.begin(a_begin(accepted))
+        await store.accept(a_turn(busy, "t3", at=31.0))  # waits behind it
+        assert [row.state for row in await gathered(store.summaries())] == ["running", None]
 
 
 async def a_version_is_another_one_after_each_change_of_the_chain(factory: StoreFactory) -> None:

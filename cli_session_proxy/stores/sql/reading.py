@@ -243,9 +243,12 @@ def summaries(
 
 def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     held = leases.holders(conn, [row.key for row in found])
+    running = set(conn.scalars(select(turns.c.agent_key).where(turns.c.status == "running")))
     return [
         ChainSummary(
-            rows.agent(row), row.turns, row.sessions, row.repairs, row.state, row.cost_usd, row.bytes, row.last_at,
+            rows.agent(row), row.turns, row.sessions, row.repairs,
+            "running" if row.state == "queued" and row.key in running else row.state,
+            row.cost_usd, row.bytes, row.last_at,
             side=0 < row.turns == row.side, failures=row.failures,
             host=held[row.key].host if row.key in held else None,
             address=held[row.key].address if row.key in held else None,
