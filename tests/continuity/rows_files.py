@@ -181,7 +181,7 @@ ROWS = (
     Row(FILES, "unreadable: a folder in its place", _cold(make_unreadable), quick=NEW, continuity="rebuilt",
         says={4: r"transcript could not be read \(\S+\.jsonl: Is a directory\): it was written again .* kept at \S+"}),
     Row(FILES, "a dangling link in its place", _cold(make_dangling), continuity="rebuilt",
-        says={4: r"gone \(no transcript at \S+: a link there leads to \S+/nowhere, which is not\): it was written"}),
+        says={4: r"could not be read \(\S+\.jsonl: it is a link, no regular file\): it was written again"}),
     Row(WHERE, "`var/` moved while stopped", move_var, quick=NEW, continuity="resumed", link="moved",
         says=_moved("-var-sandbox-agents-a")),
     Row(WHERE, "`var/` reached through a symlink", reach_through_a_link, continuity="resumed"),

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from ....domain import limits
 from ....domain.models import JSON, Block
-from ..transcript.entries import LINE_VALUES, is_dense
+from ..transcript.entries import BEFORE_VALUES, LINE_VALUES, is_dense, values_in
 from .capability import Capability
 
 # A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
@@ -19,8 +19,9 @@ MAX_LINE = 64 * 1024 * 1024
 # Of one turn: a million tokens come in less than 100 MB. What a shell behind a boundary does in its CLI's place has no
 # other end before `turn_timeout`, and all that is heard is kept until then. Between turns it is read in vain.
 MOST_OF_A_TURN = 4 * MAX_LINE
-# Bytes that a line counts beyond its own: of what the shortest frame becomes, several hundred are kept.
-A_LINE = 256
+# Bytes that a line counts beyond its own: of what the shortest frame becomes, several hundred are kept. And each value
+# of a line beyond the first ones, which is kept as an object: 77 MB of `{"a":0}` took 2 GB.
+A_LINE, A_VALUE, FEW_VALUES = 256, 128, 64
 
 
 # --- what it is told
@@ -281,7 +282,10 @@ class Output(asyncio.Protocol):
 
     def count(self, data: bytes) -> None:
         """Of what it says, and of what its requests are answered: a short one may have a long answer."""
-        self._said += len(data) + A_LINE * data.count(b"\n")
+        self._count(len(data) + A_LINE * data.count(b"\n"))
+
+    def _count(self, size: int) -> None:
+        self._said += size
         if self._said > MOST_OF_A_TURN and self.failure is None:
             self._unreadable(UnreadableOutput(f"more than {MOST_OF_A_TURN} bytes in one turn, or between two"))
 
@@ -295,6 +299,10 @@ class Output(asyncio.Protocol):
         """Lines to frames, as far as the listener has room for them. The rest waits, and with it the socket."""
         while self._begun and self._lines and len(self._heard) < INBOX:
             printed = self._lines.popleft()
+            if sum(map(printed.count, BEFORE_VALUES)) > FEW_VALUES:
+                self._count(A_VALUE * max(0, values_in(printed) - FEW_VALUES))
+                if self.failure is not None:
+                    break
             try:
                 frame = parse(printed)
             except UnreadableOutput as exc:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from ....domain.limits import is_model, is_session_id, is_version
+from ....domain.limits import is_model, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import Store
 from ...base import KeptTurn
@@ -19,6 +19,10 @@ from ..transcript.entries import contents
 from . import paths
 from .capture import is_damaged, up_to_own
 from .exchanges import TranscriptExchange, invented
+
+# Sessions that nobody knows, to be read for one turn: a shell may leave any number, each as large as may be, and the
+# proxy is not up before they were read.
+MOST_COPIES = 16
 
 
 async def settled(
@@ -31,13 +35,14 @@ async def settled(
     asked = transcript_of(agent, turn.session_id)
     found = await asyncio.to_thread(_read, asked, turn, known)
     if found is None:
-        others: list[_Found] = []
-        folder, began = asked.parent, turn.started_at or 0.0
-        for path in await asyncio.to_thread(_written_since, began, folder):
-            if path != asked and is_session_id(path.stem) and await store.session(path.stem) is None:
-                one = await asyncio.to_thread(_read, path, turn, known)
-                others += [one] if one else []
-        if len(others) != 1:  # CLI 1.x: a copy under a new id; two would be a guess
+        unknown: list[Path] = []  # CLI 1.x: a copy under a new id
+        for path in await asyncio.to_thread(_written_since, turn.started_at or 0.0, asked.parent):
+            if path != asked and await store.session(path.stem) is None:
+                unknown.append(path)
+                if len(unknown) > MOST_COPIES:
+                    return None
+        others = [one for path in unknown if (one := await asyncio.to_thread(_read, path, turn, known)) is not None]
+        if len(others) != 1:  # two would be a guess
             return None
         (found,) = others
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
@@ -70,9 +75,9 @@ def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:
 
 
 def _written_since(began: float, folder: Path) -> list[Path]:
-    """The transcripts in there. What is gone again, or a link to nothing, is none."""
+    """The transcripts in there. What is gone again is none."""
     found = []
-    for path in folder.glob("*.jsonl"):
+    for path in transcript.sessions_in(folder):
         with suppress(OSError):
             if path.stat().st_mtime >= began:
                 found.append(path)

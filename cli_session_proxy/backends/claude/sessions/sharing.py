@@ -19,7 +19,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ....domain.limits import is_session_id
 from ....errors import QueueFull
 from ....sandbox import Sandboxes
 from ....settings import Settings
@@ -286,10 +285,8 @@ class Sharing:
         """Remove transcripts that a proxy which was killed left: those that no living CLI has open."""
         cwd, _ = self.place()
         for folder in self._projects.folders(cwd):
-            for path in await asyncio.to_thread(list, folder.glob(f"*{transcript.SUFFIX}")):
-                if not is_session_id(path.stem) or path in self._mine:
-                    continue
-                if await running.holder(self._projects.config_dir, path.stem) is None:
+            for path in await asyncio.to_thread(transcript.sessions_in, folder):
+                if path not in self._mine and await running.holder(self._projects.config_dir, path.stem) is None:
                     await asyncio.to_thread(transcript.remove, path)
 
     def close(self) -> None:

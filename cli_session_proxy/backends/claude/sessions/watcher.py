@@ -18,7 +18,7 @@ from watchfiles import Change, awatch
 from .... import logs
 from ....domain.limits import is_session_id
 from ..mounts import file_system
-from ..transcript import SUFFIX, Projects
+from ..transcript import SUFFIX, Projects, sessions_in
 from .manager import Sessions
 
 log = logs.get(__name__)
@@ -54,9 +54,9 @@ class Watcher:
             try:
                 folders = await asyncio.to_thread(self._folders)
                 # Nobody watched until now what was written in folders that have joined them.
-                for folder in folders if before is None else set(folders).difference(before):
-                    for path in await asyncio.to_thread(list, folder.glob(f"*{SUFFIX}")) if before is not None else ():
-                        if is_session_id(path.stem) and not self._sessions.captures.is_as_known(path.stem):
+                for folder in set(folders).difference(folders if before is None else before):
+                    for path in (await asyncio.to_thread(sessions_in, folder))[:AT_ONCE]:
+                        if not self._sessions.captures.is_as_known(path.stem):
                             yield path.stem
                 before = folders
                 silent = await asyncio.to_thread(file_system, root) in SILENT

@@ -35,6 +35,7 @@ from .files import (
     move,
     remove,
     remove_project,
+    sessions_in,
 )
 from .loading import Loading, is_of_unknown_kind, stops_at_unknown
 from .mending import (
@@ -119,6 +120,7 @@ __all__ = [
     "remove_project",
     "reread",
     "seconds",
+    "sessions_in",
     "shown",
     "since_first",
     "stops_at_unknown",

@@ -89,8 +89,7 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
         characters = sum(len(record.line) for record in known)
         return _by_records(parse_records(known).path, parse(data, characters), stat, data)
     except FileNotFoundError:
-        dangling = f": a link there leads to {os.readlink(path)}, which is not" if path.is_symlink() else ""
-        return FileVerdict("missing", f"no transcript at {path}{dangling}")
+        return FileVerdict("missing", f"no transcript at {path}")
     except OSError as exc:
         return FileVerdict("unreadable", f"{path}: {exc.strerror}")
 

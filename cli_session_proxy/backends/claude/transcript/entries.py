@@ -146,7 +146,7 @@ MORE_LINES, BYTES_A_LINE = 200_000, 256
 MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
 # Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that.
 LINE_VALUES = 500_000
-_BEFORE_VALUES = (b",", b"[", b"{")
+BEFORE_VALUES = (b",", b"[", b"{")
 
 
 def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
@@ -155,12 +155,12 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
     if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
-    dense = sum(map(data.count, _BEFORE_VALUES)) > values  # hardly ever: in texts, too
+    dense = sum(map(data.count, BEFORE_VALUES)) > values  # hardly ever: in texts, too
     entries: list[Entry] = []
     broken = 0
     for raw in io.BytesIO(data):
         lines -= 1
-        if dense or (len(raw) > LINE_VALUES and sum(map(raw.count, _BEFORE_VALUES)) > LINE_VALUES):
+        if dense or (len(raw) > LINE_VALUES and sum(map(raw.count, BEFORE_VALUES)) > LINE_VALUES):
             here = values_in(raw)
             values -= here
             if here > LINE_VALUES:
@@ -230,12 +230,12 @@ def values_in(raw: bytes) -> int:
     if texts > 2 * LINE_VALUES:  # half of them are names, at most
         return texts // 2
     outside = b"".join(bare.split(b'"')[::2])
-    return 1 + sum(map(outside.count, _BEFORE_VALUES))
+    return 1 + sum(map(outside.count, BEFORE_VALUES))
 
 
 def is_dense(raw: bytes) -> bool:
     """More than `LINE_VALUES` values are in this line."""
-    few = len(raw) <= LINE_VALUES or sum(map(raw.count, _BEFORE_VALUES)) <= LINE_VALUES
+    few = len(raw) <= LINE_VALUES or sum(map(raw.count, BEFORE_VALUES)) <= LINE_VALUES
     return not few and values_in(raw) > LINE_VALUES
 
 
@@ -329,15 +329,16 @@ _SLACK = 2_000_000_000
 
 
 def opened(path: Path | str, *, most: int = MAX_BYTES) -> BinaryIO:
-    """A regular file of at most `most` bytes, open to read, also by a symbolic link. Raises OSError."""
+    """A regular file of at most `most` bytes, open to read. A link is none: an agent's shell makes them, to another's
+    transcript or to what this process has open (/proc/self/fd). Raises OSError."""
     fd, _ = descriptor(path, most=most)
     return os.fdopen(fd, "rb")
 
 
 def descriptor(path: Path | str, *, most: int = MAX_BYTES) -> tuple[int, os.stat_result]:
     """Such a file's descriptor, and what it is like."""
-    _check(os.stat(path), path, most)  # a device must not even be opened
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    _check(os.lstat(path), path, most)  # a device must not even be opened
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         there = os.fstat(fd)
         _check(there, path, most)  # it may have been replaced since
@@ -360,7 +361,8 @@ def _check(found: os.stat_result, path: Path | str, most: int) -> None:
     if stat.S_ISDIR(found.st_mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(found.st_mode):
-        raise OSError(errno.EINVAL, "it is no regular file", str(path))
+        link = "a link, " if stat.S_ISLNK(found.st_mode) else ""
+        raise OSError(errno.EINVAL, f"it is {link}no regular file", str(path))
     if found.st_size > most:
         raise _too_large(path, most)
 

@@ -17,6 +17,7 @@ import os
 import shutil
 import stat
 from collections.abc import Iterable, Iterator
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO
 
@@ -31,7 +32,7 @@ log = logs.get(__name__)
 SUFFIX = ".jsonl"
 ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
 DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
-# Files and folders there that are looked at: a shell can make millions, and each turn looks at all of them.
+# Names of one folder that are looked at: a shell can make millions, and each turn looks at all of them.
 MOST_NAMES = 100_000
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
@@ -58,6 +59,19 @@ def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Pa
     """The same session's file under other working directories' folders (moved sandbox, doubled prefix)."""
     found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
     return sorted(path for path in found if path != expected and path.is_file() and not path.is_symlink())
+
+
+def sessions_in(folder: Path) -> list[Path]:
+    """The transcripts among the first `MOST_NAMES` names of a folder. A link is none."""
+    with contextlib.suppress(OSError), os.scandir(folder) as entries:
+        return [
+            Path(entry.path)
+            for entry in islice(entries, MOST_NAMES)
+            if entry.name.endswith(SUFFIX)
+            and is_session_id(entry.name.removesuffix(SUFFIX))
+            and entry.is_file(follow_symlinks=False)
+        ]
+    return []
 
 
 def beside(path: Path) -> Path:
@@ -218,10 +232,11 @@ MAX_FILE = 64 * 1024 * 1024
 MAX_FILES, MAX_TOTAL = 10_000, 4 * MAX_FILE
 
 
-def gather(path: Path, after: int | None) -> list[Record]:
-    """The files beside this transcript that were written after that time (ns; None: all of them), as records."""
+def gather(path: Path, after: int | None, kept: int = 0) -> list[Record]:
+    """The files beside this transcript that were written after that time (ns; None: all of them), as records. `kept`:
+    bytes of others that count, too."""
     records: list[Record] = []
-    total = 0
+    total = kept
     for name, file in _opened_beside(path):
         state = os.fstat(file.fileno())
         if (after is not None and state.st_mtime_ns <= after) or state.st_size > MAX_FILE:

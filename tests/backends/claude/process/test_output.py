@@ -174,6 +174,23 @@ async def test_a_process_that_says_more_than_any_turn_is_heard_no_further(
     await output.close()
 
 
+async def test_what_becomes_many_objects_counts_by_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All frames of a turn may be kept: 77 MB of such took the proxy 2 GB. In a text the same is one value."""
+    monkeypatch.setattr(frames, "MOST_OF_A_TURN", 1_000_000)
+    many = "[" + ",".join(['{"a":0}'] * 2_000) + "]"
+    said, text = (f'{{"type":"user","message":{of}}}\n'.encode() for of in (many, json.dumps(many)))
+    for what, most in ((said, 2), (text, 20)):
+        heard = Heard()
+        output = heard.begin()
+        output.listen()
+        for _ in range(most):
+            assert heard.broken == 0
+            output.data_received(what)
+            assert len(output._heard) <= most
+        assert heard.broken == (what is said)
+        await output.close()
+
+
 async def test_what_it_says_on_stderr_counts_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(frames, "MOST_OF_A_TURN", 1000)
     heard = Heard()

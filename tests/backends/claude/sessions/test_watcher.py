@@ -144,6 +144,27 @@ async def test_a_new_agents_folder_is_watched_and_what_was_written_there_before_
     assert await watched.told(other / f"{THREE}.jsonl") == THREE
 
 
+async def test_of_a_new_agents_folder_without_an_end_a_part_is_told(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watcher, "AT_ONCE", 3)
+    other = watched.ours.with_name(watched.ours.name + "b")
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    watched.known.add(ONE)
+    made = watched.projects / "-of-nobody"  # all at once: nothing is written there once it is watched
+    made.mkdir()
+    for number in range(9):
+        (made / f"11111111-0000-4000-8000-{number:012}.jsonl").touch()
+    made.rename(other)
+    told = [
+        await watched.told(watched.ours / f"{ONE}.jsonl"),
+        await anext(watched.changes),
+        await anext(watched.changes),
+    ]
+    assert all(name.startswith("11111111") for name in told)
+    assert await watched.told(watched.ours / f"{TWO}.jsonl") == TWO
+
+
 async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     tried: list[Path] = []
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -50,11 +51,18 @@ def test_what_is_no_file_or_too_large_is_refused_in_words(make: Make, tmp_path: 
         assert refused.value.strerror
 
 
-def test_a_file_is_read_also_by_a_link(tmp_path: Path) -> None:
-    path, link = tmp_path / "a", tmp_path / "b"
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="/proc is Linux's")
+def test_a_link_is_no_transcript_also_one_to_what_this_process_has_open(tmp_path: Path) -> None:
+    """An agent's shell cannot know the name of another's transcript; the number under which we read it, it can try."""
+    path, link, own = tmp_path / "a", tmp_path / "b", tmp_path / "c"
     path.write_bytes(b"words")
     link.symlink_to(path)
-    assert contents(path) == contents(link) == b"words"
+    with opened(path) as theirs:
+        own.symlink_to(f"/proc/self/fd/{theirs.fileno()}")
+        for at in (link, own):
+            assert at.read_bytes() == contents(path) == b"words"
+            with pytest.raises(OSError, match="it is a link"):
+                contents(at)
     with pytest.raises(OSError, match="larger than 4 bytes"):
         contents(path, most=4)
 
@@ -65,14 +73,14 @@ def test_what_is_replaced_while_it_is_opened_is_refused_as_well(
 ) -> None:
     path = tmp_path / "a"
     path.write_bytes(b"words")
-    before, really = os.stat(path), os.stat
+    before, really = os.lstat(path), os.lstat
 
-    def stale(place: Path, **more: bool) -> os.stat_result:
+    def stale(place: Path, **more: int) -> os.stat_result:
         return before if place == path else really(place, **more)
 
     path.unlink()
     make(path)
-    monkeypatch.setattr(os, "stat", stale)
+    monkeypatch.setattr(os, "lstat", stale)
     count = len(os.listdir("/proc/self/fd"))
     with pytest.raises(OSError, match=r"regular|directory"):
         opened(path)

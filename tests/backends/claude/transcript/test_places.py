@@ -53,6 +53,17 @@ def test_a_copy_elsewhere_is_a_file_and_no_link(tmp_path: Path) -> None:
     assert transcript.find_elsewhere(tmp_path, SESSION, tmp_path / "x") == []
 
 
+def test_of_a_folder_without_an_end_a_part_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = {f"00000000-0000-4000-8000-{number:012}.jsonl" for number in range(9)}
+    for name in (*names, "notes.jsonl", f"{SESSION}.txt"):
+        (tmp_path / name).touch()
+    (tmp_path / f"{SESSION}.jsonl").symlink_to(tmp_path / "notes.jsonl")
+    assert {path.name for path in transcript.sessions_in(tmp_path)} == names
+    assert transcript.sessions_in(tmp_path / "nowhere") == []
+    monkeypatch.setattr(files, "MOST_NAMES", 5)
+    assert len(transcript.sessions_in(tmp_path)) <= 5
+
+
 @pytest.mark.parametrize("at", [SESSION, f"{SESSION}/tool-results", f"{SESSION}/tool-results/x.txt"])
 def test_a_link_in_the_way_is_never_written_through(tmp_path: Path, at: str) -> None:
     outside, project = tmp_path / "outside", tmp_path / "project"
