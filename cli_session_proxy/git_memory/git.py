@@ -38,6 +38,7 @@ LIMIT = 30.0
 # Bytes of an answer that is kept as a whole: ids and names.
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
+LONGEST_PATH = 4096
 # Bytes that git may keep in memory: an object is unpacked whole, and a few KiB can be gigabytes.
 MEMORY = 2 * 1024**3
 
@@ -142,7 +143,7 @@ class Repository:
             is_own = common == git_dir and not git_dir.is_symlink()
         elif common == git_dir.parent.parent != git_dir:  # of several work trees: it names the one that it is of
             named = git_dir / "gitdir"
-            is_own = named.is_file() and named.read_text("utf-8", "replace").strip() == str(top / ".git")
+            is_own = _line_of(named) == os.fsencode(top / ".git")
         else:  # of a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
@@ -219,13 +220,13 @@ class Repository:
         child = await self._started(words, environment, stdin, rights="" if free else "rw" if writes else "r")
         try:
             async with asyncio.timeout(limit):
-                out, error = await child.communicate()
+                out, error, _ = await asyncio.gather(_kept(child.stdout), _kept(child.stderr), child.wait())
         except TimeoutError as exc:
             raise Failed(-1, f"git {words[0]} took longer than {limit:g} s") from exc
         finally:
             await _ended(child)
         if child.returncode:
-            lines = error[:ANSWER].decode("utf-8", "replace").strip().splitlines() or [f"exit {child.returncode}"]
+            lines = error.decode("utf-8", "replace").strip().splitlines() or [f"exit {child.returncode}"]
             raise Failed(child.returncode, lines[0].removeprefix("fatal: ").removeprefix("error: "))
         if whole and len(out) > ANSWER:
             raise Failed(-1, f"git {words[0]} printed more than {ANSWER} bytes")
@@ -335,6 +336,23 @@ def _has_link(path: Path) -> bool:
                 if entry.is_dir(follow_symlinks=False):
                     unread.append(entry.path)
     return False
+
+
+def _line_of(path: Path) -> bytes:
+    """The one line in a file of git's; empty where it holds more than a path, or is no file."""
+    with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+        return file.read(LONGEST_PATH).strip()
+    return b""
+
+
+async def _kept(said: asyncio.StreamReader | None) -> bytes:
+    """What is said until its end, and a byte more than an answer has at most: what a repository makes git say may have
+    no end."""
+    assert said is not None
+    kept = b""
+    while piece := await said.read(PIECE):
+        kept += piece[: ANSWER + 1 - len(kept)]
+    return kept
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

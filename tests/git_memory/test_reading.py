@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest
@@ -516,6 +517,46 @@ async def test_a_configuration_without_an_end_ends_at_the_bound_of_memory(
     with pytest.raises(ConfigError, match=r"(?i)memory"):
         await earlier(repo.path, FIX, 10)
     assert started == 1
+
+
+async def test_what_a_repository_makes_git_say_is_not_kept_without_an_end(repo: Repo) -> None:
+    """It was read to its end before it was cut: an agent that writes there decides how much that is."""
+    repo.commit(attempt(1))
+    with (repo.path / ".git" / "config").open("a") as config:
+        config.write("[pad]\n" + "\tp = x\n" * 1_000_000)
+    before = psutil.Process().memory_info().rss
+    highest = before
+    reading_it = asyncio.create_task(earlier(repo.path, FIX, 10))
+    while not reading_it.done():
+        highest = max(highest, psutil.Process().memory_info().rss)
+        await asyncio.sleep(0.005)
+    with pytest.raises(ConfigError, match="printed more than"):
+        await reading_it
+    assert highest - before < 20 * 1024 * 1024
+
+
+async def test_a_file_without_an_end_that_a_git_directory_is_named_by_is_not_read(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    repo.commit(attempt(1))
+    (repo.path / ".git").rename(repo.path / "git")
+    tree = repo.path / "git" / "worktrees" / "x"
+    tree.mkdir(parents=True)
+    (tree / "commondir").write_text("../..\n")
+    shutil.copy(repo.path / "git" / "HEAD", tree)
+    (repo.path / ".git").write_text(f"gitdir: {tree}\n")
+    (tree / "gitdir").write_text(f"{repo.path}/.git\n")
+    assert await numbers(repo) == [1]
+    monkeypatch.setattr(git, "_known", {})
+    (tree / "gitdir").unlink()
+    os.mkfifo(tree / "gitdir")
+    with pytest.raises(ConfigError, match="not its own"):
+        await asyncio.wait_for(earlier(repo.path, FIX, 10), 20)
+    (tree / "gitdir").unlink()
+    with (tree / "gitdir").open("wb") as file:
+        file.truncate(1 << 42)  # takes no room on the disk
+    with pytest.raises(ConfigError, match="not its own"):
+        await earlier(repo.path, FIX, 10)
 
 
 async def test_where_less_memory_is_allowed_git_runs_with_that(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
