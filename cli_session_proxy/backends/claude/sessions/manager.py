@@ -87,6 +87,8 @@ class Sessions:
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
         self._held: dict[str, Held] = {}  # by session: what its warm process's memory is
+        # Confined agents, by key: characters of files that are kept with their turns, and read with the path.
+        self._gathered: dict[int, int] = {}
         self.decisions = Decisions(settings, store)
         self.sharing = Sharing(settings, pool, sandboxes, projects)
 
@@ -144,6 +146,8 @@ class Sessions:
         wrapper: Wrapper | None = None
         if job.profile.confined:
             self._sandboxes.note_confined(agent.dir)
+            # Inside, the CLI's rule holds. What was noted before may be a folder of others, and would be bound in.
+            self._projects.forget(cwd)
             shows = "user" in job.profile.setting_sources
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir, shows_settings=shows)
             place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
@@ -553,7 +557,11 @@ class Sessions:
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # A folder beside it: large tool results, sub-agents' own transcripts.
         if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
-            records += await asyncio.to_thread(transcript.gather, Path(path), since)
+            kept = self._gathered.get(before.agent_key, 0)
+            files = await asyncio.to_thread(transcript.gather, Path(path), since, kept)
+            if files and ready.process.launch.confined:
+                self._gathered[before.agent_key] = kept + sum(len(record.line) for record in files)
+            records += files
         session = Session(
             session_id,
             before.agent_key,
@@ -664,6 +672,7 @@ class Sessions:
         files of ours.
         """
         await self.sharing.forget(agent.key)
+        self._gathered.pop(agent.key, None)
         cwd = self._sandboxes.path(agent.dir)
         folders = self._projects.folders(cwd)
         for session_id in filter(is_session_id, named):
@@ -674,7 +683,8 @@ class Sessions:
         # A confined agent's shell may have put anything into its own folder. A noted one may hold others' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
-            await asyncio.to_thread(transcript.remove_project, folder, whole=confined and folder == own)
+            if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
+                await asyncio.to_thread(transcript.remove_project, folder, whole=confined and folder == own)
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:

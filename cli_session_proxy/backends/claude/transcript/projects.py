@@ -16,7 +16,7 @@ from pathlib import Path
 
 from ....sandbox import Sandboxes, make_private
 from ....settings import Settings
-from .files import find_elsewhere, in_folder
+from .files import MEMORY, find_elsewhere, in_folder
 
 # UTF-16 units of a name; a longer one is cut, and a hash of the directory stands behind it.
 LONGEST = 200
@@ -102,11 +102,21 @@ class Projects:
 
     def is_of_agents(self, folder: Path) -> bool:
         """Whether a session in this folder may be an agent's: it is the CLI's folder of some agent's directory."""
-        if folder.name.startswith(self._begins):
+        return folder.name.startswith(self._begins) or bool(self._notes_of(folder))
+
+    def is_others(self, folder: Path, cwd: Path) -> bool:
+        """Whether somebody else has sessions, or is to have them, in a folder that was noted for this directory."""
+        others = set(self._notes_of(folder)) - {self._note(cwd, project_dir(self.config_dir, cwd)).name}
+        if others or folder.name.startswith(self._begins):
             return True
-        with contextlib.suppress(OSError), os.scandir(self._notes) as notes:
-            return any(os.readlink(note.path) == str(folder) for note in notes)
+        with contextlib.suppress(FileNotFoundError):
+            return any(name != MEMORY for name in os.listdir(folder))
         return False
+
+    def _notes_of(self, folder: Path) -> list[str]:
+        with contextlib.suppress(OSError), os.scandir(self._notes) as notes:
+            return [note.name for note in notes if os.readlink(note.path) == str(folder)]
+        return []
 
     def _note(self, cwd: Path, guess: Path) -> Path:
         return self._notes / f"{cwd.name}.{hashlib.sha256(os.fsencode(guess)).hexdigest()[:16]}"

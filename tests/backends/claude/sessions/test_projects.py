@@ -189,10 +189,11 @@ def test_two_files_of_one_session_are_a_guess(tmp_path: Path) -> None:
     assert seen.written(cwd, seen.path(cwd, SESSION), since=0) == seen.path(cwd, SESSION)
 
 
+@pytest.mark.parametrize("others", ["a session", "a note", "nothing"])
 async def test_the_delete_of_a_confined_agent_takes_nothing_from_a_folder_that_others_use(
-    claude_2: Path, make_settings: MakeSettings
+    claude_2: Path, make_settings: MakeSettings, others: str
 ) -> None:
-    """Before it was confined, its CLI wrote where all agents' sessions are."""
+    """Before it was confined, its CLI wrote where all agents' sessions are. What a model noted there may be others'."""
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
         agent = await engine.store.ensure_agent("local", "a", "a", named=True, now=0.0)
@@ -202,9 +203,15 @@ async def test_the_delete_of_a_confined_agent_takes_nothing_from_a_folder_that_o
         (shared / "memory").mkdir(parents=True)
         (shared / f"{SESSION}.jsonl").write_text("{}\n")
         assert known.written(cwd, known.path(cwd, SESSION), 0.0).parent == shared
+        if others == "a note":
+            other = boxes.prepare("b")
+            assert known.written(other, known.path(other, SESSION), 0.0).parent == shared
+        if others != "a session":
+            (shared / f"{SESSION}.jsonl").unlink()
         own = projects.project_dir(known.config_dir, cwd)
         (own / "left").mkdir(parents=True)
         boxes.note_confined(agent.dir)
         assert await engine.delete("local", "a")
-    assert [path.name for path in shared.iterdir()] == [f"{SESSION}.jsonl"]
+    there = {path.name for path in known.root.glob("shared/*")}
+    assert there == {"a session": {f"{SESSION}.jsonl", "memory"}, "a note": {"memory"}, "nothing": set()}[others]
     assert not own.exists()
