@@ -128,6 +128,9 @@ async def test_a_confined_shell_is_shown_no_folder_with_a_file_that_settings_nam
     params = ModelSettings(litellm="vertex_ai/x", params={"vertex_credentials": "shared/cloud.json"})
     told = settings.model_copy(update={**given, **urls, "models": {"cloud": params}})
     assert {*secrets.values()} <= told.secret_files().keys()
+    for url in ("postgresql://%2Fa:1,%2Fb:2/x", "postgresql://u:p@/x?host=/a,/b&port=1,2"):  # one for each server
+        sockets = [at for at in Settings(store=SecretStr(url)).secret_files() if at.name.startswith(".s.PGSQL")]
+        assert {Path("/a/.s.PGSQL.1"), Path("/b/.s.PGSQL.2")} <= {*sockets}
     looks = "cat rules/*"
     async with running(settings) as engine:
         assert "marmalade-secret" in await shells.run(engine, "free", looks)

@@ -23,13 +23,16 @@ from typing import Any
 import psutil
 import pytest
 
+from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process import confine, frames, process
 from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
+from cli_session_proxy.backends.claude.transcript import Projects, files
 from cli_session_proxy.commands import inspecting
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError, SandboxError
+from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
 from turnfault.provider.script import Fail, Reply, ToolUse
 from turnfault.provider.seen import Seen
@@ -358,6 +361,16 @@ async def the_first_process_within_is_not_written(shells: Shells, engine: Engine
     assert "Read-only" in said
 
 
+async def nobody_waits_for_memory_that_is_read(shells: Shells, engine: Engine) -> None:
+    """The proxy reads the environment of every process of its user when a CLI with tools ends."""
+    number = {"x86_64": 323, "aarch64": 282}.get(os.uname().machine)
+    if number is None:
+        pytest.skip("the number of the call is not known here")
+    tries = f'import ctypes; print("fd", ctypes.CDLL(None).syscall({number}, 1))'
+    assert "fd -1" not in await shells.run(engine, "free", f"python3 -c '{tries}'")
+    assert "fd -1" in await shells.run(engine, "confined", f"python3 -c '{tries}'")
+
+
 async def nobody_waits_for_a_file_that_is_shown(shells: Shells, engine: Engine) -> None:
     """Who has a lease on a file holds up everybody who opens it, for 45 s each time. It takes no right to write."""
     lease = "import fcntl, os; fcntl.fcntl(os.open('rules/rules.md', 0), 1024, fcntl.F_WRLCK); print('le' + 'ased')"
@@ -370,7 +383,7 @@ async def nobody_waits_for_a_file_that_is_shown(shells: Shells, engine: Engine) 
 LOOKS = (
     sockets_without_a_path_are_closed, the_keys_of_the_user_stay_outside, the_machines_own_settings_are_read_only,
     namespaces_within_the_boundary_are_refused, the_first_process_within_is_not_written,
-    nobody_waits_for_a_file_that_is_shown,
+    nobody_waits_for_memory_that_is_read, nobody_waits_for_a_file_that_is_shown,
 )  # fmt: skip
 
 
@@ -419,6 +432,7 @@ async def test_a_fork_bomb_is_bounded(shells: Shells) -> None:
     """The kernel does not count root's processes: the bomb itself is of another user."""
     async with running(shells.settings) as engine:
         assert f"{confine.MOST_TASKS}" in await shells.run(engine, "confined", "ulimit -u")
+        assert "0" in (await shells.run(engine, "confined", "ulimit -Hc")).split()  # else a core is kept outside
     if os.getuid() != 0:
         pytest.skip("needs root, to become somebody else")
     become = ("setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups")
@@ -619,6 +633,47 @@ async def test_nothing_that_a_confined_shell_put_anywhere_outlives_its_agent(she
         assert [*config.glob("projects/*/left")]
         assert await engine.delete("local", "confined")
     assert not [*config.glob("projects/*")]
+
+
+async def test_a_folder_of_sessions_that_was_noted_is_not_bound_in(shells: Shells) -> None:
+    """Before it was confined, a CLI of its wrote where others' sessions are."""
+    config, settings = shells.settings.claude_config_dir, shells.settings
+    assert config is not None
+    theirs = config / "projects" / "shared"
+    async with running(settings) as engine:
+        await ask(engine, "remember a = 1", agent="confined", profile="free")
+        [mine] = config.glob("projects/*/*.jsonl")
+        theirs.mkdir()
+        (theirs / f"{uuid.uuid4()}.jsonl").write_text("marmalade\n")
+    mine.rename(theirs / mine.name)
+    boxes = Sandboxes(settings)
+    known, cwd = Projects(settings, boxes, config), boxes.path("confined")
+    assert known.written(cwd, known.path(cwd, mine.stem), 0.0).parent == theirs
+    async with running(settings) as engine:
+        said = await shells.run(engine, "confined", f"cat {theirs}/*; ls {config}/projects; echo looked")
+        assert "looked" in said
+        assert "marmalade" not in said
+        assert "shared" not in said.replace(str(theirs), "").replace(str(shells.shared), "")
+        turn = await ask(engine, "recall", agent="confined", profile="confined")
+        assert "a is 1" in text(turn)
+
+
+async def test_what_is_kept_of_a_confined_agents_files_has_a_bound(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are read with the path: 240 MB in each of three turns took the proxy 2 GB when the CLI was started again."""
+    monkeypatch.setattr(files, "MAX_TOTAL", 5000)
+    puts = "cd $CLAUDE_CONFIG_DIR/projects/*/; for at in *.jsonl; do mkdir -p ${at%.jsonl}; "
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        for name in ("one", "two", "three"):
+            puts_it = f"head -c 2000 /dev/zero > ${{at%.jsonl}}/{name}; done; echo put"
+            assert "put" in await shells.run(engine, "confined", puts + puts_it)
+        agent = await engine.store.agent("local", "confined")
+        assert agent is not None
+        assert agent.head is not None
+        kept = "".join(record.line for record in await engine.store.records(agent.head) if transcript.is_file(record))
+    assert [f'/{name}","data' in kept for name in ("one", "two", "three")] == [True, True, False]
 
 
 async def test_a_confined_agent_that_stops_its_cli_does_not_degrade_it_for_others(

@@ -72,7 +72,7 @@ class Launch:
 
     `model`, `system_prompt` and `effort` are final: the profile's own wishes are resolved by the caller.
     `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
-    everything else is up to `permission_mode`. `settings` is merged into --settings. `env` is everything.
+    everything else is up to `permission_mode`. `env` is everything.
     `offers` are the client's own tools: given to the running process, which can be given others later.
     `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`). `wrapper` makes the beginning
     of the command line of a confined one, when it is started (`confine`).
@@ -86,9 +86,7 @@ class Launch:
     profile: Profile
     env: tuple[tuple[str, str], ...] = field(repr=False)
     system_prompt: str | None = field(default=None, compare=False, repr=False)
-    append_system_prompt: str | None = field(default=None, repr=False)
     effort: str | None = None
-    settings: JSON = field(default_factory=dict, hash=False)
     offers: Offers = field(default_factory=Offers, compare=False)
     ahead: bool = field(default=False, compare=False)
     wrapper: Wrapper | None = field(default=None, compare=False, repr=False)
@@ -119,11 +117,11 @@ class Launch:
         """
         profile = self.profile
         own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or self.confined
-        if not self.capability.takes_claim or self.resume or own or self.append_system_prompt is not None:
+        if not self.capability.takes_claim or self.resume or own:
             return None
         if not self.ahead and (not (self.system_prompt or "").strip() or SHORT_NAME.search(str(self.cwd))):
             return None
-        choices = replace(self, system_prompt=None)._choices(None), self.settings
+        choices = replace(self, system_prompt=None)._choices(None)
         env = [(name, value) for name, value in self.env if name != "TMPDIR"]
         return hashlib.sha256(json.dumps((str(self.capability), env, choices), default=str).encode()).hexdigest()
 
@@ -145,7 +143,7 @@ class Launch:
         if self._has("--setting-sources"):
             argv.append(f"--setting-sources={','.join(self.profile.setting_sources)}")
         if self._has("--settings"):
-            argv.append("--settings=" + json.dumps({**ALWAYS, **permissions.settings(self.profile), **self.settings}))
+            argv.append("--settings=" + json.dumps({**ALWAYS, **permissions.settings(self.profile)}))
         if self.profile.permission_mode in self.capability.permission_modes:
             argv.append(f"--permission-mode={self.profile.permission_mode}")
         argv += permissions.arguments(self.profile)
@@ -165,13 +163,10 @@ class Launch:
         return [*argv, f"--disallowedTools={','.join(denied)}"] if denied else argv
 
     def _prompts(self, prompt_file: Path | None) -> list[str]:
-        argv = [] if self.append_system_prompt is None else [f"--append-system-prompt={self.append_system_prompt}"]
         if prompt_file is not None:
-            argv.append(f"{PROMPT_FILE}={prompt_file}")
-        elif self.system_prompt is not None:
-            flag = SYSTEM_PROMPT if self._has(SYSTEM_PROMPT) else "--append-system-prompt"
-            argv.append(f"{flag}={self.system_prompt}")
-        return argv
+            return [f"{PROMPT_FILE}={prompt_file}"]
+        flag = SYSTEM_PROMPT if self._has(SYSTEM_PROMPT) else "--append-system-prompt"
+        return [] if self.system_prompt is None else [f"{flag}={self.system_prompt}"]
 
 
 def check_tools(launch: Launch, init: JSON) -> None:
@@ -358,12 +353,14 @@ class Child:
         return self.worked() - before > seconds * AT_WORK
 
     def worked(self) -> float:
-        """Seconds of a processor that it has used so far; 0.0 once it has ended."""
-        try:
-            used = psutil.Process(self.pid).cpu_times()
-        except psutil.Error:
-            return 0.0
-        return float(used.user + used.system)
+        """Seconds of a processor that it has used so far; 0.0 once it has ended. A confined CLI's first process is
+        bubblewrap's, which only waits."""
+        used = 0.0
+        with contextlib.suppress(psutil.Error):
+            first = psutil.Process(self.pid)
+            for one in (first, *(first.children(recursive=True) if self._launch.confined else ())):
+                used += sum(one.cpu_times()[:2])
+        return used
 
     async def end(self, *, gently: bool, grace: float) -> None:
         """KILL, and wait. With `gently`, before that: end of input, wait, TERM, wait. Each wait is bounded by `grace`.

@@ -57,7 +57,7 @@ BOUNDARY = (
 )  # fmt: skip
 MOVE = "move it out of what confined agents are shown, or set confined = false"
 # Processes and threads inside, at most: a fork bomb ends there. Counted within the boundary since Linux 5.14; root is
-# not bounded.
+# not bounded. No core is dumped: the machine's own handler keeps it outside, with the words in it.
 MOST_TASKS = 2048
 TRIAL = 10.0  # seconds for a program that does nothing
 
@@ -206,7 +206,7 @@ def _wrapper(
     closed = (word for at in ("/dev", "/proc", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
-    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
+    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--core=0", "--")
     command = (*CONFINE, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
     return command, boundary.secrets
 

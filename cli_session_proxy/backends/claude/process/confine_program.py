@@ -6,6 +6,8 @@
   every process of its user for that user. Landlock closes them (Linux 6.12, its version 6); before, they stay open.
 - Calls that write into another process (ptrace). By them bubblewrap's own first process inside could be told not to end
   with its parent, and to hide its mark: all that runs inside would outlive the CLI and the proxy.
+- `userfaultfd`, where the machine allows it to everybody: whoever reads the memory of a process there, such as its
+  environment, would wait until that process provides it.
 - Leases. Who has one on a file that is shown, if only to read, holds up everybody outside who opens it.
 
 Only the standard library is imported. It fails where the kernel has what is needed and refuses it.
@@ -26,12 +28,13 @@ ABSTRACT_SOCKETS = 1  # LANDLOCK_SCOPE_ABSTRACT_UNIX_SOCKET
 PR_SET_NO_NEW_PRIVS = 38
 JOIN_SESSION_KEYRING = 1
 KEYCTL = {"x86_64": 250, "aarch64": 219, "riscv64": 219, "ppc64le": 271, "s390x": 280, "armv7l": 311}
-# What is refused: `keyctl`, `ptrace`, `process_vm_writev`, by the kernel's name of the architecture (AUDIT_ARCH_*), and
-# with those of 32 bits, whose programs run as well. `add_key` and `request_key` are the two numbers before `keyctl`.
+# What is refused: `keyctl`, `ptrace`, `process_vm_writev`, `userfaultfd`, by the kernel's name of the architecture
+# (AUDIT_ARCH_*), and with those of 32 bits, whose programs run as well. `add_key` and `request_key` are the two numbers
+# before `keyctl`.
 REFUSED = {
-    0xC000003E: (250, 101, 311, 521, 540), 0x40000003: (288, 26, 348), 0xC00000B7: (219, 117, 271),
-    0x40000028: (311, 26, 377), 0xC00000F3: (219, 117, 271), 0xC0000015: (271, 26, 352), 0x80000016: (280, 26, 341),
-    0x00000016: (280, 26, 341),
+    0xC000003E: (250, 101, 311, 323, 521, 540), 0x40000003: (288, 26, 348, 374), 0xC00000B7: (219, 117, 271, 282),
+    0x40000028: (311, 26, 377, 388), 0xC00000F3: (219, 117, 271, 282), 0xC0000015: (271, 26, 352, 364),
+    0x80000016: (280, 26, 341, 355), 0x00000016: (280, 26, 341, 355),
 }  # fmt: skip
 # `fcntl`, by which leases are taken.
 FCNTL = {

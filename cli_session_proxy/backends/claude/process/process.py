@@ -135,8 +135,13 @@ class ClaudeProcess:
     def runs_others(self) -> bool:
         """An agent's programs run beside it, and may stop it or speak in its place: what it does not do then says
         nothing of the CLI that others use."""
-        profile = self.launch.profile  # a confined one may have left programs that an older CLI starts by itself
-        return bool(profile.tools or profile.setting_sources or profile.mcp_config or self.launch.confined)
+        return self._may_take_long or self.launch.confined  # which may have left programs that an older CLI starts
+
+    @property
+    def _may_take_long(self) -> bool:
+        """Its profile has it run programs before its first word, or behind its last one."""
+        profile = self.launch.profile
+        return bool(profile.tools or profile.setting_sources or profile.mcp_config)
 
     @property
     def waiting(self) -> bool:
@@ -215,7 +220,7 @@ class ClaudeProcess:
         self.busy = True
         self._write(lines)
         complete = False
-        later, hooked = asyncio.get_running_loop().call_later, self.runs_others  # these may take long
+        later, hooked = asyncio.get_running_loop().call_later, self._may_take_long
         if not results and not hooked:
             self._alarm = later(SILENCE / 2, self._ring, f"it said nothing for {SILENCE:g} s")
         try:

@@ -284,8 +284,7 @@ def test_tools_are_off_without_a_profile_and_exactly_its_own_with_one() -> None:
     "changed",
     [
         {"model": "opus"}, {"effort": "low"}, {"cwd": Path("/other")}, {"session_id": "T"},
-        {"env": (("A", "1"),)}, {"profile": Profile(tools=("Read",))}, {"settings": {"a": 1}},
-        {"profile": Profile(permission_mode="plan")}, {"append_system_prompt": "A"},
+        {"env": (("A", "1"),)}, {"profile": Profile(tools=("Read",))}, {"profile": Profile(permission_mode="plan")},
     ],
 )  # fmt: skip
 def test_a_warm_process_serves_only_an_equal_launch(changed: dict[str, object]) -> None:

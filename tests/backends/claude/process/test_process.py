@@ -12,6 +12,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -351,12 +352,31 @@ async def test_what_has_to_come_soon_is_not_waited_for_long(
     assert str(process.launch.capability.path) in died.value.cli
 
 
+@pytest.mark.parametrize("confined", [False, True])
 async def test_one_that_is_at_work_is_waited_for_on_a_busy_machine(
-    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch, confined: bool
 ) -> None:
     monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 1.6)
-    process = await start(await fake("slow"))
+    process = await start(await fake("slow", **(behind_another() if confined else {})))
     assert not result(await ask(process, "hi")).is_error
+
+
+async def test_a_confined_one_without_tools_is_not_waited_for_longer(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.SILENCE", 0.4)
+    process = await start(await fake("silent", **behind_another()))
+    with pytest.raises(ProcessDied, match="it said nothing for"):
+        await asyncio.wait_for(ask(process, "hi"), 20)
+
+
+def behind_another() -> dict[str, Any]:
+    """Of a confined launch: the CLI is a child of the process that was started, which waits, as bubblewrap does."""
+
+    async def wrapper() -> tuple[str, ...]:
+        return ("sh", "-c", '"$@"; exit $?', "sh")
+
+    return {"wrapper": wrapper, "profile": Profile(confined=True)}
 
 
 async def test_a_control_request_that_is_not_answered_says_so_and_is_not_tried_again(
