@@ -756,10 +756,11 @@ def _sockets_of(url: str) -> list[Path]:
     """The unix sockets of a PostgreSQL: it may know its user by the uid, which an agent has."""
     there = urlsplit(url)
     told = parse_qs(there.query)
-    named, _, port = unquote(there.netloc.rpartition("@")[2]).partition(":")
-    hosts = ",".join([named, *told.get("host", ()), os.environ.get("PGHOST", "")]).split(",")
-    ports = [port, *told.get("port", ()), os.environ.get("PGPORT"), "5432"]
-    return [Path(host, f".s.PGSQL.{one}") for host in hosts if host.startswith("/") for one in filter(None, ports)]
+    named = [one.partition(":") for one in unquote(there.netloc.rpartition("@")[2]).split(",")]
+    hosts = [*(host for host, _, _ in named), *told.get("host", ()), os.environ.get("PGHOST", "")]
+    ports = [*(port for _, _, port in named), *told.get("port", ()), os.environ.get("PGPORT", ""), "5432"]
+    every = [port for port in ",".join(ports).split(",") if port]
+    return [Path(at, f".s.PGSQL.{port}") for at in ",".join(hosts).split(",") if at.startswith("/") for port in every]
 
 
 def read_secret(path: Path, name: str) -> bytes:
