@@ -15,9 +15,10 @@ DECISIONS: tuple[Decision, ...] = get_args(Decision)
 Outcome = Literal["allowed", "allowed_for_turn", "denied", "timed_out", "withdrawn"]
 OUTCOMES: dict[Decision, Outcome] = {"allow": "allowed", "allow_for_turn": "allowed_for_turn", "deny": "denied"}
 
-# Characters of what a person says to the model with a refusal, and of the line that says what was asked.
+# Characters of what a person says to the model with a refusal, of the line that says what was asked, and of the call
+# that are looked at for it: 60 MB of words took 4 s.
 LONGEST_WORD = 2000
-LONGEST_ASKED = 200
+LONGEST_ASKED, LOOKED_AT = 200, 64 * 1024
 # Calls of one turn that need a permission, at most: all of them are stored with it. What is asked beyond is refused.
 MOST = 500
 
@@ -74,5 +75,7 @@ _TELLING = ("command", "file_path", "notebook_path", "path", "url", "query", "pa
 def in_a_line(arguments: dict[str, Any]) -> str:
     """A tool's call in one line of at most `LONGEST_ASKED` characters."""
     told = next((arguments[name] for name in _TELLING if isinstance(arguments.get(name), str)), None)
-    line = " ".join((json.dumps(arguments, ensure_ascii=False) if told is None else str(told)).split())
-    return line if len(line) <= LONGEST_ASKED else f"{line[: LONGEST_ASKED - 2]} …"
+    whole = (json.dumps(arguments, ensure_ascii=False) if told is None else str(told)).strip()
+    line = " ".join(whole[:LOOKED_AT].split())
+    is_all = len(whole) <= LOOKED_AT and len(line) <= LONGEST_ASKED
+    return line if is_all else f"{line[: LONGEST_ASKED - 2]} …"

@@ -273,3 +273,4 @@ def test_what_a_tool_is_to_do_stands_in_a_line() -> None:
     assert in_a_line({"content": "x", "file_path": "/f"}) == "/f"
     assert in_a_line({"a": [1]}) == '{"a": [1]}'
     assert len(in_a_line({"command": "x" * 1000})) == LONGEST_ASKED
+    assert in_a_line({"command": f"ls {' ' * 10**6} -l"}) == "ls …"  # looked at in part: 60 MB of words took 4 s

@@ -8,7 +8,6 @@ short and redacted.
 
 from __future__ import annotations
 
-import json
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -17,6 +16,7 @@ from datetime import datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from .... import redact
+from ....domain import limits
 from ....domain.models import JSON
 from ....errors import (
     ClaudeNotLoggedIn,
@@ -39,6 +39,9 @@ from .capability import UNKNOWN_OPTION, Capability
 from .events import ProcessDied, Result, WrongTranscript
 
 TEXT_LIMIT = 500
+# Characters of what a CLI says of an error that are looked at, and how many errors. A shell may speak in its place: to
+# find the secrets in 60 MB took a minute, in which nobody else was served.
+LOOKED_AT, FEW = 64 * 1024, 10
 LAST_WORDS = 300  # characters of what a process said last
 # Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
 PATIENCE = 60.0
@@ -103,9 +106,9 @@ def error_for(
 
 def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _Facts:
     errors = result.detail.get("errors")
-    said = result.text
+    said = result.text[:LOOKED_AT]
     if not said and isinstance(errors, list):
-        said = " ".join(str(error) for error in errors)
+        said = " ".join(str(error)[:LOOKED_AT] for error in errors[:FEW])
     match = _STATUS.search(said)
     body = _provider_error(said)
     status = result.api_error_status or (int(match[1]) if match else None)
@@ -117,7 +120,7 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
 def _provider_error(said: str) -> JSON:
     """1.x quotes the provider's whole body: `API Error: 400 {"type":"error","error":{…}}`."""
     try:
-        body = json.loads(said[said.find("{") : said.rfind("}") + 1])
+        body = limits.loads(said[said.find("{") : said.rfind("}") + 1], limits.CLI_DEPTH)
     except ValueError:
         return {}
     error = body.get("error") if isinstance(body, dict) else None

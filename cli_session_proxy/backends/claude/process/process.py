@@ -29,7 +29,7 @@ from ...base import Called, PermissionWithdrawn
 from . import capability, frames, permissions
 from .child import AT_WORK, Child, Launch, check_tools
 from .events import Asks, CallRefused, CliEvent, Declined, ProcessDied, Result
-from .frames import FRAMES, READ_SIZE, End, Output, printable
+from .frames import FRAMES, READ_SIZE, STDERR_TAIL, End, Output, printable
 from .guardian import Guardian
 from .observed import NAMES
 from .tool_server import ToolServer, not_taken, offer
@@ -253,7 +253,7 @@ class ClaudeProcess:
                     if isinstance(event, PermissionWithdrawn):
                         self._asks.pop(event.id, None)
                     if isinstance(event, Result):
-                        said = f"{event.text} {event.detail.get('errors', '')}"
+                        said = f"{event.text[:STDERR_TAIL]} {str(event.detail.get('errors', ''))[:STDERR_TAIL]}"
                         if event.is_error and NO_CONVERSATION in said:  # no turn happened
                             raise self.died_of(f'it said "{NO_CONVERSATION}"', said=said, no_conversation=True)
                         if self._child.stdin.transport.get_write_buffer_size():

@@ -20,6 +20,8 @@ ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 PIECES = frozenset({"text", "thinking", "signature"})  # what a delta of these brings
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 LONGEST_REASON = 64  # characters of a provider's code
+# Of an answer and its result's text, without blanks. Longer ones are a shell's, in the CLI's place: 60 MB take 10 s.
+LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
 ENDS = ("end_turn", "stop_sequence")  # the reasons to stop behind which the CLI asks the model nothing more
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
@@ -372,6 +374,8 @@ class TurnReader:
 
     def _unheard(self, text: str) -> list[CliEvent]:
         """What of the answer no assistant frame brought: what was streamed of it, and the text of the result."""
+        if len(text) + sum(map(len, self._texts)) > LONGEST_COMPARED:
+            return []
         streamed = [_whole(pieces) for pieces in self._pieces.values()]
         said = [str(block["text"]) for block in streamed if block.get("type") == "text"]
         if not any(map(str.strip, said)):

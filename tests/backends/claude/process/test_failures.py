@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -129,6 +130,20 @@ def test_a_model_that_is_like_no_other_gets_no_guess() -> None:
 def test_no_key_is_ever_told() -> None:
     error = error_for(made("API Error: 500 key sk-ant-api03-abcdefghijkl is bad"))
     assert "abcdefgh" not in error.message
+
+
+@pytest.mark.parametrize("piece", ["https://a:b@", "words ", '{"a":'], ids=["addresses", "words", "depth"])
+@pytest.mark.parametrize("where", ["result", "errors", "success"])
+def test_what_has_no_end_is_looked_at_in_part(piece: str, where: str) -> None:
+    """Said by a shell in its CLI's place, on the event loop: to find the secrets in 60 MB took a minute."""
+    text = piece * (60_000_000 // len(piece))
+    began = time.monotonic()
+    if where == "success":
+        read({"type": "result", "subtype": "success", "is_error": False, "result": text})
+    else:
+        told = made(text) if where == "result" else made(errors=[text])
+        assert len(error_for(told, now=NOW).message) <= 500
+    assert time.monotonic() - began < 3
 
 
 def test_interrupts_timeouts_and_the_rest() -> None:
