@@ -21,6 +21,8 @@ LONGEST_WORD = 2000
 LONGEST_ASKED, LOOKED_AT = 200, 64 * 1024
 # Calls of one turn that need a permission, at most: all of them are stored with it. What is asked beyond is refused.
 MOST = 500
+# Characters of one such call: a person is shown all of it, without secrets, whenever they look.
+LARGEST = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import uuid
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
@@ -19,7 +20,7 @@ from typing import Any, Self
 
 from .. import logs
 from ..backends.base import PermissionAsked
-from ..domain.approvals import MOST, Approval, Verdict, Waiting, in_a_line
+from ..domain.approvals import LARGEST, MOST, Approval, Verdict, Waiting, in_a_line
 from ..domain.models import Agent
 from ..errors import ApprovalAnswered, ProxyError
 from .live import LiveTurn
@@ -139,8 +140,13 @@ class Asking:
         now, line = self._live.now(), in_a_line(asked.input)
         attempt = len(self._live.attempts)
         self._count += 1
-        if self._count > MOST:  # not stored either
-            word = f"{MOST} calls of this turn needed a permission already: this was not run."
+        word = f"{MOST} calls of this turn needed a permission already: this was not run."
+        if self._count <= MOST:
+            is_large = len(json.dumps(asked.input, ensure_ascii=False)) > LARGEST
+            word = (
+                f"A call of more than {LARGEST:,} characters is shown to nobody: this was not run." if is_large else ""
+            )
+        if word:  # not stored either
             asked.answer(Verdict("denied", word=word))
             return
         approval = Approval(f"appr_{uuid.uuid4().hex}", asked.tool, line, now, attempt, asked.call)

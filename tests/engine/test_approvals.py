@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.base import Event, PermissionWithdrawn
-from cli_session_proxy.domain.approvals import LONGEST_ASKED, MOST, Verdict, in_a_line
+from cli_session_proxy.domain.approvals import LARGEST, LONGEST_ASKED, MOST, Verdict, in_a_line
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.approvals import Question
 from cli_session_proxy.engine.engine import Engine
@@ -266,6 +266,20 @@ async def test_what_is_asked_without_end_is_refused(tmp_path: Path, monkeypatch:
         answer.acknowledge()
         assert len((await stored(engine, turn.id)).evidence.approvals) == 2
     assert MOST < 1000
+
+
+async def test_what_is_too_large_to_be_shown_is_refused(tmp_path: Path) -> None:
+    """A person is shown all of it, without secrets: of 6 MB that held everybody up for 5 s at each look."""
+    asker = Asker()
+    steps = [asker.asks("large", command="x" * LARGEST), asker.asks("small"), None]
+    async with engine_of(tmp_path, steps) as (engine, backend):
+        answer = await engine.submit(request("go"))
+        (question,) = await asked(engine)
+        assert question.waiting.input == {"command": "run small"}
+        assert asker.outcomes == [("large", "denied")]
+        backend.go.release()
+        await answer.turn()
+        answer.acknowledge()
 
 
 def test_what_a_tool_is_to_do_stands_in_a_line() -> None:

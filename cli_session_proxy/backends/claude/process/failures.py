@@ -112,7 +112,7 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
     match = _STATUS.search(said)
     body = _provider_error(said)
     status = result.api_error_status or (int(match[1]) if match else None)
-    kind = str(result.detail.get("api_error_type") or body.get("type") or "")
+    kind = str(result.detail.get("api_error_type") or body.get("type") or "")[:TEXT_LIMIT]
     text = redact.text(" ".join(str(body.get("message") or said).split()))[:TEXT_LIMIT]
     return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, said, retries, now), model)
 

@@ -21,6 +21,7 @@ REFUSED = (
     "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
     "new_string was NOT written to the file). "
 )
+LONGEST_TOOL = 4096  # characters of its name, which everybody is shown who looks what a turn does
 STOP = "STOP what you are doing and wait for the user to tell you how to proceed."
 SAID = "To tell you how to proceed, the user said:\n"
 
@@ -45,7 +46,7 @@ def read(frame: JSON) -> Asks:
     call, agent = request.get("tool_use_id"), request.get("agent_id")
     return Asks(
         str(frame.get("request_id")),
-        str(request.get("tool_name")),
+        str(request.get("tool_name"))[:LONGEST_TOOL],
         given if isinstance(given, dict) else {},
         call if isinstance(call, str) else None,
         agent if isinstance(agent, str) else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
@@ -15,11 +16,13 @@ from . import permissions
 from .events import AssistantMessage, CallRefused, CliEvent, Declined, Result, SessionFrame, Truncated
 from .tool_server import called_in
 
+T = TypeVar("T")
+
 # What of an answer reaches a client; every other block belongs to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 PIECES = frozenset({"text", "thinking", "signature"})  # what a delta of these brings
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
-LONGEST_REASON = 64  # characters of a provider's code
+LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool, a call or a reason
 # Of an answer and its result's text, without blanks. Longer ones are a shell's, in the CLI's place: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
@@ -172,7 +175,8 @@ class TurnReader:
                 subtype = str(frame.get("subtype"))
                 match subtype:
                     case "api_retry":
-                        return [Retried(_without_ids(frame))]
+                        told = _without_ids(frame).items()
+                        return [Retried({name: _short(value) for name, value in told if not _is_nested(value)})]
                     case "compact_boundary":
                         return [Compacted(_without_ids(frame))]
                     case "init" | "conversation_reset":
@@ -227,7 +231,7 @@ class TurnReader:
                 delta = _dict(event.get("delta"))
                 self._whole = bool(delta.get("stop_reason"))
                 self.said_all = delta.get("stop_reason") in ENDS
-                self._stopped_at = _text(delta.get("stop_sequence"))
+                self._stopped_at = _short(_text(delta.get("stop_sequence")))
                 if "diagnostics" in delta:
                     self._cache_miss = _cache_miss(_dict(delta["diagnostics"]))
                 if delta.get("stop_reason") == "max_tokens":
@@ -352,10 +356,10 @@ class TurnReader:
             session_id=seen.session_id if isinstance(seen, SessionFrame) else "",
             # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
             is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
-            subtype=str(frame.get("subtype", "")),
+            subtype=_short(str(frame.get("subtype", ""))),
             text=HALF_AN_ANSWER if half else text,
-            stop_reason=_text(frame.get("stop_reason")),
-            terminal_reason=_text(frame.get("terminal_reason")),
+            stop_reason=_short(_text(frame.get("stop_reason"))),
+            terminal_reason=_short(_text(frame.get("terminal_reason"))),
             api_error_status=status if isinstance(status, int) else None,
             usage=_usage(_dict(frame.get("usage"))).minus(self._told),
             cost_total_usd=float(cost) if isinstance(cost, int | float) and 0 <= cost <= MOST_USD else None,
@@ -416,6 +420,15 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def _is_nested(value: object) -> bool:
+    return isinstance(value, dict | list)
+
+
+def _short(value: T) -> T:
+    """The same; of a text, no more than a name has. It is shown to everybody who looks what a turn does."""
+    return value[:LONGEST_NAME] if isinstance(value, str) else value  # type: ignore[return-value]  # a text, too
+
+
 def _without_ids(frame: JSON) -> JSON:
     return {name: value for name, value in frame.items() if name not in {"type", "subtype", "uuid", "session_id"}}
 
@@ -429,14 +442,16 @@ def _blocks(message: JSON) -> list[Block]:
 
 
 def _is_sound(piece: JSON) -> bool:
-    """Names and words are texts, and no text or thought lacks its words: a shell in its CLI's place may send anything,
-    and later readers rely on that, the overview of all agents too."""
+    """Names and words are texts, names short ones, and no text or thought lacks its words: a shell in its CLI's place
+    may send anything, and later readers rely on that, the overview of all agents too."""
     words = _WORDS_OF.get(str(piece.get("type")))
     whole = words is None or isinstance(piece.get(words), str)
-    return whole and all(isinstance(piece.get(name), str | None) for name in _TEXTS)
+    named = all(isinstance(piece.get(name), str | None) for name in _TEXTS)
+    return whole and named and all(len(piece.get(name) or "") <= LONGEST_NAME for name in _NAMES)
 
 
-_TEXTS = ("type", "id", "tool_use_id", "name", "text", "thinking", "signature", "partial_json", "data")
+_NAMES = ("type", "id", "tool_use_id", "name")
+_TEXTS = (*_NAMES, "text", "thinking", "signature", "partial_json", "data")
 _WORDS_OF = {
     "text": "text", "thinking": "thinking", "text_delta": "text", "thinking_delta": "thinking",
     "signature_delta": "signature", "input_json_delta": "partial_json",

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.backends.base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
+from cli_session_proxy.backends.claude.process import permissions
 from cli_session_proxy.backends.claude.process.capability import Capability
 from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionFrame
 from cli_session_proxy.backends.claude.process.failures import error_for
@@ -25,7 +26,7 @@ from cli_session_proxy.backends.claude.process.frames import (
     unsafe_prompt,
     user_frame,
 )
-from cli_session_proxy.backends.claude.process.turn_reader import TurnReader
+from cli_session_proxy.backends.claude.process.turn_reader import LONGEST_NAME, TurnReader
 from cli_session_proxy.domain.client_tools import Offers, ToolPolicy
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Tool, ToolChoice, Usage
 
@@ -168,6 +169,26 @@ def test_a_frame_that_is_told_twice_counts_once() -> None:
     said = {"type": "assistant", "uuid": "a", "message": {"id": "m", "model": "x", "content": [text("once")]}}
     events = [*reader.feed(said), *reader.feed(said)]
     assert sum(isinstance(event, AssistantMessage) for event in events) == 1
+
+
+def test_names_and_reasons_that_have_no_end_are_cut_or_dropped() -> None:
+    """Everybody who looks what a turn does is shown them, without secrets: a name of 6 MB held everybody up for 5 s."""
+    long = "https://a:b@" * 500_000
+    reader = TurnReader(FRAME)
+    call = {"type": "tool_use", "id": "t", "name": long, "input": {}}
+    told = reader.feed({"type": "assistant", "message": {"id": "m", "model": "x", "content": [call]}})
+    told += reader.feed({"type": "system", "subtype": "api_retry", "attempt": 1, "error": long, "more": {"x": long}})
+    end = {"type": "result", "subtype": long, "is_error": True, "result": "x", "stop_reason": long}
+    end |= {"terminal_reason": long, "api_error_type": long, "user_message_uuids": [FRAME]}
+    told += reader.feed(end)
+    assert not any(isinstance(event, ToolActivity) for event in told)
+    [retried] = [event for event in told if isinstance(event, Retried)]
+    assert retried.detail == {"attempt": 1, "error": long[:LONGEST_NAME]}
+    [ended] = [event for event in told if isinstance(event, Result)]
+    for said in (ended.subtype, ended.stop_reason, ended.terminal_reason, *error_for(ended).detail.values()):
+        assert 0 < len(str(said)) <= LONGEST_NAME
+    asks = {"request": {"subtype": "can_use_tool", "tool_name": long}, "request_id": "r"}
+    assert len(permissions.read(asks).tool) <= LONGEST_NAME
 
 
 @pytest.mark.parametrize(("told", "counted"), [(7, 7), (2**62, 0), (-7, 0), (True, 0), ("7", 0), (None, 0)])
