@@ -64,11 +64,11 @@ class _Greeting(httpcore.AsyncNetworkBackend):
     async def _greet(self, stream: httpcore.AsyncNetworkStream) -> Peer:
         marks = self._signer.request("GET", GREETING, "", self._address, None, decisive(()))
         speaks = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST)
-        host = self._address.partition("://")[2]
-        said = speaks.send(h11.Request(method="GET", target=GREETING, headers=[("Host", host), *marks.items()])) or b""
-        await stream.write(said + (speaks.send(h11.EndOfMessage()) or b""), self._patience)
+        asked = [("Host", self._address.partition("://")[2]), *marks.items()]
         proof, status, size = "", 0, 0
         try:
+            said = speaks.send(h11.Request(method="GET", target=GREETING, headers=asked)) or b""
+            await stream.write(said + (speaks.send(h11.EndOfMessage()) or b""), self._patience)
             while not isinstance(event := speaks.next_event(), h11.EndOfMessage):
                 if event is h11.NEED_DATA:
                     data = await stream.read(PIECE, self._patience)
@@ -79,7 +79,7 @@ class _Greeting(httpcore.AsyncNetworkBackend):
                     proof = dict(event.headers).get(PROOF.encode(), b"").decode("latin-1")
                 if isinstance(event, h11.ConnectionClosed) or size > LONGEST:
                     break
-        except h11.RemoteProtocolError as exc:
+        except (h11.ProtocolError, UnicodeError) as exc:
             raise httpcore.ConnectError(NOT_PROVED) from exc
         peer = self._signer.peer(marks, status, proof)
         if peer is None or speaks.our_state is not h11.DONE or speaks.trailing_data[0]:

@@ -10,7 +10,8 @@ only what names its own `advertise`, so nobody can have it prove another address
 nothing but the greeting is sent over a connection.
 
 The peer takes a signed request once: for `FRESH` seconds it remembers nonces, older requests are refused, and so are
-those for an instance before its own start. Times are by the peer's clock, which it told in its proof.
+those for an instance before its own start. Times are by the peer's steady clock, which nobody sets, and which it told
+in its proof.
 """
 
 from __future__ import annotations
@@ -18,7 +19,6 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-import time
 from collections import deque
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -26,6 +26,7 @@ from operator import itemgetter
 
 from starlette.types import Message, Receive, Scope
 
+from ..engine.ownership import steady_clock
 from ..errors import Interrupted, Unauthorized
 from ..wires.asgi import raw_path
 
@@ -42,6 +43,7 @@ GREETING = "/healthz"
 # Asked before anything else is: they change nothing, and a proof is all that a repeated one gets.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()
+_clock = steady_clock()
 ANOTHER = "this is not signed with the key of this cluster: give every proxy the same cluster_key and version"
 
 
@@ -74,7 +76,7 @@ class Signer:
         self, method: str, target: str, owner: str, address: str, peer: Peer | None, headers: str, body: str = NOTHING
     ) -> dict[str, str]:
         """The marks of a request to a peer; of the greeting where none is known. `headers` is `decisive` of them."""
-        when = f"{time.time() + (peer.ahead if peer else 0.0):.3f}"
+        when = f"{_clock() + (peer.ahead if peer else 0.0):.3f}"
         nonce = secrets.token_hex(16)
         meant = f"{peer.instance if peer else ''}@{address}"
         signature = self._sign("request", nonce, when, method, target, owner, meant, headers, body)
@@ -87,7 +89,7 @@ class Signer:
         wanted = self._proof(marks[HOP_MARK], marks[TARGET].rpartition("@")[2], status, refused, when, instance)
         if not hmac.compare_digest(signature.encode("utf-8", "replace"), wanted.encode()):
             return None
-        return Peer(instance, float(when) - time.time())
+        return Peer(instance, float(when) - _clock())
 
     # --- the peer's side
 
@@ -110,7 +112,7 @@ class Signer:
         been accepted when it first came."""
         told, nonce, _ = headers[HOP_MARK].split(" ")
         when, instance = float(told), headers[TARGET].rpartition("@")[0]
-        now = time.time()
+        now = _clock()
         while self._order and self._order[0][0] < now - 2 * FRESH:
             self._seen.discard(self._order.popleft()[1])
         if instance != self._instance or abs(now - when) > FRESH or nonce in self._seen:
@@ -122,7 +124,7 @@ class Signer:
 
     def prove(self, headers: Mapping[str, str], status: int, refused: bool = False) -> str:
         """The proof that goes with an answer to a request that was checked. `refused`: nothing was done."""
-        when = f"{time.time():.3f}"
+        when = f"{_clock():.3f}"
         signature = self._proof(headers[HOP_MARK], self._address or "", status, refused, when, self._instance)
         return f"{when} {self._instance} {signature}"
 

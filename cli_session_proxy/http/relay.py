@@ -19,11 +19,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import ssl
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Literal
@@ -33,6 +32,7 @@ import httpx
 from starlette.types import ASGIApp, Scope
 
 from .. import logs
+from ..domain import limits
 from ..domain.models import JSON, Agent
 from ..engine.engine import Engine
 from ..engine.passing import ORIGIN, Elsewhere
@@ -40,6 +40,7 @@ from ..engine.subscription import POLL
 from ..errors import ClaudeUnavailable, Interrupted, InvalidRequest
 from ..wires.asgi import at_once, raw_path
 from ..wires.common import encoded_agent_id
+from .connection import HEAD
 from .gateway import OWNER_NAME
 from .greeting import transport
 from .hop import REFUSED, Incoming
@@ -60,10 +61,14 @@ HEARD, AWAY = 0.5, 2.0
 AGAIN = 0.25
 # For so long an answer is still read when its client has left, to see whether it had all of it. Seconds.
 ON_ITS_WAY = 0.1
-# Other proxies that this one has clients for. A new one takes the place of the one that was asked longest ago.
+# Other proxies that are remembered here. A new one takes the place of the one that was asked longest ago.
 MOST_PEERS = 1024
+# Bytes of what another proxy tells at once of its running turns: some 10 KB of each, and the tools that wait.
+MOST_TOLD = 1024 * 1024
 # Bytes of an answer to a question; it has some hundred.
 LONGEST = 16 * 1024
+# Bytes of a request's head: the other proxy takes no more than this one, and there are the marks of the hop.
+LONGEST_HEAD = HEAD - 2048
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
 # What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
@@ -103,6 +108,17 @@ class Hop:
         return not self.arrived and self.asked.has_left()
 
 
+@dataclass(slots=True, eq=False)
+class _Known:
+    """Another proxy. `uses`: how often its client is just used."""
+
+    client: httpx.AsyncClient = field(init=False)
+    uses: int = 0
+    peer: Peer | None = None  # what it has proved last
+    heard: float = -HEARD  # when it last said something, by the loop's time
+    away: float = 0.0  # until then it is taken not to be there
+
+
 class _BrokenError(Exception):
     """The other proxy was asked, and its answer did not come, or not whole."""
 
@@ -115,17 +131,14 @@ class Relay:
         self.signer = Signer(secret, engine.settings.advertise, engine.instance_id)
         self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
         self._note = note
-        self._clients: OrderedDict[str, httpx.AsyncClient] = OrderedDict()  # by address, the one asked last at the end
-        self._peers: dict[str, Peer] = {}  # what each has proved last
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # by address, the one asked last at the end
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
-        self._heard: dict[str, float] = {}  # by address: the loop's time
-        self._away: dict[str, float] = {}
 
     async def close(self) -> None:
-        for client in self._clients.values():
-            await client.aclose()
-        self._clients.clear()
+        for known in self._known.values():
+            await known.client.aclose()
+        self._known.clear()
 
     async def others(self) -> frozenset[str]:
         """Where the proxies of this store are reached. Raises `StoreUnavailable`."""
@@ -172,7 +185,7 @@ class Relay:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
                     await hop.over.wait()
-        if not await self._is_there(there):
+        if _head_size(asked.outer) > LONGEST_HEAD or not await self._is_there(there):
             log.warning("not_passed_on", address=there.address)
             self._note("ran_here")
             return False
@@ -220,26 +233,28 @@ class Relay:
         return not hop.refused
 
     async def _answered(self, hop: Hop, request: httpx.Request) -> None:
+        async with self._asking(hop.address) as known:
+            await self._answer(hop, request, known)
+
+    async def _answer(self, hop: Hop, request: httpx.Request, known: _Known) -> None:
         """Pass the answer on as it comes."""
         clock = asyncio.get_running_loop().time
         try:
-            client = await self._open(hop.address)
-            response = await client.send(request, stream=True)
+            response = await known.client.send(request, stream=True)
         except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has ended just now, and has got nothing
-            self._away[hop.address] = clock() + AWAY
+            known.away = clock() + AWAY
             log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
             hop.refused = True
             return
         except httpx.HTTPError as exc:
             raise _BrokenError(type(exc).__name__) from exc
         try:
-            if self._proved(hop.address, request, response) is None:
+            if not self._proved(hop.address, response):
                 raise _BrokenError("its answer is not signed")
-            hop.heard = self._heard[hop.address] = clock()
+            hop.heard = known.heard = clock()
             if REFUSED in response.headers:
                 log.error("hop_refused", address=hop.address, status=response.status_code)
-                self._heard.pop(hop.address)
-                self._away[hop.address] = clock() + AWAY
+                known.heard, known.away = -HEARD, clock() + AWAY
                 hop.refused = True
                 return
             headers = [(name.lower(), value) for name, value in response.headers.raw]
@@ -277,50 +292,47 @@ class Relay:
 
     async def _is_there(self, there: Elsewhere) -> bool:
         """Whether the peer says in time that it can take a turn."""
-        clock = asyncio.get_running_loop().time
-        address = there.address
-        if clock() - self._heard.get(address, -HEARD) < HEARD:
-            return True
-        until = clock() + (self._lease if there.home else 0.0)
-        if clock() < self._away.get(address, 0.0) and not there.home:
-            return False
-        while not (address in await self._engine.store.addresses() and await self._answers(address, "/readyz", REACH)):
-            self._heard.pop(address, None)
-            if clock() >= until:
-                self._away[address] = clock() + AWAY
+        clock, address = asyncio.get_running_loop().time, there.address
+        async with self._asking(address) as known:
+            if clock() - known.heard < HEARD:
+                return True
+            until = clock() + (self._lease if there.home else 0.0)
+            if clock() < known.away and not there.home:
                 return False
-            await asyncio.sleep(AGAIN)
-        self._away.pop(address, None)
-        self._heard[address] = clock()
-        return True
+            addresses = self._engine.store.addresses
+            while not (address in await addresses() and await self._answers(address, "/readyz", REACH)):
+                known.heard = -HEARD
+                if clock() >= until:
+                    known.away = clock() + AWAY
+                    return False
+                await asyncio.sleep(AGAIN)
+            known.heard, known.away = clock(), 0.0
+            return True
 
     async def _answers(self, address: str, path: str, within: float) -> bool:
         """It says 200 to this question, and proves that it is of this cluster."""
         marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
-            async with asyncio.timeout(within):
-                client = await self._open(address)
-                async with client.stream("GET", f"{address}{path}", headers=marks) as told:
+            async with asyncio.timeout(within), self._asking(address) as known:
+                async with known.client.stream("GET", f"{address}{path}", headers=marks) as told:
                     async for piece in told.aiter_raw():
                         size += len(piece)
                         if size > LONGEST:
                             return False
-        except (httpx.HTTPError, httpx.InvalidURL, TimeoutError):
+                return self._proved(address, told) and told.status_code == 200
+        except Exception:  # noqa: BLE001 - the address is what a row of the store holds
             return False
-        return self._proved(address, told.request, told) is not None and told.status_code == 200
 
-    def _proved(self, address: str, request: httpx.Request, response: httpx.Response) -> Peer | None:
-        """The peer's proven identity in this answer; None without one."""
-        marks = {name: request.headers[name] for name in (HOP_MARK, TARGET)}
+    def _proved(self, address: str, response: httpx.Response) -> bool:
+        """Whether the peer has proved in this answer who it is."""
+        marks = {name: response.request.headers[name] for name in (HOP_MARK, TARGET)}
         refused = REFUSED in response.headers
-        peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
-        if peer is None:
+        known = self._known[address]
+        known.peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
+        if known.peer is None:
             log.error("hop_not_proved", address=address, status=response.status_code)
-            self._peers.pop(address, None)
-            self._heard.pop(address, None)  # asked first the next time: its answer says again who it is
-        else:
-            self._peers[address] = peer
-        return peer
+            known.heard = -HEARD  # asked first the next time: its answer says again who it is
+        return known.peer is not None
 
     def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
         # A client's key is nobody else's business, however its name is written.
@@ -353,28 +365,30 @@ class Relay:
         headers: Iterable[tuple[bytes, bytes]],
         body: str = NOTHING,
     ) -> dict[str, str]:
-        peer = self._peers.get(address)
+        peer = self._known[address].peer if address in self._known else None
         return self.signer.request(method, target, quote(owner, safe=""), address, peer, decisive(headers), body)
 
-    async def _open(self, address: str) -> httpx.AsyncClient:
-        """The client of one proxy."""
-        if address not in self._clients:
+    @asynccontextmanager
+    async def _asking(self, address: str) -> AsyncIterator[_Known]:
+        """What is known of one proxy. It is not forgotten meanwhile."""
+        if (known := self._known.get(address)) is None:
+            known = self._known[address] = _Known()
             # Certificates that this machine trusts, its own authority's too; no proxy that the environment names.
             self._trusted = self._trusted or ssl.create_default_context()
-            learned = partial(self._peers.__setitem__, address)
+            learned = partial(setattr, known, "peer")
             way = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
             timeout = httpx.Timeout(None, connect=REACH)
-            self._clients[address] = httpx.AsyncClient(transport=way, timeout=timeout, trust_env=False)
-        self._clients.move_to_end(address)
-        client = self._clients[address]
-        if len(self._clients) > MOST_PEERS:
-            in_use = {address, *(hop.address for hop in self._hops)}
-            oldest = next((one for one in self._clients if one not in in_use), None)
-            if oldest is not None:
-                for known in (self._peers, self._heard, self._away):
-                    known.pop(oldest, None)
-                await self._clients.pop(oldest).aclose()
-        return client
+            known.client = httpx.AsyncClient(transport=way, timeout=timeout, trust_env=False)
+        self._known.move_to_end(address)
+        known.uses += 1
+        try:
+            if len(self._known) > MOST_PEERS:
+                oldest = next((one for one, other in self._known.items() if not other.uses), None)
+                if oldest is not None:
+                    await self._known.pop(oldest).client.aclose()
+            yield known
+        finally:
+            known.uses -= 1
 
     # --- what a turn that runs there has said so far
 
@@ -388,16 +402,42 @@ class Relay:
         if not await self._answers(address, "/readyz", REACH):
             return
         marks = self._marks(address, "GET", path, agent.owner, ())
-        client = await self._open(address)
         with suppress(httpx.HTTPError):
-            async with client.stream("GET", f"{address}{path}", headers=marks) as stream:
-                if self._proved(address, stream.request, stream) is None:
+            async with (
+                self._asking(address) as known,
+                known.client.stream("GET", f"{address}{path}", headers=marks) as stream,
+            ):
+                if not self._proved(address, stream) or stream.status_code != 200:
                     return
-                name = ""
-                async for line in stream.aiter_lines():
-                    if name == "event: progress" and stream.status_code == 200:
-                        told[address] = json.loads(line.removeprefix("data: "))["turns"]
+                name = b""
+                async for line in _lines(stream.aiter_raw()):
+                    if name == b"event: progress":
+                        told[address] = _turns_in(line)
                     name = line
+
+
+def _head_size(scope: Scope) -> int:
+    fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
+    return fields + len(raw_path(scope)) + len(scope.get("query_string", b""))
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """Each line, without what is beyond `MOST_TOLD` bytes of it."""
+    line = bytearray()
+    async for piece in pieces:
+        *ends, rest = piece.split(b"\n")
+        for end in ends:
+            yield bytes(line + end[: MOST_TOLD - len(line)])
+            line.clear()
+        line += rest[: MOST_TOLD - len(line)]
+
+
+def _turns_in(line: bytes) -> Sequence[JSON]:
+    """What the data of a `progress` event tells; nothing where they are not whole."""
+    with suppress(ValueError, TypeError, LookupError):
+        turns = limits.loads(line.removeprefix(b"data: "))["turns"]
+        return turns if isinstance(turns, list) else ()
+    return ()
 
 
 class Watched:

@@ -194,7 +194,8 @@ def decoded_agent_id(raw: bytes) -> str:
 
 
 def encoded_agent_id(agent_id: str) -> str:
-    return quote(agent_id, safe="")
+    named = quote(agent_id, safe="")
+    return named if named.strip(".") else named.replace(".", "%2E")  # a path with dots alone is shortened by clients
 
 
 # --- what a body asks

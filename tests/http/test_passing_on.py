@@ -9,6 +9,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -612,6 +613,14 @@ async def test_a_space_behind_a_headers_value_is_no_part_of_it(postgres_url: str
         assert one.asked == [["one"], ["one", "two"]]
 
 
+async def test_a_request_that_the_marks_of_a_hop_make_too_large_runs_here(postgres_url: str, tmp_path: Path) -> None:
+    """The other proxy refused its head as one of a stranger's: each attempt was `interrupted`."""
+    async with cluster(postgres_url, tmp_path) as (one, two):
+        await one.chat("one")
+        assert said(await two.chat("two", headers={"Accept-Language": "x" * 69_000})) == "You said: two (2)"
+        assert (one.asked, two.asked) == ([["one"]], [["one", "two"]])
+
+
 async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -624,6 +633,70 @@ async def test_of_too_many_proxies_the_one_asked_longest_ago_is_forgotten(
             assert said(await hosts[2].chat(text, agent="a")).startswith(f"You said: {text}")
             assert said(await hosts[2].chat(text, agent="b")).startswith(f"You said: {text}")
         assert [len(host.asked) for host in hosts] == [3, 3, 0]
+
+
+async def test_a_proxy_that_is_asked_just_now_is_not_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its client was closed while it was used."""
+    monkeypatch.setattr(relay, "MOST_PEERS", 1)
+    engine: Any = SimpleNamespace(settings=SimpleNamespace(advertise=None), instance_id="here")
+    made = Relay(engine, KEY, 1.0, lambda _result: None)
+    async with made._asking("http://a") as one:
+        async with made._asking("http://b") as two:
+            assert not one.client.is_closed
+        async with made._asking("http://c"):
+            assert (one.client.is_closed, two.client.is_closed) == (False, True)
+    await made.close()
+    assert one.client.is_closed
+
+
+async def told_by(lines: AsyncIterator[str]) -> Any:
+    """The turns of the next `progress` event."""
+    async with asyncio.timeout(PATIENCE):
+        async for line in lines:
+            if line == "event: progress":
+                return json.loads((await anext(lines)).removeprefix("data: "))["turns"]
+    raise AssertionError("the stream ended")
+
+
+@pytest.mark.parametrize(
+    ("between", "name"),
+    [
+        pytest.param(b'{"turns":[{"text":"%b"}]}' % (b"x" * 2_000_000), "a", id="too long"),
+        pytest.param(b"nonsense", "a", id="no JSON"),
+        pytest.param(b'{"turns":5}', "a", id="no list"),
+        pytest.param(b"[" * 5000, "a", id="deep"),
+        pytest.param(b"\xff", "a", id="no text"),
+        pytest.param(b'{"turns":[]}', "%2E%2E", id="a name that leads upward"),
+    ],
+)
+async def test_what_runs_elsewhere_is_told_whatever_else_is_said_on_that_line(
+    postgres_url: str, tmp_path: Path, between: bytes, name: str
+) -> None:
+    """It was read without a bound, and ended with what was no event."""
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)]) as (one, two):
+        await one.chat("one", agent=name)
+        waiting = await under_way(one, one, agent=name)
+        pump = there._pump
+
+        async def adding(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            original = writer.write
+
+            def write(data: bytes | bytearray | memoryview) -> None:
+                original(data)
+                if b": following\n\n" in bytes(data):
+                    event = b"event: progress\ndata: %b\n\n" % between
+                    original(b"%x\r\n%b\r\n" % (len(event), event))
+
+            writer.write = write  # type: ignore[method-assign]
+            await pump(reader, writer)
+
+        there._pump = adding  # type: ignore[method-assign]
+        async with two.http.stream("GET", f"/v1/chains/{name}/events?live=1") as stream:
+            (turn,) = await told_by(stream.aiter_lines())
+            assert turn["doing"] == "thinking"
+        await there.close()
+        one.model.open.set()
+        assert said(await waiting) == "You said: two (2)"
 
 
 async def test_what_is_passed_on_is_counted_where_it_came_in(

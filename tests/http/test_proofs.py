@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from sqlalchemy import insert
 
 from cli_session_proxy.domain.models import Agent
-from cli_session_proxy.http import relay
+from cli_session_proxy.http import proof, relay
 from cli_session_proxy.http.hop import REFUSED
 from cli_session_proxy.http.proof import BODY, HOP_MARK, OWNER, PROOF, TARGET, Peer, Signer, decisive
 from cli_session_proxy.stores.base import Whereabouts
@@ -137,6 +137,11 @@ async def test_an_address_that_no_live_row_names_is_not_asked(
         f"http://{'a' * 300}",
         "http://a b",
         "http://\0",
+        "http://b\u00fccher:80",
+        "http://127.0.0.1:1\u0660",
+        "http://xn--a",
+        "http://127.0.0.1:-1",
+        "http://127.0.0.1:1/\u00e4",
     ],
 )
 async def test_an_address_that_is_none_leads_nowhere(
@@ -355,8 +360,8 @@ def test_a_request_is_good_once_for_one_instance_and_for_a_while(monkeypatch: py
         peer.check(scope(), again)
         with pytest.raises(Exception, match="repeated or an old one"):
             peer.once(again)
-    now = time.time()
-    monkeypatch.setattr(time, "time", lambda: now + 3600)  # our clock, and the peer's with it
+    now = proof._clock()
+    monkeypatch.setattr(proof, "_clock", lambda: now + 3600)  # our clock, and the peer's with it
     later = made(known)
     peer.once(later)
     assert len(peer._seen) == len(peer._order) == 1
@@ -370,17 +375,35 @@ def test_of_equal_headers_the_order_is_signed() -> None:
 
 
 def test_clocks_that_differ_by_an_hour_are_told_by_the_proof(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As those of two hosts do, of which one started later."""
     caller, peer = signers()
-    now = time.time()
+    now = proof._clock()
     greeting = caller.request("GET", "/healthz", "", "http://b:1", None, decisive(()))
-    monkeypatch.setattr(time, "time", lambda: now + 3600)
-    proof = peer.prove(greeting, 200)
-    monkeypatch.setattr(time, "time", lambda: now)
-    known = caller.peer(greeting, 200, proof)
+    monkeypatch.setattr(proof, "_clock", lambda: now + 3600)
+    proved = peer.prove(greeting, 200)
+    monkeypatch.setattr(proof, "_clock", lambda: now)
+    known = caller.peer(greeting, 200, proved)
     assert known is not None
     marks = caller.request("POST", "/x?y=1", "ada", "http://b:1", known, decisive(()))
-    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    monkeypatch.setattr(proof, "_clock", lambda: now + 3600)
     peer.once(marks)
+
+
+def test_a_clock_that_is_set_makes_no_request_good_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set ahead, it forgot what it had seen; set back, it took that once more, and forgot nothing for as long."""
+    caller, peer = signers()
+    known, now = Peer("b-1", 0.0), time.time()
+
+    def made() -> dict[str, str]:
+        return caller.request("POST", "/x?y=1", "ada", "http://b:1", known, decisive(()))
+
+    first = made()
+    peer.once(first)
+    monkeypatch.setattr(time, "time", lambda: now + 3600)
+    peer.once(made())
+    monkeypatch.setattr(time, "time", lambda: now)
+    with pytest.raises(Exception, match="repeated or an old one"):
+        peer.once(first)
 
 
 @pytest.mark.parametrize("name", [HOP_MARK, OWNER, TARGET, BODY])

@@ -112,6 +112,20 @@ async def test_an_entry_that_the_cluster_did_not_write_leads_nowhere(there: Redi
         await client.aclose()
 
 
+async def test_an_entry_without_end_is_not_read(there: Redis) -> None:
+    """Who can write to this Redis held the proxy up with one."""
+    async with registry(there.url) as (one, _):
+        await one.note(AGENT, HERE, None, 5)
+        client: Any = redis.asyncio.Redis.from_url(there.url)
+        (key,) = await client.keys("*")
+        await client.append(key, b" " * 50_000_000)
+        before = (await client.info("stats"))["total_net_output_bytes"]
+        assert await one.find(AGENT) == THERE
+        assert one.state == "ok"
+        assert (await client.info("stats"))["total_net_output_bytes"] - before < 1_000_000
+        await client.aclose()
+
+
 async def test_an_entry_of_another_agent_of_this_name_is_not_believed(there: Redis) -> None:
     async with registry(there.url) as (one, _), registry(there.url, "the-key-of-another-one") as (other, _):
         await one.note(AGENT, HERE, None, 5)

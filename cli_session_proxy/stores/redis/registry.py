@@ -43,6 +43,8 @@ KEPT = 3600
 REMEMBERED = 10_000
 # Seconds for the removal of all own entries.
 GOODBYE = 2.0
+# Bytes of an entry that are read; its texts have some hundred. What is longer is not ours.
+LONGEST = 16 * 1024
 # Removes an entry that is still the one that was written.
 REMOVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
@@ -76,7 +78,7 @@ class RedisRegistry(Registry):
         return self._state
 
     async def find(self, agent: Agent) -> Whereabouts:
-        found = await self._asked(self._redis.get, self._key(agent))
+        found = await self._asked(self._redis.getrange, self._key(agent), 0, LONGEST)
         entry = self._read(agent, found) if isinstance(found, bytes) else None
         if entry is None:
             return await self._store.find(agent)
