@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import logging
 
@@ -17,7 +16,7 @@ def fault(data: str) -> str | None:
     """Why the PDF in base64 cannot be read, as the end of a sentence that begins with "it"; None where it can."""
     try:
         raw = base64.b64decode(data, validate=True)
-    except binascii.Error:
+    except ValueError:  # letters beyond ASCII, too
         return "it is not base64"
     if b"%PDF-" not in raw[:_HEAD]:
         return "it is no PDF"

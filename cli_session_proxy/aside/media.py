@@ -57,7 +57,7 @@ class Media:
 
     async def _looked(self, look: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
         data = str(source.get("data", ""))
-        key = hashlib.sha256(data.encode()).hexdigest()
+        key = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
         if key not in self._known:
             try:
                 self._known[key] = await self._aside.reading.call(look, data)

@@ -7,6 +7,10 @@ from typing import Literal
 
 Zone = Literal["local", "utc"]
 
+# What comes from elsewhere is before it (UTC seconds, in the year 5138): `datetime` can write that in any zone, and the
+# records behind it, too.
+LAST_TIME = 1e11
+
 # None: the machine's own, in which a time of summer has another offset than one of winter.
 _zone: tzinfo | None = None
 
@@ -55,4 +59,4 @@ def name() -> str:
 
 
 def _here(at: float) -> datetime:
-    return datetime.fromtimestamp(at, UTC).astimezone(_zone)
+    return datetime.fromtimestamp(min(max(0.0, at), LAST_TIME), UTC).astimezone(_zone)  # a row may hold anything

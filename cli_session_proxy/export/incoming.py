@@ -14,6 +14,7 @@ import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeVar
 
@@ -21,7 +22,7 @@ from ..domain import former
 from ..domain.client_tools import checked
 from ..domain.identifiers import conversation_id
 from ..domain.images import restore
-from ..domain.limits import no_constant
+from ..domain.limits import CLI_DEPTH, is_deeper, no_constant
 from ..domain.models import (
     JSON,
     Conversation,
@@ -39,6 +40,8 @@ from .shapes import check_header, check_line, of_turn
 
 T = TypeVar("T")
 
+# Levels of a line: what a CLI prints, within a turn.
+DEEPEST = CLI_DEPTH + 8
 # `resp_…`, `msg_…` and the like: the hexadecimal digits are a turn's or an item's own.
 _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
 _PREVIOUS = ("previous_response_id", "previous_interaction_id")
@@ -124,13 +127,13 @@ def check(path: Source, file: IO[bytes]) -> Checked:
     first: str | None = None
     sessions: list[str] = []
     images: dict[str, int] = {}
-    parents: dict[str, str | None] = {}
+    before: dict[str, Sequence[str]] = {}
     while raw:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted: JSON = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
-            _refuse_circles(path, parents)
+            _refuse_circles(path, before)
             return Checked(path, at, head, counted, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
@@ -144,25 +147,25 @@ def check(path: Source, file: IO[bytes]) -> Checked:
             else:
                 turns += 1
                 first = first or line["turn"]["id"]
-                parents[line["turn"]["id"]] = line["turn"]["parent_id"]
+                before[line["turn"]["id"]] = [turn_id for turn_id in _before(line["turn"]) if turn_id is not None]
         records += raw.startswith(b'{"record":')
         at += len(raw)
         raw = file.readline(MAX_LINE)
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
 
 
-def _refuse_circles(path: Source, parents: Mapping[str, str | None]) -> None:
-    """Whoever goes up from a turn comes to an end."""
-    ends: set[str] = set()
-    for turn in parents:
-        way: set[str] = set()
-        at: str | None = turn
-        while at is not None and at in parents and at not in ends and at not in way:
-            way.add(at)
-            at = parents[at]
-        if at in way:
-            raise InvalidRequest(f"{path}: turn {at} continues itself: it was not made by this program, or changed")
-        ends |= way
+def _refuse_circles(path: Source, before: Mapping[str, Sequence[str]]) -> None:
+    """Whoever goes up from a turn comes to an end. `before`: its parent, and what the path is without it."""
+    try:
+        TopologicalSorter(before).prepare()
+    except CycleError as exc:
+        raise InvalidRequest(
+            f"{path}: turn {exc.args[1][0]} continues itself: it was not made by this program, or changed"
+        ) from exc
+
+
+def _before(told: JSON) -> tuple[str | None, str | None]:
+    return told["parent_id"], (told.get("call") or {}).get("behind")
 
 
 def _parsed(path: Source, number: int, raw: bytes) -> JSON:
@@ -174,13 +177,17 @@ def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     except ValueError as exc:
         raise InvalidRequest(f"{path} line {number} is no JSON: it was not made by this program") from exc
     kind = next(iter(line), "") if isinstance(line, dict) else ""
-    if not raw.startswith(f'{{"{kind}":'.encode()):  # so that every reader takes the line for the same thing
+    # So that every reader takes the line for the same thing.
+    if not raw.startswith(f'{{"{kind}":'.encode("utf-8", "surrogatepass")):
         raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
     return dict(line)
 
 
 def _loads(text: bytes | str) -> Any:
-    return json.loads(text, parse_constant=no_constant, parse_float=_number)
+    value = json.loads(text, parse_constant=no_constant, parse_float=_number)
+    if is_deeper(value, DEEPEST):
+        raise RecursionError
+    return value
 
 
 def _number(text: str) -> float:
@@ -312,7 +319,7 @@ class _Reading:
         if line.get("images"):  # wherever they were put
             told = _loads(self._restored(where, line, as_text(told), aside))
             check_line(where, {"turn": told}, former=self.checked.former)
-            if any(told[name] != line["turn"][name] for name in ("id", "parent_id")):
+            if (told["id"], _before(told)) != (line["turn"]["id"], _before(line["turn"])):
                 raise InvalidRequest(f"{where}: images: one stands in an id")
         data = of_turn(told, former=self.checked.former)
         data |= {

@@ -42,12 +42,15 @@ from ..domain.models import (
 )
 from ..domain.notes import Note
 from ..domain.parameters import Parameters
+from ..domain.times import LAST_TIME
 from ..domain.windows import Window
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 
 # SQLite's and PostgreSQL's whole numbers have 64 bits.
 MOST = 2**63 - 1
+# Of a path: PostgreSQL has 32 bits for it, and there are turns to come.
+MOST_DEPTH = 2**30
 
 SessionId = Annotated[str, StringConstraints(pattern=f"^{UUID}$")]
 TurnId = Annotated[str, StringConstraints(pattern=f"^{TURN_ID}$")]
@@ -57,7 +60,7 @@ Version = Annotated[str, StringConstraints(pattern=f"^{VERSION}$")]
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 ItemId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
-Time = Annotated[float, Field(ge=0, le=1e12, allow_inf_nan=False)]
+Time = Annotated[float, Field(ge=0, lt=LAST_TIME, allow_inf_nan=False)]
 Cost = Annotated[float, Field(ge=-1e9, le=1e9, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=0, le=MOST)]
 
@@ -210,7 +213,7 @@ _TURN: dict[str, Any] = {
     "attempts": list[AttemptShape], "timings": dict[str, float | None], "backend": Word | None,
     "frame_uuid": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9-]{1,64}$")] | None,
     "path_hash": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,128}$")] | None,
-    "answered_by": Model | None, "call": CallShape | None,
+    "answered_by": Model | None, "call": CallShape | None, "depth": Annotated[int, Field(ge=0, le=MOST_DEPTH)],
 }  # fmt: skip
 # What 0.1 had in its `reason`, or did not know.
 _LATER = {"placed", "options", "evidence", "stop_sequence", "backend", "answered_by", "fallback"}

@@ -249,6 +249,14 @@ BAD_TURNS: dict[str, Any] = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize(("field", "told"), [("depth", 2**31 - 1), ("created_at", 1e11), ("finished_at", 1e12)])
+async def test_what_a_turn_counts_leaves_room_for_the_next_one_and_its_times_can_be_written(
+    settings: Settings, tmp_path: Path, field: str, told: float
+) -> None:
+    """The next turn of the agent failed for ever, or the overview of all agents."""
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(**{field: told}), session_line()), field)
+
+
 @pytest.mark.parametrize("field", BAD_TURNS)
 async def test_a_turn_of_an_export_has_only_values_of_ours(settings: Settings, tmp_path: Path, field: str) -> None:
     path = sealed(tmp_path / "x.jsonl", turn_line(**{field: BAD_TURNS[field]}), session_line())
@@ -307,14 +315,22 @@ async def test_its_head_too(settings: Settings, tmp_path: Path, header: dict[str
     await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), session_line(), **header), "line 1|header")
 
 
-async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path: Path) -> None:
-    path = sealed(tmp_path / "x.jsonl", turn_line(), {"item": "DEEP"}, session_line())
-    raw = path.read_bytes().replace(b'"DEEP"', b"[" * 100_000 + b"]" * 100_000)
+@pytest.mark.parametrize("levels", [500, 900, 100_000])
+async def test_a_line_nested_without_end_is_refused(settings: Settings, tmp_path: Path, levels: int) -> None:
+    """Of 900 levels it was read, and the turns behind it were not."""
+    path = sealed(tmp_path / "x.jsonl", turn_line(tools=[{"input": "DEEP"}]), session_line())
+    raw = path.read_bytes().replace(b'"DEEP"', b"[" * levels + b"]" * levels)
     body, _, end = raw.rpartition(b'{"end"')
     sums = json.loads(b'{"end"' + end)
     sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
     path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
     await refused(settings, path, "nested")
+
+
+async def test_a_file_that_begins_with_half_a_character_is_refused(settings: Settings, tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_bytes(b'{"\\ud800":1}\n')
+    await refused(settings, path, "no header")
 
 
 def test_every_field_that_goes_out_is_checked_when_it_comes_in() -> None:
@@ -379,6 +395,24 @@ async def test_an_adopted_transcript_names_no_path(
     async with running(settings) as engine:
         assert await engine.delete("local", "a")
     assert victim()
+
+
+@pytest.mark.parametrize("kind", ["image", "document"])
+@pytest.mark.parametrize("data", ["\ud800", "\u00e4"])
+async def test_a_medium_that_is_no_base64_is_left_out_of_an_adopted_transcript(
+    settings: Settings, tmp_path: Path, kind: str, data: str
+) -> None:
+    source = transcript_of(tmp_path / f"{SESSION}.jsonl", SESSION)
+    media = {"type": kind, "source": {"type": "base64", "media_type": "image/png", "data": data}}
+    asked = json.dumps([{"type": "text", "text": "look"}, media])
+    source.write_text(source.read_text().replace('"content": "one"', f'"content": {asked}'))
+    assert (await upkeep.adopt(settings, "local", str(source), "a")).turns == 1
+
+
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x.jsonl", f"{'x' * 5000}.jsonl"])
+async def test_a_name_that_no_file_can_have_is_not_found(settings: Settings, name: str) -> None:
+    with pytest.raises(ProxyError, match="there is no file"):
+        await upkeep.adopt(settings, "local", name, "a")
 
 
 async def test_a_transcript_without_any_session_id_is_refused(settings: Settings, tmp_path: Path) -> None:
@@ -472,8 +506,9 @@ TURN_2 = "turn_" + "2" * 32
         (turn_line(parent_id=TURN_1),),
         (turn_line(parent_id=TURN_2), turn_line(id=TURN_2, parent_id=TURN_1)),
         (turn_line(), turn_line(id=TURN_2, parent_id=TURN_2)),
+        (turn_line(delivery="undelivered", call={"behind": TURN_1}),),
     ],
-    ids=["one", "two", "beside the path"],
+    ids=["one", "two", "beside the path", "without an answer that never arrived"],
 )
 async def test_turns_that_lead_in_a_circle_are_refused(
     settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...]
@@ -481,9 +516,32 @@ async def test_turns_that_lead_in_a_circle_are_refused(
     await refused(settings, sealed(tmp_path / "x.jsonl", *lines, session_line()), "continues itself")
 
 
-async def test_an_image_makes_no_other_turn_of_one(settings: Settings, tmp_path: Path) -> None:
+OTHER = "5e551011-0000-4000-8000-000000000002"
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        (turn_line(id=TURN_2, session_id=OTHER, parent_id=TURN_1),),
+        (turn_line(id=TURN_2, session_id=OTHER), session_line(id=OTHER, tip_turn_id=TURN_1)),
+        (turn_line(id=TURN_2, session_id=OTHER), link_line(to_session=OTHER)),
+        (turn_line(id=TURN_2, session_id=OTHER), {"item": {"id": "item_1", "turn_id": TURN_1, "data": {}}}),
+    ],
+    ids=["parent", "session", "link", "item"],
+)
+async def test_a_chain_that_comes_in_leads_through_no_turn_of_another_agent(
+    settings: Settings, tmp_path: Path, lines: tuple[dict[str, Any], ...]
+) -> None:
+    """Who knew the id of another owner's turn had a file continue it, and read what was said before."""
+    await upkeep.import_(settings, "alice", sealed(tmp_path / "a.jsonl", turn_line(), session_line()), "hers")
+    with pytest.raises(InvalidRequest, match=f"{TURN_1}, which is not there"):
+        await upkeep.import_(settings, "bob", sealed(tmp_path / "b.jsonl", *lines, head=TURN_2), "his")
+
+
+@pytest.mark.parametrize("more", [{}, {"delivery": "undelivered", "call": {"behind": TURN_1}}], ids=["id", "behind"])
+async def test_an_image_makes_no_other_turn_of_one(settings: Settings, tmp_path: Path, more: dict[str, Any]) -> None:
     sha256, line = image("AAAA")
-    told = turn_line()
+    told = turn_line(**({"id": TURN_2} | more if more else {}))
     offset = json.dumps(told["turn"], separators=(",", ":")).index(TURN_1) + len(TURN_1)
     lines = (line, told | {"images": [[offset, sha256]]}, session_line())
     await refused(settings, sealed(tmp_path / "x.jsonl", *lines), "line 3: images")

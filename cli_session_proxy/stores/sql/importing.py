@@ -22,7 +22,7 @@ from .database import Database
 from .tables import COMING, agents, items, sessions, turns
 
 # Made once: a statement that is built anew for each turn costs more than its execution.
-_EXISTS = select(turns.c.seq).where(turns.c.id == bindparam("turn_id"))
+_AGENT_OF = select(turns.c.agent_key).where(turns.c.id == bindparam("turn_id"))
 
 
 # A piece is one transaction. Other writers go between two of them, and wait for one: turns, bytes of records.
@@ -77,7 +77,7 @@ class Coming:
 
     def finish(self, conn: Connection, new: NewChain) -> Agent:
         """Now it is there: the agent gets its name."""
-        _hang(conn, self._later)
+        _hang(conn, self.agent, self._later)
         empty = _refuse_taken(conn, new)
         if empty is not None:
             conversing.hand_over(conn, empty.key, self.agent.key)
@@ -113,9 +113,9 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
     _sound(turn.session_id)
     if turn.status not in FINISHED:
         raise _unsound(f"turn {turn.id} is not finished")
-    if _exists(conn, turn.id):
+    if _agent_of(conn, turn.id) is not None:
         raise _unsound(f"turn {turn.id} is in this store already")
-    if turn.parent_id is not None and not _exists(conn, turn.parent_id):
+    if turn.parent_id is not None and _agent_of(conn, turn.parent_id) != agent.key:
         later.append((turn.id, turn.parent_id))
         turn = replace(turn, parent_id=None)
     lifecycle.insert(conn, turn, part.records)
@@ -127,12 +127,12 @@ def _explain(
     conn: Connection, agent: Agent, part: Session | Link | Conversation | Item, later: list[tuple[str, str]]
 ) -> None:
     """What belongs to the turns, which are complete from here on."""
-    _hang(conn, later)
+    _hang(conn, agent, later)
     if isinstance(part, Conversation):
         conversing.save_conversation(conn, agent.key, part)
         return
     turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
-    if turn_id is not None and not _exists(conn, turn_id):
+    if turn_id is not None and _agent_of(conn, turn_id) != agent.key:
         raise _unsound(f"a session, a link or an item names turn {turn_id}, which is not there")
     if isinstance(part, Item):
         if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
@@ -150,9 +150,9 @@ def _explain(
         lifecycle.save_links(conn, agent.key, [part])
 
 
-def _hang(conn: Connection, later: list[tuple[str, str]]) -> None:
+def _hang(conn: Connection, agent: Agent, later: list[tuple[str, str]]) -> None:
     for turn_id, parent_id in later:
-        if not _exists(conn, parent_id):
+        if _agent_of(conn, parent_id) != agent.key:
             raise _unsound(f"turn {turn_id} continues {parent_id}, which is not there")
         conn.execute(update(turns).where(turns.c.id == turn_id).values(parent_id=parent_id))
     later.clear()
@@ -164,8 +164,10 @@ def _sound(session_id: str | None) -> None:
         raise _unsound(f"{session_id[:80]!r} is no session id")
 
 
-def _exists(conn: Connection, turn_id: str) -> bool:
-    return conn.scalar(_EXISTS, {"turn_id": turn_id}) is not None
+def _agent_of(conn: Connection, turn_id: str) -> int | None:
+    """Whose turn it is. What comes in names turns of its own: a path goes through no other agent's."""
+    key: int | None = conn.scalar(_AGENT_OF, {"turn_id": turn_id})
+    return key
 
 
 def _unsound(why: str) -> InvalidRequest:

@@ -13,6 +13,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -175,11 +176,13 @@ async def adopt_session(
 
 def find_source(projects: Path, wanted: str) -> Path:
     """The transcript that a person means: a path, or the session id of a file in the CLI's directory."""
-    path = Path(wanted).expanduser()
-    if path.suffix == ".jsonl" or os.sep in wanted:
-        if not path.is_file():
-            raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
-        return path.resolve()
+    if wanted.endswith(".jsonl") or os.sep in wanted:
+        path = Path(wanted)
+        with suppress(OSError, RuntimeError):  # a name that is too long, a home that is nobody's
+            path = path.expanduser()
+            if path.is_file():
+                return path.resolve()
+        raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
     found = sorted(projects.glob(f"*/{wanted}.jsonl")) if is_session_id(wanted) else []
     if len(found) > 1:
         listed = ", ".join(map(str, found))

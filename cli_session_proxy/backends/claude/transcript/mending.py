@@ -351,7 +351,7 @@ def _sha256(block: Block) -> str | None:
     source = block.get("source")
     if block.get("type") not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
         return None
-    return hashlib.sha256(str(source.get("data", "")).encode()).hexdigest()
+    return hashlib.sha256(str(source.get("data", "")).encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _content(data: JSON) -> list[Block]:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ....domain.models import FileMark, Message, Record
+from ....domain.times import LAST_TIME
 from .entries import mark_of, parse_records
 from .files import checked, is_file, put_back, temporary
 from .loading import Loading, is_of_unknown_kind
@@ -26,10 +27,6 @@ OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 NO_CONTENT = "(no content)"
 
 NEWEST = Loading()
-
-# The latest time that is taken over from a record, in seconds since 1970: the year 5138. Records behind it are a
-# millisecond apart, and must not reach the year 9999, where `datetime` ends.
-LAST_TIME = 1e11
 
 _SESSION_ID = re.compile(r'"sessionId":"([0-9a-fA-F-]{36})"')
 _TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
