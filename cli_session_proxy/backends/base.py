@@ -500,6 +500,10 @@ class Backend(ABC):
         """The transcript of a session as the chain has it. Costs as much as its path is long."""
         return ()
 
+    def may_end(self, lines: Sequence[Record]) -> bool:
+        """Whether an exchange may be whole with these lines: only then all that wait are looked at."""
+        return False
+
     async def taken_over(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> TakenOver | None:

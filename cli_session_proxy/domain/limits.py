@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sized
+from collections.abc import Iterable, Sized
 from typing import Any, TypeGuard
 
 from ..errors import InvalidRequest
@@ -92,18 +92,26 @@ def holds_more(value: Any, most: int) -> bool:
     return seen > most
 
 
+def characters(value: Any) -> int:
+    """Of all texts of a JSON value together, but for names."""
+    total, level = 0, [value]
+    while level:
+        total += sum(len(text) for outer in level for text in _inner(outer) if isinstance(text, str))
+        level = _within(level)
+    return total
+
+
 _CONTAINERS = (dict, list, tuple)
 _NESTING = frozenset(_CONTAINERS)
 
 
 def _within(level: list[Any]) -> list[Any]:
     """The objects and lists that stand in these: the next level, without a stack that could be too deep."""
-    return [
-        inner
-        for outer in level
-        for inner in (outer.values() if isinstance(outer, dict) else outer)
-        if isinstance(inner, _CONTAINERS)
-    ]
+    return [inner for outer in level for inner in _inner(outer) if isinstance(inner, _CONTAINERS)]
+
+
+def _inner(outer: Any) -> Iterable[Any]:
+    return outer.values() if isinstance(outer, dict) else outer
 
 
 def at_most(given: Sized, most: int, where: str) -> None:

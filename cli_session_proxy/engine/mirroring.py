@@ -56,7 +56,8 @@ class Mirroring:
     async def append(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
         agent = await self.agent(agent_id)
         await self._store.mirror(agent.key, key, lines)
-        if not key.subpath and is_session_id(key.session_id):
+        is_main = not key.subpath and is_session_id(key.session_id)
+        if is_main and await asyncio.to_thread(self._backend.may_end, lines):
             await self._take_over(agent, key)
 
     async def load(self, agent_id: str, key: MirrorKey) -> list[str] | None:

@@ -6,6 +6,7 @@ import asyncio
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,9 +16,12 @@ from typing import Any
 import pytest
 
 from cli_session_proxy import errors
+from cli_session_proxy.domain.models import JSON
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.sdk.litellm import call as calls
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires.chat import body as chat
+from cli_session_proxy.wires.common import Naming
 
 from ..fake_engine import FakeEngine
 from ..litellm_offline import exceptions, get_instance_fn, litellm, offline_environment, provider
@@ -208,13 +212,37 @@ def test_a_litellm_proxy_names_agents_by_what_its_client_sent(params: dict[str, 
         {"response_format": {"type": "xml"}},
         {"agent_id": "x" * 257},
         {"agent_id": 7},
+        {"timeout": "nan"},
+        {"timeout": float("inf")},
+        {"extra_headers": {"X-Agent-Id": "\ud800"}},
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": "x"}] * 100_000}]},
     ],
+    ids=lambda given: str(given)[:60],
 )
 async def test_what_would_lie_is_a_bad_request(engine: FakeEngine, given: dict[str, Any]) -> None:
     with pytest.raises(exceptions.BadRequestError) as caught:
         await ask(**given)
     assert "invalid_request" in str(caught.value)
     assert engine.answers == []
+
+
+async def test_a_request_is_read_beside_the_loop_and_not_without_a_bound(
+    engine: FakeEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """40,000 texts held up every other call of this process for a second."""
+    read, threads = chat.read, []
+
+    def noted(body: JSON, naming: Naming) -> chat.ChatCall:
+        threads.append(threading.current_thread().name)
+        return read(body, naming)
+
+    monkeypatch.setattr(chat, "read", noted)
+    await ask()
+    engine.settings = engine.settings.model_copy(update={"max_body": 1000})
+    with pytest.raises(exceptions.APIError, match="max_body"):
+        await ask(messages=[{"role": "user", "content": "x" * 1001}])
+    assert len(threads) == len(engine.answers) == 1
+    assert threads[0] != "cli-session-proxy"
 
 
 @pytest.mark.parametrize(
@@ -411,7 +439,7 @@ def test_the_engine_is_stopped_at_the_interpreters_exit() -> None:
         from cli_session_proxy import errors, provider
         from cli_session_proxy.settings import Settings
         class Engine:
-            def __init__(self, settings): pass
+            def __init__(self, settings): self.settings = settings
             async def start(self): pass
             async def submit(self, request): raise errors.QueueFull("full", retry_after=1)
             async def stop(self):

@@ -16,10 +16,13 @@ from claude_agent_sdk import ClaudeAgentOptions, ResultMessage, project_key_for_
 from claude_agent_sdk.testing import run_session_store_conformance
 
 from cli_session_proxy import ask, sdk
+from cli_session_proxy.domain.models import Record
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.sdk import ChainSessionStore, runtime
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import MirrorKey
+from cli_session_proxy.stores.sqlite.store import SqliteStore
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -170,6 +173,29 @@ async def test_an_exchange_is_a_turn_when_it_is_whole_and_is_there_before(settin
         ]
         await engine.delete("local", "a")
     assert await store.load(key) is None
+
+
+async def test_the_lines_of_an_exchange_that_goes_on_are_not_looked_at_again_with_each_one(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """2,000 lines of one long exchange took 90 s."""
+    store, session_id, read = ChainSessionStore("a"), str(uuid.uuid4()), []
+    key: Any = {"project_key": "p", "session_id": session_id}
+    mirrored = SqliteStore.mirrored
+
+    async def noted(self: SqliteStore, agent_key: int, asked: MirrorKey) -> list[Record] | None:
+        read.append(asked)
+        return await mirrored(self, agent_key, asked)
+
+    monkeypatch.setattr(SqliteStore, "mirrored", noted)
+    made = entries("one", "calls", "a result", "calls again", "another result", "Done.", session_id=session_id)
+    for entry in made[:-1]:
+        if entry["type"] == "assistant":
+            entry["message"]["stop_reason"] = "tool_use"
+        await store.append(key, [entry])
+    assert read == []
+    await store.append(key, made[-1:])
+    assert len(read) == 1
 
 
 async def test_a_session_of_another_agent_is_not_shown_and_not_gone_on_with(settings: Settings) -> None:

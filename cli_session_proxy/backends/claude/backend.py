@@ -133,6 +133,9 @@ class ClaudeBackend(Backend):
     async def lines_of(self, session: Session) -> Sequence[str]:
         return await adoption.lines_of(self._store, session)
 
+    def may_end(self, lines: Sequence[Record]) -> bool:
+        return any(transcript.has_ended([entry]) for entry in transcript.parse_records(lines).entries)
+
     async def taken_over(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> TakenOver | None:

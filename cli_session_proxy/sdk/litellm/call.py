@@ -6,6 +6,7 @@ Where LiteLLM puts what its client sent was measured on 1.106.2: unknown body fi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ import httpx
 from litellm.responses.utils import ResponsesAPIRequestUtils
 
 from ...domain.models import JSON
+from ...errors import InvalidRequest
 from ...wires.common import checked_agent_id, decoded_agent_id, encoded_agent_id
 
 # What names and de-duplicates a request; nothing else of the client's headers goes on.
@@ -48,17 +50,27 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> ProviderCall:
     headers = {key: sent[key] for key in FORWARDED if key in sent}
     if name is not None:
         headers["x-agent-id"] = encoded_agent_id(name)
-    timeout = kwargs.get("timeout")
-    if isinstance(timeout, httpx.Timeout):
-        timeout = timeout.read  # how long LiteLLM's caller waits for an answer
     return ProviderCall(
         model=str(kwargs["model"]),
         body=body,
         headers=headers,
         api_base=kwargs.get("api_base") or None,
         api_key=kwargs.get("api_key") or None,
-        timeout=None if timeout is None else float(timeout),
+        timeout=_seconds(kwargs.get("timeout")),
     )
+
+
+def _seconds(timeout: Any) -> float | None:
+    """How long LiteLLM's caller waits for an answer. It may be the client's word: no number would never be over."""
+    if isinstance(timeout, httpx.Timeout):
+        timeout = timeout.read
+    try:
+        seconds = None if timeout is None else float(timeout)
+    except (TypeError, ValueError, OverflowError):
+        seconds = math.nan
+    if seconds is not None and not math.isfinite(seconds):
+        raise InvalidRequest("timeout must be a number of seconds", param="timeout")
+    return seconds
 
 
 def original_id(response_id: str) -> str:
@@ -89,7 +101,7 @@ def _client_headers(kwargs: Mapping[str, Any], params: Mapping[str, Any]) -> dic
 def _agent_id(headers: Mapping[str, str], in_body: Any, params: Mapping[str, Any]) -> str | None:
     """The agent's name, first match wins: header, body, metadata, LiteLLM's session id. `user` is never one."""
     if "x-agent-id" in headers:
-        return decoded_agent_id(headers["x-agent-id"].encode("utf-8"))
+        return decoded_agent_id(headers["x-agent-id"].encode("utf-8", "surrogatepass"))
     metadata = _mapping(params.get("metadata"))
     sent = _mapping(_mapping(params.get("proxy_server_request")).get("body"))
     for value in (

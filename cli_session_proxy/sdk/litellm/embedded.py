@@ -6,14 +6,15 @@ caller that goes before closes the generator, and the turn is left.
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncGenerator
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ...domain import limits
-from ...domain.models import Started, TurnRequest
-from ...errors import InvalidRequest
+from ...domain.models import Started
+from ...errors import InvalidRequest, RequestTooLarge
 from ...wires import common
 from ...wires.chat import body as chat
 from ..runtime import Runtime
@@ -30,7 +31,7 @@ ENGINE_SLACK = 0.5
 async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """One item: the completion. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
-    answer = await _submit(runtime, read(call).request, deadline)
+    _, answer = await _submit(runtime, call, deadline)
     try:
         turn = await deadline.wait(answer.turn())
         yield ChatReply(chat.completion(turn), Identity(answer.agent_id, turn.id, turn.session_id, turn.continuity))
@@ -42,8 +43,7 @@ async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatR
 async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
     """The chunks, as our endpoint would stream them. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
-    chat_call = read(call)
-    answer = await _submit(runtime, chat_call.request, deadline)
+    chat_call, answer = await _submit(runtime, call, deadline)
     identity = Identity(answer.agent_id, answer.turn_id)
     writer = chat.writer(chat_call, answer.turn_id)
     events = aiter(answer.events())
@@ -61,15 +61,21 @@ async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatRep
         answer.leave()
 
 
-def read(call: ProviderCall) -> chat.ChatCall:
-    """The call as the chat wire reads it. Raises `InvalidRequest`."""
+def read(call: ProviderCall, most: int) -> chat.ChatCall:
+    """The call as the chat wire reads it, with at most so many characters. Raises `InvalidRequest`."""
     naming = common.naming(call.headers, path_agent=None, request_id=call.headers.get("x-request-id"))
     if limits.is_deeper(call.body):
         raise InvalidRequest(f"the request is nested deeper than {limits.DEPTH} levels: send it flatter")
+    if limits.holds_more(call.body, limits.VALUES):
+        raise InvalidRequest(f"the request has more than {limits.VALUES:,} values: send less")
+    if limits.characters(call.body) > most:
+        raise RequestTooLarge(f"the request is over {most} characters: send less, or raise max_body in the settings")
     chat_call = chat.read(call.body, naming)
     return replace(chat_call, request=replace(chat_call.request, timeout=call.timeout))
 
 
-async def _submit(runtime: Runtime, request: TurnRequest, deadline: Deadline) -> Answer:
+async def _submit(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> tuple[chat.ChatCall, Answer]:
     engine = await deadline.wait(runtime.engine())
-    return await deadline.wait(engine.submit(request))  # a caller that leaves meanwhile: the engine handles its turn
+    read_call = await deadline.wait(asyncio.to_thread(read, call, engine.settings.max_body))
+    # A caller that leaves meanwhile: the engine handles its turn.
+    return read_call, await deadline.wait(engine.submit(read_call.request))
