@@ -11,11 +11,10 @@ from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse
 from starlette.routing import BaseRoute
 
 from ..domain.models import JSON
-from ..wires.asgi import About, Address, Table, add
+from ..wires.asgi import About, Address, JSONAnswer, Table, add
 from ..wires.base import ErrorShape
 from ..wires.schemas import TEXT
 from .gate import OPEN, OPEN_BELOW
@@ -42,8 +41,8 @@ class OpenApiRoute:
         self._routes = app.routes
         add(app, "GET", "/openapi.json", self.openapi)
 
-    async def openapi(self) -> JSONResponse:
-        return JSONResponse(document(self._routes, self._wires))
+    async def openapi(self) -> JSONAnswer:
+        return JSONAnswer(document(self._routes, self._wires))
 
 
 def document(routes: Iterable[BaseRoute], wires: Table) -> JSON:

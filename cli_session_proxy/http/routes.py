@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import RedirectResponse, Response, StreamingResponse
 
 from ..domain.approvals import DECISIONS, LONGEST_WORD, OUTCOMES, Verdict
 from ..domain.models import JSON, Agent
@@ -28,6 +28,7 @@ from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
     EVENT_STREAM,
     About,
+    JSONAnswer,
     add,
     error_body,
     is_on,
@@ -155,7 +156,7 @@ class Routes:
         headers = {"Vary": "Accept"}
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/ui", 303, headers)
-        return JSONResponse(OVERVIEW, headers=headers)
+        return JSONAnswer(OVERVIEW, headers=headers)
 
     # administration
 
@@ -163,7 +164,7 @@ class Routes:
         """With a challenge, it is proved that this is the server that `var` names."""
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
         headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
-        return JSONResponse({"status": "ok"}, headers=headers)
+        return JSONAnswer({"status": "ok"}, headers=headers)
 
     async def readyz(self) -> Response:
         """For load balancers: the store has written and read something, a moment ago at most. A registry that is away
@@ -171,7 +172,7 @@ class Routes:
         state = await self._engine.state()
         registry = None if self._engine.registry is None else self._engine.registry.state
         beside = {} if registry is None else {"registry": registry}
-        return JSONResponse({"status": state, **beside}, 200 if state == "ready" else 503)
+        return JSONAnswer({"status": state, **beside}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
         """Last active first; `?search=` for a part of the name, `?limit=N` (1000), `?side=1` with those of side calls
@@ -370,4 +371,4 @@ async def no_such_route(request: Request, exc: Exception) -> Response:
         error = NotFound(f"{method} {path} does not exist: GET / says what there is, such as POST /v1/chat/completions")
     else:
         error = InvalidRequest("the request cannot be served")
-    return JSONResponse(error_body(request.scope, error), error.status, headers=headers)
+    return JSONAnswer(error_body(request.scope, error), error.status, headers=headers)

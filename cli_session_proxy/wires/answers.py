@@ -16,7 +16,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
@@ -26,7 +26,7 @@ from ..engine.engine import Answer, Engine
 from ..engine.live import PATIENCE
 from ..errors import ProxyError
 from ..settings import Settings
-from .asgi import as_proxy_error, encoded, has_left, read_call, send_error
+from .asgi import JSONAnswer, as_proxy_error, encoded, has_left, read_call, send_error
 from .base import Writer
 from .common import KeptCall, Naming, WireCall, compact, encoded_agent_id, own_names
 
@@ -339,7 +339,7 @@ def kept_reply(
     if call.background:
         engine.keep(answer.another() if call.stream else answer)
         if not call.stream:
-            return JSONResponse(render(answer.accepted), headers={**named_by(answer), **ignored_header(call.ignored)})
+            return JSONAnswer(render(answer.accepted), headers={**named_by(answer), **ignored_header(call.ignored)})
     return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
 
 

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from starlette.applications import Starlette
 from starlette.requests import HTTPConnection, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import BaseRoute, Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -294,9 +294,18 @@ def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitab
             audit.begins(address.path.replace(":path}", "}"))
         given = {**request.path_params, "request": request}
         answer = await handler(**{name: given[name] for name in names})
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
+        return answer if isinstance(answer, Response) else JSONAnswer(answer)
 
     return endpoint
+
+
+class JSONAnswer(Response):
+    """In ASCII: what a model says may hold half a surrogate pair."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return compact(content)
 
 
 # --- Headers, and an error in the words of its wire

@@ -20,6 +20,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewChain, TurnFacts, WholeTurn
 from cli_session_proxy_store_conformance.samples import a_finished_turn
 
+from ..engine.test_core import Model, core
 from ..serving import serving
 from ..talking import running
 
@@ -211,6 +212,24 @@ async def test_without_keys_the_spend_of_earlier_keys_is_shown(tmp_path: Path) -
             turn = a_finished_turn(f"t{n}", agent.key, None, "opus", (), (), (), time.time(), None, 0)
             await engine.store.import_turns([turn])
         assert await spent(http, None) == {"carol": 0.0, "local": 0.0}
+
+
+async def test_half_a_character_in_an_answer_keeps_nothing_from_being_shown(tmp_path: Path) -> None:
+    """A model may have said it: the page and the stored response were a 500."""
+    model = Model()
+    model.calls = [[{"type": "text", "text": "half \ud83d"}]]
+    settings = Settings(var=tmp_path / "var", port=0, claude_config_dir=tmp_path / "config")
+    async with (
+        core(settings, model) as (engine, _),
+        serving(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=60) as http,
+    ):
+        asked = {"model": "sonnet", "input": "hello"}
+        made = (await http.post("/responses", json=asked, headers={"X-Agent-Id": "a"})).json()["id"]
+        for path in ("chains/a/turns", "previews?agent=a", f"responses/{made}", "overview", "chains/a"):
+            told = await http.get(f"/{path}")
+            assert told.status_code == 200, path
+            told.json()
 
 
 def _made(var: Path) -> str:

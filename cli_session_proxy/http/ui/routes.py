@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...aside.pool import OutOfBoundsError
 from ...domain import times
@@ -18,7 +18,7 @@ from ...domain.models import JSON, Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...export import brief, explain, shown
-from ...wires.asgi import About, add, is_on, owner_of, whole_number
+from ...wires.asgi import About, JSONAnswer, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
@@ -103,7 +103,7 @@ class Ui:
         """What needs a look, what runs just now, and what the last days cost: an operator is told of every key.
         `?wait=0`: without asking the CLI for its login, which takes up to two seconds once in a while."""
         owner, wait = owner_of(request), is_on(request, "wait", default=True)
-        return JSONResponse(await self._overview.of(owner, of_all=self._keys.is_operator(owner), wait=wait))
+        return JSONAnswer(await self._overview.of(owner, of_all=self._keys.is_operator(owner), wait=wait))
 
     async def previews(self, request: Request) -> Response:
         """The newest words of some agents: `?agent=NAME&agent=NAME`, at most 20."""
@@ -116,7 +116,7 @@ class Ui:
             found = await self._engine.told.page(agent.key, before_seq=None, limit=1) if agent is not None else None
             if agent is not None and found is not None:
                 data += [views.newest(agent, turn, await title_of(self._engine.told, agent)) for turn in found.turns]
-        return JSONResponse({"object": "list", "data": data})
+        return JSONAnswer({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
         """A page of turns, newest first: `?before=SEQ&limit=N`; `?from=N`: beginning with the agent's N-th turn;
@@ -134,7 +134,7 @@ class Ui:
         page = await self._engine.told.page(agent.key, before_seq=before, limit=limit, newest=newest)
         store = self._engine.told
         budgets = await self._engine.budgets.shown(store, agent.owner, agent.agent_id, time.time())
-        return JSONResponse(views.page(agent, page, await title_of(store, agent), budgets))
+        return JSONAnswer(views.page(agent, page, await title_of(store, agent), budgets))
 
     async def tree(self, request: Request) -> Response:
         """The shape of the whole chain: of each turn in the order of acceptance its parent's place, from 1 (0: none),
@@ -142,7 +142,7 @@ class Ui:
         agent = await self._agent(request)
         after = whole_number(request, "after", None) or 0
         found = await self._engine.told.tree(agent.key, after=after)
-        return JSONResponse({"object": "tree", "after": after, "parents": found.parents, "marked": found.marked})
+        return JSONAnswer({"object": "tree", "after": after, "parents": found.parents, "marked": found.marked})
 
     async def turn(self, request: Request) -> Response:
         """`?redact=0` shows what was said as it is."""
@@ -153,7 +153,7 @@ class Ui:
         children = [child.id for child in await self._engine.told.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
         told = await self._tell(shown.turn, turn, around.links, verbatim=verbatim)
-        return JSONResponse(
+        return JSONAnswer(
             {
                 "turn": told,
                 "links": [shown.link(link) for link in around.links],
@@ -188,15 +188,15 @@ class Ui:
         turn = await self._turn(request, await self._agent(request))
         found = await self._engine.backend.request_of(turn)
         if found is None:
-            return JSONResponse({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
+            return JSONAnswer({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
         newest, large = await asyncio.to_thread(views.newest_sent, found)
         return await self._shown(large, views.seen, turn.usage, newest, len(found.messages))
 
     async def _shown(self, large: bool, show: Callable[..., JSON], *given: Any) -> Response:
         if not large:
-            return JSONResponse(await asyncio.to_thread(show, *given))
+            return JSONAnswer(await asyncio.to_thread(show, *given))
         try:
-            return JSONResponse(await self._tell.aside(show, *given))
+            return JSONAnswer(await self._tell.aside(show, *given))
         except OutOfBoundsError as exc:
             raise InvalidRequest(f"this cannot be shown: {exc}") from exc
 
@@ -206,7 +206,7 @@ class Ui:
         links = await self._engine.told.repairs(agent.key, limit=NEWEST_REPAIRS)
         numbers = await self._engine.told.places(agent.key, [link.turn_id for link in links if link.turn_id])
         data = [{**shown.link(link), **brief.link(link)._asdict()} for link in links]
-        return JSONResponse({"object": "list", "data": data, "numbers": numbers})
+        return JSONAnswer({"object": "list", "data": data, "numbers": numbers})
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))

@@ -7,13 +7,13 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, reply
-from ..asgi import EVENT_STREAM, About, add, has_left, read_call
+from ..asgi import EVENT_STREAM, About, JSONAnswer, add, has_left, read_call
 from ..base import AddressClaim, Models, Wire
 from ..google import checked_model
 from ..schemas import OBJECT, OBJECTS, TEXT_OR_NULL, body
@@ -49,7 +49,7 @@ class GenerateRoutes:
         if method == "countTokens":
             checked_model(model)
             counted = await read_call(request, self._settings.max_body, generate.count)
-            return JSONResponse(counted, headers=ESTIMATED)
+            return JSONAnswer(counted, headers=ESTIMATED)
         if method not in ("generateContent", "streamGenerateContent") or not model:
             raise NotFound(
                 f"there is no POST {request.url.path}: send models/{{model}}:generateContent, "

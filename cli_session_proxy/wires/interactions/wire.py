@@ -7,14 +7,14 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...domain.models import ANSWERED, JSON, TurnRequest
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import kept_reply
-from ..asgi import STREAMED, About, add, has_left, named, read_call
+from ..asgi import STREAMED, About, JSONAnswer, add, has_left, named, read_call
 from ..base import AddressClaim, ErrorShape, Wire
 from ..common import KeptCall
 from ..kept import KeptTurns
@@ -76,7 +76,7 @@ class InteractionsRoutes:
             return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
         shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
-        return JSONResponse(shown, headers=await self._kept.about(turn))
+        return JSONAnswer(shown, headers=await self._kept.about(turn))
 
     async def delete(self, request: Request, name: str) -> JSON:
         await self._kept.delete(named(request).owner, name)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...engine.engine import Engine
 from ...settings import Settings
 from ..answers import ESTIMATED, answered
-from ..asgi import STREAMED, About, add, read_call
+from ..asgi import STREAMED, About, JSONAnswer, add, read_call
 from ..base import AddressClaim, Models, Wire
 from ..schemas import FLAG, MODEL, NUMBER, OBJECT, OBJECTS, TEXT_OR_OBJECTS, TEXTS, THINKING, body
 from ..schemas import messages as conversation
@@ -27,7 +27,7 @@ COUNTED = body({"messages": conversation("user", "assistant")}, model=MODEL, sys
 def routes(app: Starlette, engine: Engine, settings: Settings) -> None:
     async def count_tokens(request: Request) -> Response:
         counted = await read_call(request, settings.max_body, messages.count)
-        return JSONResponse(counted, headers=ESTIMATED)
+        return JSONAnswer(counted, headers=ESTIMATED)
 
     create = answered(engine, settings, messages.read, messages.message, messages.writer)
     add(app, "POST", "/v1/messages", create, About(BODY, media=STREAMED, turn=True))

@@ -9,14 +9,14 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...domain.models import JSON
 from ...engine.engine import Engine
 from ...errors import NotFound
 from ...settings import MODELS, Settings
 from ..answers import reply
-from ..asgi import About, add, has_left, read_call
+from ..asgi import About, JSONAnswer, add, has_left, read_call
 from ..base import AddressClaim, ErrorShape, Wire
 from ..common import Naming, model_name, optional
 from ..schemas import FLAG, FUNCTIONS, MODEL, NUMBER, OBJECT, TEXT, TEXT_OR_NULL, TEXTS, body
@@ -79,7 +79,7 @@ class OllamaRoutes:
     ) -> Response:
         call = await read_call(request, self._settings.max_body, read)
         if isinstance(call, ollama.Load):
-            return JSONResponse(ollama.loaded(call))
+            return JSONAnswer(ollama.loaded(call))
         answer = await self._engine.submit(call.request, partial(has_left, request.scope, request.receive))
         return reply(
             answer,

@@ -8,13 +8,13 @@ from typing import TypeVar
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from ...domain.models import JSON
 from ...errors import NotFound
 from ...settings import Settings
 from ..answers import ignored_header
-from ..asgi import About, add, named, read_call
+from ..asgi import About, JSONAnswer, add, named, read_call
 from . import conversations, schema
 from . import items as responses_items
 from .dialogues import Dialogues, new_id
@@ -40,7 +40,7 @@ class ConversationsRoutes:
 
     async def create(self, request: Request) -> Response:
         new, headers = await self._read(request, partial(conversations.read, new_id=new_id))
-        return JSONResponse(await self._dialogues.create(named(request).owner, new), headers=headers)
+        return JSONAnswer(await self._dialogues.create(named(request).owner, new), headers=headers)
 
     async def retrieve(self, request: Request, conversation_id: str) -> JSON:
         return await self._dialogues.conversation(named(request).owner, conversation_id)
@@ -48,7 +48,7 @@ class ConversationsRoutes:
     async def update(self, request: Request, conversation_id: str) -> Response:
         metadata, headers = await self._read(request, conversations.read_metadata)
         noted = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
-        return JSONResponse(noted, headers=headers)
+        return JSONAnswer(noted, headers=headers)
 
     async def delete(self, request: Request, conversation_id: str) -> JSON:
         await self._dialogues.delete(named(request).owner, conversation_id)
@@ -57,7 +57,7 @@ class ConversationsRoutes:
     async def add_items(self, request: Request, conversation_id: str) -> Response:
         new, headers = await self._read(request, partial(conversations.read_added, new_id=new_id))
         added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
-        return JSONResponse(responses_items.listed(added), headers=headers)
+        return JSONAnswer(responses_items.listed(added), headers=headers)
 
     async def items(self, request: Request, conversation_id: str) -> JSON:
         found = await self._dialogues.items(named(request).owner, conversation_id)

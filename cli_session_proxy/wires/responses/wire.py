@@ -9,7 +9,7 @@ from functools import partial
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import WebSocketRoute
 
 from ...domain.models import JSON, Message, Usage
@@ -17,7 +17,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, kept_reply
-from ..asgi import STREAMED, About, add, has_left, named, read_call
+from ..asgi import STREAMED, About, JSONAnswer, add, has_left, named, read_call
 from ..base import AddressClaim, Wire
 from ..blocks import estimated_tokens
 from ..openai import OPENAI
@@ -62,7 +62,7 @@ class ResponsesRoutes:
         answer = await self._dialogues.submit(call, has_left=partial(has_left, request.scope, request.receive))
         return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, ResponsesWriter)
 
-    async def input_tokens(self, request: Request) -> JSONResponse:
+    async def input_tokens(self, request: Request) -> JSONAnswer:
         """An estimate: the CLI counts nothing ahead. What came before is known from its own turn's usage."""
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
@@ -71,16 +71,16 @@ class ResponsesRoutes:
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
         body = {"object": "response.input_tokens", "input_tokens": tokens}
-        return JSONResponse(body, headers=ESTIMATED)
+        return JSONAnswer(body, headers=ESTIMATED)
 
-    async def compact(self, request: Request) -> JSONResponse:
+    async def compact(self, request: Request) -> JSONAnswer:
         """The conversation as one item, which stands for it in a later input. Nothing is run."""
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         path = await self._engine.store.path(parent.id) if parent is not None else []
         before = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
         told = [*before, *call.request.messages], responses.usage(Usage())
-        return JSONResponse(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), *told))
+        return JSONAnswer(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), *told))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
         owner, kept = named(request).owner, self._dialogues.kept
@@ -91,7 +91,7 @@ class ResponsesRoutes:
             writer = partial(ResponsesWriter, starting_after=int(given))
             return await kept.stream(owner, response_id, writer, self._settings.keepalive)
         turn = await kept.turn(owner, response_id)
-        return JSONResponse(responses.response(turn), headers=await kept.about(turn))
+        return JSONAnswer(responses.response(turn), headers=await kept.about(turn))
 
     async def delete(self, request: Request, response_id: str) -> JSON:
         await self._dialogues.kept.delete(named(request).owner, response_id)
