@@ -42,7 +42,7 @@ class ClaudeCLI(CustomLLM):
     async def acompletion(self, **kwargs: Any) -> ModelResponse:  # type: ignore[override]  # by keyword only
         with _translated(kwargs):
             async with aclosing(runtime.current().aitems(_complete(read_call(kwargs, stream=False)))) as replies:
-                async for reply in replies:  # one; then to the end, where the turn is acknowledged
+                async for reply in replies:  # one reply, then the end: there the turn is acknowledged
                     answer = shapes.response(reply)
             return answer
 

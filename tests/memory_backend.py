@@ -76,7 +76,7 @@ class MemoryBackend(Backend):
             before = (*job.parent.input, Message("assistant", job.parent.output))
         return _MemoryExecution(self, job, before, session_id, continuity)
 
-    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+    async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         return self.left.get(turn.id)
 
     def imported(

@@ -324,11 +324,11 @@ class Execution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TakenOver:
-    """Exchanges of a session that an application runs by itself, as turns; the first `lines` of its lines."""
+class TurnsFromSdk:
+    """Turns made of a session that an application runs by itself: of the first `line_count` of its lines."""
 
-    found: Adoptable
-    lines: int
+    adoptable: Adoptable
+    line_count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,8 +466,8 @@ class Backend(ABC):
         """What somebody else said after `parent`, if that is all that changed. Only looks."""
         return None
 
-    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        """The turn that ran when its proxy ended, with its whole answer; None where that is not there. Only looks."""
+    async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+        """The turn that ran when its proxy ended, if its whole answer is found; else None. Changes nothing."""
         return None
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
@@ -504,11 +504,11 @@ class Backend(ABC):
         """Whether an exchange may be whole with these lines: only then all that wait are looked at."""
         return False
 
-    async def taken_over(
+    async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
-    ) -> TakenOver | None:
-        """The exchanges at the start of these lines that are whole, as turns behind `parent`; None for none. Only
-        looks."""
+    ) -> TurnsFromSdk | None:
+        """The complete exchanges at the start of these lines, as turns that follow `parent`; None where there are
+        none. Changes nothing."""
         return None
 
     async def facts(self) -> Facts:

@@ -20,8 +20,8 @@ from ..stores.auto import store_for
 from .migrating import migrating
 from .stored import agent_in, opened
 
-# Attempts that are listed where no fix is named.
-LISTED = 10_000
+# Most attempts that are counted where no fix is named.
+MOST_COUNTED = 10_000
 
 
 async def commit(
@@ -32,34 +32,34 @@ async def commit(
     repo: Path | None,
     options: tuple[str, ...],
 ) -> JSON:
-    """Over an engine of its own, beside a running server too: the repository is this person's. See `Engine.commit`."""
+    """See `Engine.commit`. It runs here, also beside a running server: the repository is the caller's."""
     if options and given["note"] is not None:
-        raise ConfigError("--note takes no options of git commit: leave out what is behind --")
+        raise ConfigError("--note takes no options of git commit: leave out what follows --")
     try:
-        wanted = CommitOrder.read({name: value for name, value in given.items() if value is not None})
+        order = CommitOrder.read({name: value for name, value in given.items() if value is not None})
     except InvalidRequest as exc:
         raise ConfigError(exc.message) from exc
-    wanted = replace(wanted, repo=repo, options=options)
-    async with opened(settings) as there:
-        await agent_in(settings, there, owner, agent_id)
+    order = replace(order, repo=repo, options=options)
+    async with opened(settings) as store:
+        await agent_in(settings, store, owner, agent_id)
     engine = Engine(settings, store_for(settings, migrating))
     try:
         await engine.start()
         logs.configure(settings)
-        return (await engine.commit(owner, agent_id, wanted)).as_json()
+        return (await engine.commit(owner, agent_id, order)).as_json()
     finally:
         await engine.stop()
         logs.shut_down()
 
 
 async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> JSON:
-    """{repo, fix_id, text, attempts, fixes}: `text` is what the model would be told, None for nothing; without a fix,
-    `fixes` counts the attempts at each. Raises `ConfigError`."""
+    """{repo, fix_id, text, attempts, fixes}: `text` is what the model would be told, None for nothing. Where no fix is
+    named, `fixes` counts the attempts at each. Raises `ConfigError`."""
     configured = settings.profile_for(None).git_memory or GitMemory(repo=Path())
     place = configured.repo if repo is None else repo
     wanted = fix_id or configured.fix_id
     if wanted is None:
-        known = await earlier(place, None, LISTED)
+        known = await earlier(place, None, MOST_COUNTED)
         fixes: dict[str, int] = {}
         for attempt in known.attempts:
             fixes[attempt.fix_id] = fixes.get(attempt.fix_id, 0) + 1

@@ -353,16 +353,16 @@ class Engine:
             raise
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
-        anew: Turn | None = None
+        passed_over: Turn | None = None
         send_on = None if self.passing is None else partial(self._send_on, request.profile, self.passing)
         while True:
             admit = partial(self._admit, request)
-            found = await self._placement.resolve(request, admit=admit, anew=anew, send_on=send_on)
+            found = await self._placement.resolve(request, admit=admit, passed_over=passed_over, send_on=send_on)
             if isinstance(found, Turn):
                 answer = await self._again(found.id, request)
                 if answer is not None:
                     return answer
-                anew = found
+                passed_over = found
                 continue
             agent, new = found
             # One at a time: the order of the lane is the order in the store, also where that writes side by side.
@@ -383,7 +383,7 @@ class Engine:
                     if whole and self._lanes.waiting(agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
-                        new = replace(new, turn=replace(new.turn, limit_wait=wait), promised=new.promised or bool(wait))
+                        new = replace(new, turn=replace(new.turn, limit_wait=wait), durable=new.durable or bool(wait))
                     turn, state = await self.store.accept_next(new)
                 except KeyTaken:  # by the same request, which came in twice at once: it is that turn
                     self._lanes.give_up(place)

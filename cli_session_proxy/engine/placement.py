@@ -86,14 +86,15 @@ class Placement:
         request: TurnRequest,
         *,
         admit: Callable[[], None],
-        anew: Turn | None = None,
+        passed_over: Turn | None = None,
         send_on: Callable[[Agent], Awaitable[None]] | None = None,
     ) -> Turn | tuple[Agent, NewTurn]:
-        """The turn that this very request is already, or the one to accept for it; what comes before that is stored.
+        """The turn that already is this request, or a new one to accept. The history before a new one is stored.
 
-        It is one already by its key, as a client's own retry, or undelivered; but never `anew`, which the conversation
-        went on without. `admit` is called before anything is kept of the request; what it raises goes to the caller.
-        So is `send_on`, as soon as the agent is known: another proxy may have to run it.
+        A request that is sent again is found by its idempotency key, or as a retry, or as an undelivered turn; but
+        never as `passed_over`, a turn that the conversation went on without. `send_on` is called as soon as the agent
+        is known, as another proxy may have to run it; `admit` before anything of the request is stored. What either
+        raises goes to the caller.
         """
         if not request.kept:
             _check_once(request)
@@ -101,7 +102,7 @@ class Placement:
         earlier: Turn | None = None
         if latest is not None or request.idempotency_key is not None:
             earlier = await self._earlier(request, latest, self._clock())
-        if earlier is not None and (anew is None or earlier.id != anew.id):
+        if earlier is not None and (passed_over is None or earlier.id != passed_over.id):
             return earlier
         if send_on is not None and known is not None:
             await send_on(known)
@@ -114,7 +115,7 @@ class Placement:
         if send_on is not None and known is None:
             await send_on(agent)
         if decision.imported:
-            decision = await self._bring_in(agent, decision, request.model, fitting)
+            decision = await self._store_history(agent, decision, request.model, fitting)
         now = self._clock()
         turn = Turn(
             id=new_id("turn"),
@@ -137,9 +138,9 @@ class Placement:
         )
         key = request.idempotency_key
         until = now + self._hours * HOUR if key else None
-        promised = bool((request.call or {}).get("background"))
+        durable = bool((request.call or {}).get("background"))
         budgets = self._budgets(agent.owner, agent.agent_id)
-        return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, promised, budgets)
+        return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, durable, budgets)
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
         """`agent` is the one that the request names, where it is known."""
@@ -257,7 +258,7 @@ class Placement:
             for piece in pieces:
                 takes |= {item: piece.turn_id for item in piece.items if item in takes}
             decision = replace(decision, placed=placed)
-            decision = await self._bring_in(agent, decision, turn.model, RequestFitting(self._aside), pieces)
+            decision = await self._store_history(agent, decision, turn.model, RequestFitting(self._aside), pieces)
         if before is not None and decision.parent != before.id:
             call = {**call, "behind": before.id}
         said = replace(
@@ -271,7 +272,7 @@ class Placement:
         )
         return said, tuple(takes.items())
 
-    async def _bring_in(
+    async def _store_history(
         self, agent: Agent, decision: Decision, model: str, fitting: RequestFitting, pieces: Sequence[_Piece] = ()
     ) -> Decision:
         """Store the exchanges that the chain does not know; what is new behind them.

@@ -228,4 +228,4 @@ class Recovery:
         head = await self._store.turn(agent.head) if agent.head else None
         if head is not None and (head.finished_at or 0.0) > (turn.started_at or 0.0):
             return None
-        return await self._backend.settled(agent, turn)
+        return await self._backend.recover_turn(agent, turn)

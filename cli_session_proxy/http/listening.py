@@ -1,4 +1,4 @@
-"""A uvicorn server that runs in a task of ours, and takes no more connections than it has room for."""
+"""A uvicorn server in a task of the proxy's. It accepts no more connections than it has room for."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-# Seconds between two ticks of uvicorn's, of which there are ten in a second: at every tenth it makes the Date header.
-SECOND, TICKS = 1.0, 10
-# Turns of the loop in which an idle connection that was closed is gone.
-TURNS = 3
-# Seconds between two looks whether there is room, or a descriptor, for a client that has called.
-LOOK = 0.05
-# Seconds without room after which clients are refused: so long they wait in the system's queue, which takes none of our
-# descriptors. Where few may be open (a limit of 60), 14 agents that ask at once all get their turn.
-PATIENCE = 60.0
+# uvicorn makes the Date header at every tenth tick. Ten are counted once a second, instead of one every tenth of it.
+TICK_INTERVAL, TICKS = 1.0, 10
+# Passes of the event loop after which a closed idle connection is gone.
+LOOP_PASSES = 3
+# Seconds between two checks for room, or for a free descriptor, while a client waits.
+POLL = 0.05
+# Seconds without room after which clients are refused. Until then they wait in the system's queue, which takes none of
+# our descriptors. With a limit of 60 descriptors, 14 agents that ask at once are all answered.
+REFUSE_AFTER = 60.0
 
 
 class Listening(uvicorn.Server):
     """Sets `ready` when it listens. Installs no signal handlers, because the engine has to be stopped too.
 
-    It ends as soon as `should_exit` is set. uvicorn itself looks ten times a second, and then waits for a tenth of one,
-    also where nobody is connected.
+    It ends as soon as `should_exit` is set. uvicorn itself checks ten times a second, and then waits for a tenth of a
+    second even where nobody is connected.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
         self.ready = asyncio.Event()
-        self._told = asyncio.Event()
+        self._exit = asyncio.Event()
         self._accepting: list[asyncio.Task[None]] = []
         self._full_since: float | None = None
         super().__init__(config)
 
     @property
     def should_exit(self) -> bool:
-        return self._told.is_set()
+        return self._exit.is_set()
 
     @should_exit.setter
     def should_exit(self, value: bool) -> None:
         if value:
-            self._told.set()
+            self._exit.set()
         else:
-            self._told.clear()
+            self._exit.clear()
 
     def has_room(self) -> bool:
         """For one more connection."""
@@ -61,10 +61,10 @@ class Listening(uvicorn.Server):
             try:
                 client, _ = await loop.sock_accept(listener)
             except OSError:  # no descriptor is free, or the client has left
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL)
                 continue
             try:
-                await self._room()
+                await self._wait_for_room()
                 await loop.connect_accepted_socket(self._connection, client)
             except OSError:  # it has left meanwhile
                 client.close()
@@ -72,14 +72,14 @@ class Listening(uvicorn.Server):
                 client.close()
                 raise
 
-    async def _room(self) -> None:
+    async def _wait_for_room(self) -> None:
         clock = asyncio.get_running_loop().time
         while not self.has_room():
             if self._full_since is None:
                 self._full_since = clock()
-            if clock() - self._full_since >= PATIENCE:
-                return  # this one is refused, and those behind it until there is room
-            await asyncio.sleep(LOOK)
+            if clock() - self._full_since >= REFUSE_AFTER:
+                return  # it is refused, as are the next ones until there is room
+            await asyncio.sleep(POLL)
         self._full_since = None
 
     def _connection(self) -> asyncio.Protocol:
@@ -91,8 +91,8 @@ class Listening(uvicorn.Server):
         while not await self.on_tick(tick):
             tick += TICKS
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(SECOND):
-                    await self._told.wait()
+                async with asyncio.timeout(TICK_INTERVAL):
+                    await self._exit.wait()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         for accepting in self._accepting:
@@ -100,7 +100,7 @@ class Listening(uvicorn.Server):
         await asyncio.gather(*self._accepting, return_exceptions=True)
         for connection in list(self.server_state.connections):
             connection.shutdown()
-        for _ in range(TURNS):
+        for _ in range(LOOP_PASSES):
             await asyncio.sleep(0)
         if self.server_state.connections or self.server_state.tasks:
             await super().shutdown(sockets=sockets)

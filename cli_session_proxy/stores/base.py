@@ -144,7 +144,7 @@ class NewTurn:
     idempotency_key: str | None = None
     idempotency_until: float | None = None
     replaces: str | None = None  # the turn that gives its idempotency key up to this one
-    promised: bool = False  # its client is told of it before it ends, so it has to be on the disk by then
+    durable: bool = False  # on the disk before its acceptance is told: the client hears of it before it ends
     budgets: tuple[Budget, ...] = ()  # whose limits hold for it
 
 
@@ -485,7 +485,7 @@ class Turns(Protocol):
         With budgets its request is counted in the same transaction; over a limit: `BudgetExceeded`, and nothing is
         counted. Of turns that several proxies accept at once each is counted before the next one is looked at.
 
-        It survives the end of this process at once; a power cut too where it is `promised`, else a moment later, and
+        It survives the end of this process at once; a power cut too where it is `durable`, else a moment later, and
         at the latest when it begins.
         """
 

@@ -447,14 +447,14 @@ class Instructions:
         else:
             self.system.append(text)
 
-    def alone(self, where: str, conversation: list[tuple[str, Message]]) -> None:
-        """Nothing else was said: the last of them is what is asked."""
+    def ask_last(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+        """The body has no other message: the last instruction becomes the question."""
         if self.system:
             conversation.append((where, reminder(self.system.pop())))
 
 
 def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
-    """The messages, each with its place in the body, where the last one asks something. Raises `InvalidRequest`."""
+    """The messages without their places in the body. Raises `InvalidRequest` where the last one asks nothing."""
     if not conversation:
         raise InvalidRequest("messages must hold a user message", param="messages")
     where, last = conversation[-1]

@@ -150,9 +150,9 @@ class Faulty(MemoryBackend):
         if agent.agent_id in self.faults:
             raise KeyError("message")
 
-    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+    async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         self._check(agent)
-        return await super().settled(agent, turn)
+        return await super().recover_turn(agent, turn)
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         self._check(agent)

@@ -85,7 +85,7 @@ async def test_a_session_whose_cli_cannot_be_ended_is_left_to_it(
     settings = make_settings(claude_bin=claude_2, lease=LEASE)
     gate = HeldReply()
     upstream.when("lost", gate)
-    monkeypatch.setattr(backend, "end_left", lambda _pid, _started: False)
+    monkeypatch.setattr(backend, "end_stray", lambda _pid, _started: False)
     async with running(settings) as survivor, other_proxy(settings) as other:
         first = await other.ask("first")
         assert first is not None

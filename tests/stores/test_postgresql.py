@@ -752,8 +752,8 @@ async def test_writer_contract_behind_a_pooler(contract: WriterContract, postgre
 async def listens(store: PostgresqlStore) -> None:
     """Wait until the store's bell is heard, with nothing left in it."""
     await store.until_asked("holder", 0.01)
-    assert store._bell is not None
-    bell = store._bell
+    assert store._listener is not None
+    bell = store._listener
     await until(lambda: bell.listens)
     await store.until_asked("holder", 3600.0)  # what was asked until now was not heard, so it is looked for
 
@@ -776,7 +776,7 @@ async def test_a_proxy_is_told_when_another_one_asks_for_an_agent_or_a_turn(post
 async def test_a_proxy_looks_by_itself_while_nobody_can_tell_it(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli_session_proxy.stores.postgresql.bell.AGAIN", 0.05)
+    monkeypatch.setattr("cli_session_proxy.stores.postgresql.notify.AGAIN", 0.05)
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         await listens(store)
@@ -791,9 +791,9 @@ async def test_nothing_is_listened_to_behind_a_pooler(pooled_url: str) -> None:
     async with opened(lambda: store):
         for _ in range(3):
             await store.until_asked("holder", 3600.0)
-        assert store._bell is not None
-        task = store._bell._task
+        assert store._listener is not None
+        task = store._listener._task
         assert task is not None
         await task
-        assert not store._bell.listens
+        assert not store._listener.listens
         await store.until_asked("holder", 3600.0)

@@ -18,7 +18,7 @@ from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.stores.base import Commit
 from cli_session_proxy.stores.postgresql.database import WRITERS
-from cli_session_proxy.stores.postgresql.running import Places, aside
+from cli_session_proxy.stores.postgresql.running import Slots, on_thread
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import lifecycle
 from cli_session_proxy.stores.sql.store import FEW, LARGE, SMALL
@@ -276,20 +276,20 @@ async def test_a_small_commit_is_on_the_loop(
 
 
 @pytest.fixture
-async def places() -> AsyncIterator[Places]:
-    made = Places(2, "here")
+async def places() -> AsyncIterator[Slots]:
+    made = Slots(2, "here")
     yield made
     await made.rest()
     await asyncio.to_thread(made.stop)
 
 
-async def test_so_many_run_at_once_of_both_kinds_together_and_begin_in_their_order(places: Places) -> None:
+async def test_so_many_run_at_once_of_both_kinds_together_and_begin_in_their_order(places: Slots) -> None:
     began: list[int] = []
     goes_on = [threading.Event() for _ in range(4)]
 
     def work(number: int) -> bool:
         began.append(number)
-        aside(goes_on[number].wait)
+        on_thread(goes_on[number].wait)
         return on_the_loop()
 
     done = [places.run(partial(work, number), quick=number % 2 == 0) for number in range(4)]
@@ -310,9 +310,9 @@ async def test_so_many_run_at_once_of_both_kinds_together_and_begin_in_their_ord
     assert began[2:] == [2]
 
 
-async def test_what_it_raises_on_the_loop_is_raised_where_it_is_waited_for(places: Places) -> None:
+async def test_what_it_raises_on_the_loop_is_raised_where_it_is_waited_for(places: Slots) -> None:
     def work() -> None:
-        assert aside(on_the_loop) is False
+        assert on_thread(on_the_loop) is False
         raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):

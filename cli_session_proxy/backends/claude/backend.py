@@ -48,11 +48,11 @@ from ..base import (
     KeptTurn,
     Lost,
     Remedy,
-    TakenOver,
+    TurnsFromSdk,
 )
 from . import transcript
 from .process import capability, environment, events, failures, logged_in, observed, permissions
-from .process.child import Launch, end_left
+from .process.child import Launch, end_stray
 from .process.pool import STALE, Pool
 from .sessions import adoption, history, paths, reopening, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
@@ -136,23 +136,26 @@ class ClaudeBackend(Backend):
     def may_end(self, lines: Sequence[Record]) -> bool:
         return any(transcript.has_ended([entry]) for entry in transcript.parse_records(lines).entries)
 
-    async def taken_over(
+    async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
-    ) -> TakenOver | None:
-        above = parent
+    ) -> TurnsFromSdk | None:
+        # The records of the nearest turn on the path that has any with a uuid: what the lines should follow.
+        ancestor = parent
         known: list[Record] = []
-        while above is not None and not any(record.uuid for record in known):
-            known = await self._store.own_records(above.id)
-            above = await self._store.turn(above.parent_id) if above.parent_id is not None else None
-        return await asyncio.to_thread(adoption.taken_over, agent, parent, known, session, lines)
+        while ancestor is not None:
+            known = await self._store.own_records(ancestor.id)
+            if any(record.uuid for record in known):
+                break
+            ancestor = await self._store.turn(ancestor.parent_id) if ancestor.parent_id is not None else None
+        return await asyncio.to_thread(adoption.turns_from_sdk, agent, parent, known, session, lines)
 
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()
 
-    # --- what others left
+    # --- after another proxy has ended
 
-    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        return await settling.settled(self._store, self.sessions.transcript_of, agent, turn)
+    async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+        return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
         return await compare(self._verifier, self._store, agent, turn)
@@ -161,14 +164,14 @@ class ClaudeBackend(Backend):
         return await seeing.seen(self._store, turn)
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
-        ended = await asyncio.gather(*(asyncio.to_thread(end_left, pid, started) for pid, started in strays))
+        ended = await asyncio.gather(*(asyncio.to_thread(end_stray, pid, started) for pid, started in strays))
         for (pid, _), dead in zip(strays, ended, strict=True):
             if not dead:
                 log.warning("orphan_left", pid=pid)
         await self.sessions.sharing.sweep()
         return all(ended)
 
-    # --- its end
+    # --- ending
 
     async def retire(self, agent: Agent) -> None:
         await self.sessions.retire(agent)

@@ -33,32 +33,32 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ..sql.database import Database, ExclusiveName, Life, Urgency, Work
 from ..sql.migrations import moved
-from . import bell
+from . import notify
 from .pipeline import PipelinedConnection
-from .running import Places, aside
+from .running import Slots, on_thread
 
 T = TypeVar("T")
 
-# Transactions at once, each with a connection: long reads keep no writes waiting, and rows that are locked no reads.
+# Transactions at once, each on its own connection. Apart, long reads do not delay writes, nor locked rows reads.
 WRITERS = 4
 READERS = 4
-# The oldest server with what is used here; PostgreSQL itself has ended 12.
-OLDEST = 130000
-# A libpq that can be told how a server is to ask for a password.
-REQUIRES_SINCE = 160000
-# How often a server that is away is asked again by a write that may wait. Seconds.
-RETRY = 0.1
-# A transaction of a proxy that was paused gives its locks back after this time (ms): less than others wait for them.
-IDLE_LIMIT = 5000
-# Of two programs that open a database at once one makes the schema: any number that no other program uses.
-OPENING = 0x636C695F73657373
-# What a connection has where its URL does not say otherwise. A peer that has vanished is noticed within seconds.
+# PostgreSQL 13: version 12 is no longer maintained.
+OLDEST_SERVER = 130000
+# The first libpq with `require_auth`: which ways to ask for a password are allowed.
+REQUIRE_AUTH_SINCE = 160000
+# Seconds between two tries of a write that waits for an unreachable server.
+RETRY_INTERVAL = 0.1
+# Milliseconds after which the server ends the transaction of a paused proxy: others wait longer than this for a lock.
+IDLE_IN_TRANSACTION = 5000
+# Advisory lock: one of the programs that open a database at once makes its schema. Any number that nobody else uses.
+SCHEMA_LOCK = 0x636C695F73657373
+# Options that the URL may override. A peer that has vanished is noticed within seconds.
 DEFAULTS: dict[str, Any] = {
     "connect_timeout": 5, "keepalives": 1, "keepalives_idle": 5, "keepalives_interval": 2, "keepalives_count": 3,
     "tcp_user_timeout": 10_000, "application_name": "cli-session-proxy",
 }  # fmt: skip
 
-# Without its compiler: for statements that it takes for long ones it needs 0.1 s, which they never do.
+# Without its JIT compiler: that takes 0.1 s for a statement that it believes to be long, and none of these is.
 READ = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL jit = off")
 _CLOCK = """
     CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
@@ -95,7 +95,7 @@ class PostgresqlDatabase(Life, Database):
         self._engine: Engine | None = None
         # The connections that nobody uses. The last one comes first: it has prepared what every turn runs.
         self._idle: deque[Connection] = deque()
-        self._places: tuple[Places, Places] | None = None
+        self._slots: tuple[Slots, Slots] | None = None
         self._later: set[asyncio.Future[Any]] = set()
 
     @property
@@ -107,11 +107,11 @@ class PostgresqlDatabase(Life, Database):
 
     async def open(self, prepare: Work[None]) -> None:
         await self._finished_closing()
-        if self._places is not None:
+        if self._slots is not None:
             return
         self._stopping.clear()
         self._engine = self._made()
-        self._places = Places(WRITERS, "store-write"), Places(READERS, "store-read")
+        self._slots = Slots(WRITERS, "store-write"), Slots(READERS, "store-read")
         self._open = True
 
         try:
@@ -122,13 +122,13 @@ class PostgresqlDatabase(Life, Database):
 
     def prepare(self, conn: Connection, prepare: Work[None]) -> None:
         """The schema, by one program at a time, in the transaction of the caller: the lock ends with it."""
-        conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({OPENING})")
+        conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
         if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
             conn.exec_driver_sql(_CLOCK)
         prepare(conn)
 
     async def _end(self) -> None:
-        places, self._places = self._places, None
+        places, self._slots = self._slots, None
         self._stopping.set()
         for several in places or ():
             await several.rest()
@@ -141,10 +141,10 @@ class PostgresqlDatabase(Life, Database):
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
         """A `quick` one needs no transaction around its statement."""
-        if not self._open or self._places is None:
+        if not self._open or self._slots is None:
             raise _closed()
         begin = () if quick else READ
-        return await self._places[1].run(partial(self._read, work, begin), quick=quick)
+        return await self._slots[1].run(partial(self._read, work, begin), quick=quick)
 
     async def write(
         self,
@@ -160,13 +160,13 @@ class PostgresqlDatabase(Life, Database):
         deadline = time.monotonic() + self.busy_timeout
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
-        if not self._open or self._places is None:  # behind every wait: it may have been closed meanwhile
+        if not self._open or self._slots is None:  # behind every wait: it may have been closed meanwhile
             raise _closed()
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
         again = not alone
         run = partial(self._write, work, deadline, full=full, patient=patient, again=again)
-        done = self._places[0].run(run, quick=quick)
+        done = self._slots[0].run(run, quick=quick)
         if urgency is Urgency.LATER:
             self._later.add(done)
             done.add_done_callback(self._later.discard)
@@ -208,11 +208,11 @@ class PostgresqlDatabase(Life, Database):
             return work(conn)
 
     def ring(self, conn: Connection, proxy_id: str) -> None:
-        bell.ring(conn, proxy_id)
+        notify.send(conn, proxy_id)
 
-    def bell(self) -> bell.Bell:
+    def listener(self) -> notify.Listener:
         """Heard by one proxy, on a connection of its own."""
-        return bell.Bell({**self._options, "client_encoding": "utf8"})
+        return notify.Listener({**self._options, "client_encoding": "utf8"})
 
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""
@@ -245,7 +245,7 @@ class PostgresqlDatabase(Life, Database):
             assert found is not None
             version, fsync, standby, encoding, answers = found
             conn.prepares = answers == conn.info.backend_pid
-            if version < OLDEST:
+            if version < OLDEST_SERVER:
                 why = f"it is PostgreSQL {version // 10000}: use 13 or newer"
             elif fsync != "on":
                 why = "its `fsync` is off, so that a power cut loses acknowledged turns: turn it on"
@@ -280,7 +280,7 @@ class PostgresqlDatabase(Life, Database):
         """`patient`: a server that is away is waited for. `again`: work that was rolled back may be done once more."""
         settings = {
             "lock_timeout": int(self.busy_timeout * 1000),
-            "idle_in_transaction_session_timeout": IDLE_LIMIT,
+            "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION,
             "synchronous_commit": "on" if full else "off",
         }
         told = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
@@ -303,7 +303,7 @@ class PostgresqlDatabase(Life, Database):
                 if not once_more or time.monotonic() > deadline:
                     raise self._unavailable(exc, in_doubt=in_doubt) from exc
                 # there is no event to wait for but the end of this store
-                if aside(partial(self._stopping.wait, RETRY)):
+                if on_thread(partial(self._stopping.wait, RETRY_INTERVAL)):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
@@ -315,7 +315,7 @@ class PostgresqlDatabase(Life, Database):
             try:
                 conn = self._idle.pop()
             except IndexError:
-                conn = aside(self._engine.connect)
+                conn = on_thread(self._engine.connect)
             driver = conn.connection.dbapi_connection
             assert isinstance(driver, PipelinedConnection)
             if driver.is_fit():
@@ -374,7 +374,7 @@ def _only_to_the_server(told: Mapping[str, Any]) -> dict[str, str]:
     A password that is named is used, or there is no connection; one in a file is sent by SCRAM only. A certificate that
     is verified says the same of any method.
     """
-    if psycopg.pq.version() < REQUIRES_SINCE:
+    if psycopg.pq.version() < REQUIRE_AUTH_SINCE:
         return {}
     given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # of libpq's own
     if "require_auth" in given or str(told.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):

@@ -22,9 +22,9 @@ from ..sql.database import Threads
 T = TypeVar("T")
 
 
-class Places(Threads):
-    """Threads of which a quick function takes the place, on the event loop: so many run at once, of both kinds
-    together, begun in the order in which they are given."""
+class Slots(Threads):
+    """`number` functions run at once, begun in the order in which they are given: a quick one on the event loop, any
+    other on a thread."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number, name)
@@ -33,7 +33,7 @@ class Places(Threads):
         self._at_rest = asyncio.Event()
 
     def run(self, work: Callable[[], T], *, quick: bool = False) -> asyncio.Future[T]:
-        """What is cancelled after it has begun runs to its end. A `quick` one hands what blocks to `aside`."""
+        """What is cancelled after it has begun runs to its end. A `quick` one hands what blocks to `on_thread`."""
         done: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append((done, work, quick))
         self._begin()
@@ -124,7 +124,7 @@ def here() -> OnLoop | None:
     return current if isinstance(current, OnLoop) else None
 
 
-def aside(work: Callable[[], T]) -> T:
+def on_thread(work: Callable[[], T]) -> T:
     """Run what blocks, and keep no event loop waiting for it."""
     on_loop = here()
     return work() if on_loop is None else on_loop.until_done(work)

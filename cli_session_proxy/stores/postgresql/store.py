@@ -12,8 +12,8 @@ from ..base import ASKED_POLL, Telling
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore, logged
 from . import search
-from .bell import Bell
 from .database import PostgresqlDatabase
+from .notify import Listener
 
 # How long a write waits for a row that another program has locked, or for a server that is away.
 BUSY_TIMEOUT = 10.0
@@ -36,7 +36,7 @@ class PostgresqlStore(SqlStore):
         telling: Telling = logged,
     ) -> None:
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
-        self._bell: Bell | None = None
+        self._listener: Listener | None = None
         super().__init__(self.database, migrations, telling)
 
     def prepare(self, conn: Connection) -> None:
@@ -44,14 +44,14 @@ class PostgresqlStore(SqlStore):
         search.prepare(conn)
 
     async def until_asked(self, proxy_id: str, longest: float) -> None:
-        if self._bell is None:
-            self._bell = self.database.bell()
-        await self._bell.wait(proxy_id, longest, ASKED_POLL)
+        if self._listener is None:
+            self._listener = self.database.listener()
+        await self._listener.wait(proxy_id, longest, ASKED_POLL)
 
     async def close(self) -> None:
-        if self._bell is not None:
-            await self._bell.close()
-            self._bell = None
+        if self._listener is not None:
+            await self._listener.close()
+            self._listener = None
         await super().close()
 
     async def index(self, seconds: float) -> Indexed:

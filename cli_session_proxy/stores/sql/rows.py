@@ -161,7 +161,7 @@ def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> 
     known: dict[str, str] | None = None
     found: list[Turn] = []
     for row in rows:
-        *values, cut_out = row[:_FIELDS]
+        *values, cut_out = row[:_WITH_IMAGES]
         if cut_out is not None:
             if known is None:
                 places = [loads(one.images) for one in rows if one.images is not None]
@@ -280,11 +280,11 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 AGENT = tuple(agents.c[name] for name in Agent.__slots__)
 SESSION = tuple(sessions.c[name] for name in Session.__slots__)
-# What is kept of all turns of an agent.
+# Columns of an agent that sum up all its turns.
 TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
-# The columns in the order of a turn's fields, so that one is made of them as they come; then what is kept beside those.
+# The columns of a turn in the order of the fields of `Turn`; then two that are no fields of it.
 _AT = {name: at for at, name in enumerate(Turn.__slots__)}
-_FIELDS = len(_AT) + 1  # with `images`
+_WITH_IMAGES = len(_AT) + 1
 TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
 _INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
 _FALLBACK, _LIMIT_WAIT = _AT["fallback"], _AT["limit_wait"]
@@ -306,11 +306,11 @@ _INSERT_REF = Prepared(InsertNew(image_refs))
 
 
 def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int:
-    """Keep these images, each once, and note that the agent refers to them. The size of those that it did not."""
+    """Store each image once, with a reference from the agent. Returns the size of those that are new to the agent."""
     added = 0
     for shas in chunks(list(new)):
-        there = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
-        missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in there]
+        stored = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
+        missing = [{"sha256": sha, "size": len(new[sha]), "data": new[sha]} for sha in shas if sha not in stored]
         _INSERT_IMAGE.run_each(conn, missing)
         for sha in shas:
             added += _INSERT_REF.run(conn, {"agent_key": agent_key, "sha256": sha}).rowcount * len(new[sha])

@@ -254,8 +254,8 @@ class SqlStore(Store):
 
     async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
         # `begin` finds out where it was lost, before anything is said to a model.
-        urgency = Urgency.DURABLE if new.promised else Urgency.AHEAD
-        quick = not new.promised and _is_small(new.turn)
+        urgency = Urgency.DURABLE if new.durable else Urgency.AHEAD
+        quick = not new.durable and _is_small(new.turn)
         return await self._db.write(partial(lifecycle.accept, new=new, limit=LARGE), urgency, quick=quick)
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:

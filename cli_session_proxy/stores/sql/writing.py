@@ -86,7 +86,7 @@ def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named
 
 def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bool:
     if expiry is not None:
-        # The lock keeps turns out: who accepts one writes this row.
+        # Accepting a turn writes this row: the lock keeps new turns out until the agent is gone.
         conn.execute(select(agents.c.key).where(agents.c.key == key).with_for_update())
         if not reading.expired_agents(conn, expiry, only=key):
             return False
@@ -107,7 +107,7 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
 
 
 def _remember_cost(conn: Connection, key: int) -> None:
-    """What an unnamed agent of one request cost, before it is forgotten."""
+    """Keep what an unnamed agent of one request cost: its model and its hour, but nothing that was said."""
     model = func.coalesce(turns.c.answered_by, turns.c.model)
     last = select(model).where(turns.c.agent_key == agents.c.key).order_by(turns.c.seq.desc()).limit(1)
     spent = select(agents.c.owner, agents.c.last_at, agents.c.cost_usd, last.scalar_subquery().label("model"))
@@ -117,11 +117,11 @@ def _remember_cost(conn: Connection, key: int) -> None:
         return
     kept = forgotten.c
     conn.execute(forgotten.delete().where(kept.at < row.last_at - REMEMBERED))
-    own = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
-    _INSERT_FORGOTTEN.run(conn, {**own, "turns": 0, "cost_usd": 0.0})
+    key_of_sum = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
+    _INSERT_FORGOTTEN.run(conn, {**key_of_sum, "turns": 0, "cost_usd": 0.0})
     conn.execute(
         forgotten.update()
-        .where(*(kept[name] == value for name, value in own.items()))
+        .where(*(kept[name] == value for name, value in key_of_sum.items()))
         .values(turns=kept.turns + 1, cost_usd=kept.cost_usd + row.cost_usd)
     )
 

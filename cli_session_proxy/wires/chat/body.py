@@ -223,7 +223,7 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
     if not conversation:
-        instructions.alone("messages", conversation)
+        instructions.ask_last("messages", conversation)
     messages = checked_conversation(conversation)
     checked_arguments(messages, "messages")
     return "\n\n".join(instructions.system) or None, messages

@@ -62,7 +62,7 @@ def read(
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
     if not conversation:
-        instructions.alone("messages", conversation)
+        instructions.ask_last("messages", conversation)
     joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)

@@ -114,7 +114,7 @@ def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
     prompt = optional(fields, "prompt", str, "a string") or ""
     images = optional(fields, "images", list, "a list") or []
     system = optional(fields, "system", str, "a string")
-    said = ollama_messages.asked(prompt, images, "images")
+    said = ollama_messages.user_message(prompt, images, "images")
     if prompt and said.content[-1]["type"] == "text" and not prompt.strip():
         raise InvalidRequest("prompt is empty: send a text or an image", param="prompt")
     messages = (said,) if said.content else ()

@@ -18,17 +18,17 @@ from ..common import Instructions, by_role, checked_conversation, optional, requ
 
 ROLES = ("system", "user", "assistant", "tool")
 
-# How the files of the image types begin that the Messages API takes. Ollama's images have no type of their own.
-_BEGINNINGS = (
+# First bytes of each image type that the Messages API takes. Ollama names no type with an image.
+_FIRST_BYTES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
     (b"RIFF", "image/webp"),
 )  # fmt: skip
 # Characters of base64 that hold the longest of them.
-_BEGINNING = 12
+_FIRST_CHARACTERS = 12
 
 
 def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
-    """(system, conversation); no conversation at all where the list is empty. Raises `InvalidRequest`."""
+    """(system prompt, conversation). The conversation is empty where the list is. Raises `InvalidRequest`."""
     if not isinstance(messages, list):
         raise wrong_type("messages", "a list of messages")
     instructions = Instructions()
@@ -42,23 +42,23 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
         if role == "system":
             instructions.place(text, where, conversation)
         elif role == "user":
-            conversation.append((where, asked(text, images, f"{where}.images")))
+            conversation.append((where, user_message(text, images, f"{where}.images")))
         elif role == "assistant":
             if conversation and conversation[-1][1].role != "assistant":
                 calls.next_answer()
             conversation.append((where, Message("assistant", (*_text(text), *_calls(message, where, calls)))))
         elif role == "tool":
-            conversation.append((where, _result(message, asked(text, images, f"{where}.images"), where, calls)))
+            conversation.append((where, _result(message, user_message(text, images, f"{where}.images"), where, calls)))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
     if not conversation:
-        instructions.alone("messages", conversation)
-    told = "\n\n".join(instructions.system) or None
-    return told, checked_conversation(conversation) if messages else ()
+        instructions.ask_last("messages", conversation)
+    system = "\n\n".join(instructions.system) or None
+    return system, checked_conversation(conversation) if messages else ()
 
 
-def asked(text: str, images: list[Any], where: str) -> Message:
-    """What a user says and shows. A white text beside an image says nothing, and the Messages API refuses it."""
+def user_message(text: str, images: list[Any], where: str) -> Message:
+    """A blank text beside an image is left out: the Messages API refuses it."""
     shown = tuple(_image(image, f"{where}[{index}]") for index, image in enumerate(images))
     return Message("user", (*shown, *_text(text)) if text.strip() or not shown else shown)
 
@@ -71,10 +71,10 @@ def _image(data: object, where: str) -> Block:
     if not isinstance(data, str):
         raise wrong_type(where, "an image in base64")
     try:
-        begins = base64.b64decode(data[:_BEGINNING], validate=True)
+        begins = base64.b64decode(data[:_FIRST_CHARACTERS], validate=True)
     except (binascii.Error, ValueError) as exc:  # ValueError: letters beyond ASCII
         raise InvalidRequest(f"{where} is not valid base64", param=where) from exc
-    for beginning, media_type in _BEGINNINGS:
+    for beginning, media_type in _FIRST_BYTES:
         if begins.startswith(beginning):
             return base64_image(media_type, data, where)
     raise InvalidRequest(f"{where} must be a PNG, JPEG, GIF or WebP image in base64", param=where)

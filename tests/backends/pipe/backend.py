@@ -116,7 +116,7 @@ class PipeBackend(Backend):
                 program.kill()
             await program.communicate()
 
-    async def settled(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+    async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         if turn.session_id is None:
             return None
         told = await self.told(await self.store.turn(turn.parent_id) if turn.parent_id else None)

@@ -418,10 +418,10 @@ class Child:
             await asyncio.wait_for(self.process.wait(), timeout)
 
 
-def end_left(pid: int, started: str) -> bool:
-    """End a CLI that another proxy has left, with all that it started. Blocks. True when nothing of it lives.
+def end_stray(pid: int, started: str) -> bool:
+    """End a CLI that another proxy left behind, with all that it started. Blocks. True when nothing of it lives.
 
-    `pid` and `started` are what that proxy knew of it. Its first process may be gone while others of its group live.
+    `pid` and `started` are what that proxy recorded. Its first process may be gone while others of its group live.
     """
     if start_time(pid) not in (None, started):
         return True  # another process has that pid: the whole group is gone

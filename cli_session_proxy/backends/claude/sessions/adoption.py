@@ -25,7 +25,7 @@ from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, NewChain, Store, WholeTurn
-from ...base import Adoptable, TakenOver
+from ...base import Adoptable, TurnsFromSdk
 from .. import transcript
 from ..process import environment
 from . import paths
@@ -94,12 +94,12 @@ async def lines_of(store: Store, session: Session) -> list[str]:
     return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in said])
 
 
-def taken_over(
+def turns_from_sdk(
     agent: Agent, parent: Turn | None, known: Sequence[Record], session: Session, lines: Sequence[Record]
-) -> TakenOver | None:
-    """The whole exchanges of these lines, behind `parent`. `known`: the last records of the path to it.
+) -> TurnsFromSdk | None:
+    """The complete exchanges of these lines, as turns that follow `parent`. `known`: the last records before them.
 
-    Where the chain went on while the application spoke, what it said comes behind that: its first record is hung there.
+    Where the chain has grown meanwhile, the first of these records does not follow its leaf: it is given that parent.
     """
     entries = transcript.parse_records(lines).entries
     found = list(exchanges(entries))
@@ -119,7 +119,7 @@ def taken_over(
     turns = tuple(adopter.turn(exchange) for exchange in found)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
     count = sum(len(exchange.entries) for exchange in found)
-    return TakenOver(Adoptable(turns, session, {"note": BY_SDK}, True), count)
+    return TurnsFromSdk(Adoptable(turns, session, {"note": BY_SDK}, True), count)
 
 
 # --- a whole session ----------------------------------------------------------------------------------------

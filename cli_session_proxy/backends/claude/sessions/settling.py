@@ -25,7 +25,7 @@ from .exchanges import TranscriptExchange, invented
 MOST_COPIES = 16
 
 
-async def settled(
+async def recover_turn(
     store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
 ) -> tuple[Turn, KeptTurn] | None:
     """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""

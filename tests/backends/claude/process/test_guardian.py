@@ -20,7 +20,7 @@ import pytest
 import uvloop
 
 from cli_session_proxy.backends.claude.process import guardian as module
-from cli_session_proxy.backends.claude.process.child import end_left
+from cli_session_proxy.backends.claude.process.child import end_stray
 from cli_session_proxy.backends.claude.process.guardian import Guardian, start_time
 from cli_session_proxy.backends.claude.process.guardian_program import MARK_VARIABLE, status, sweep
 
@@ -191,11 +191,11 @@ async def test_what_another_proxy_left_is_ended_with_all_that_it_started(guardia
     try:
         known = start_time(left.pid)
         assert known is not None
-        assert await asyncio.to_thread(end_left, left.pid, str(int(known) - 1))  # that pid is another process's now
+        assert await asyncio.to_thread(end_stray, left.pid, str(int(known) - 1))  # that pid is another process's now
         assert len(group(left.pid)) == 2
         os.kill(left.pid, signal.SIGKILL)  # its first process is gone, and not reaped: its proxy is paused
         await until(lambda: start_time(left.pid) is None)
-        assert await asyncio.to_thread(end_left, left.pid, known)
+        assert await asyncio.to_thread(end_stray, left.pid, known)
         assert group(left.pid) == []
         assert is_gone(stray.pid)
     finally:
@@ -209,7 +209,7 @@ async def test_nobody_tells_anothers_mark_from_their_own(guardian: Guardian) -> 
     left = Sleeper(env={MARK_VARIABLE: f"{own.partition('.')[0]}.2."})
     other = Sleeper(env={MARK_VARIABLE: guardian.mark()})
     try:
-        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid) or "")
+        assert await asyncio.to_thread(end_stray, left.pid, start_time(left.pid) or "")
         assert start_time(other.pid) is not None
     finally:
         left.end()
@@ -222,7 +222,7 @@ async def test_a_mark_that_a_program_made_up_ends_nobody_else(guardian: Guardian
     mark = guardian.mark()
     left, other = Sleeper(env={MARK_VARIABLE: mark[:length]}), Sleeper(env={MARK_VARIABLE: mark})
     try:
-        assert await asyncio.to_thread(end_left, left.pid, start_time(left.pid) or "")
+        assert await asyncio.to_thread(end_stray, left.pid, start_time(left.pid) or "")
         assert start_time(left.pid) is None
         assert start_time(other.pid) is not None
     finally:

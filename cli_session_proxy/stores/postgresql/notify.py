@@ -1,8 +1,8 @@
-"""Tells a proxy that another one asks something of it: NOTIFY, heard on a connection of its own.
+"""Tells a proxy by NOTIFY that another one asks something of it. The listener has a connection of its own.
 
 That needs a connection that leads to one session of the server. Behind a pooler it may not: the process that a
-connection was told of at its start is then not the one that answers it. There nothing is listened to, and a proxy looks
-by itself (`stores.base.ASKED_POLL`); so it does while this connection is lost.
+connection was given at its start is then not the one that answers. In that case, and while this
+connection is lost, the proxy polls (`stores.base.ASKED_POLL`).
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from ... import logs
 log = logs.get(__name__)
 
 CHANNEL = "cli_session_proxy_asked"
-# Seconds until a lost connection is made anew.
+# Seconds until a lost connection is opened again.
 AGAIN = 5.0
 
 
-def ring(conn: Connection, proxy_id: str) -> None:
+def send(conn: Connection, proxy_id: str) -> None:
     """At the end of this transaction, any pooler's too."""
     conn.exec_driver_sql("SELECT pg_notify(%s, %s)", (CHANNEL, proxy_id))
 
 
-class Bell:
-    """Rung for one proxy. `options`: libpq's, of the store's own connections. Use it on the loop of `open`."""
+class Listener:
+    """Listens for one proxy. `options`: libpq's, of the store's own connections. Use it on the loop of `open`."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
-        self._rung = asyncio.Event()
+        self._notified = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.listens = False
 
     async def wait(self, proxy_id: str, longest: float, poll: float) -> None:
-        """Until it rings, `longest` seconds at most; where nothing is heard, `poll` seconds."""
+        """Return at a notification, or after `longest` seconds; after `poll` seconds while there is no connection."""
         if self._task is None:
             self._task = asyncio.create_task(self._listen(proxy_id))
         if not self.listens:
@@ -46,10 +46,10 @@ class Bell:
             return
         try:
             async with asyncio.timeout(longest):
-                await self._rung.wait()
+                await self._notified.wait()
         except TimeoutError:
             pass
-        self._rung.clear()
+        self._notified.clear()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -67,13 +67,13 @@ class Bell:
                         return
                     await conn.execute(f"LISTEN {CHANNEL}")
                     self.listens = True
-                    self._rung.set()  # what was asked until now was not heard
+                    self._notified.set()  # what was asked before now was missed
                     async for note in conn.notifies():
                         if note.payload == proxy_id:
-                            self._rung.set()
+                            self._notified.set()
             except (psycopg.Error, OSError) as exc:
                 log.info("not_listening", why=type(exc).__name__)
             finally:
                 self.listens = False
-                self._rung.set()
+                self._notified.set()
             await asyncio.sleep(AGAIN)
