@@ -793,7 +793,7 @@ def load(**flags: Any) -> Settings:
     try:
         settings = Settings(**given)
     except ValidationError as exc:
-        raise WrongSettings.of([*mistakes, *_told(exc, given, file)]) from exc
+        raise WrongSettings.of([*mistakes, *_mistakes(exc, given, file)]) from exc
     except WrongSettings as exc:
         raise WrongSettings.of([*mistakes, *exc.mistakes]) from exc
     finally:
@@ -817,7 +817,7 @@ class WrongSettings(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class _SettingsFile:
-    """The file of settings; empty where there is none."""
+    """The file of settings, or an empty one where there is no such file."""
 
     path: Path
     text: str
@@ -838,18 +838,18 @@ class _SettingsFile:
             raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
 
     def place(self, setting: Sequence[str]) -> str:
-        """The file, and the line where this setting is made: of it, or of the table that it is in."""
+        """The file and the line that makes this setting, else the line of the nearest table around it."""
         table: list[str] = []
-        found, best = 0, 0
+        found, longest = 0, 0
         for number, line in enumerate(self.text.splitlines(), 1):
-            head = re.match(r"\s*\[+([^\]]+)\]", line)
-            key = None if head else re.match(r"\s*([^=#]+?)\s*=", line)
-            if head:
-                table = _keys(head[1])
+            header = re.match(r"\s*\[+([^\]]+)\]", line)
+            key = None if header else re.match(r"\s*([^=#]+?)\s*=", line)
+            if header:
+                table = _keys(header[1])
             made = table + (_keys(key[1]) if key else [])
             shared = min(len(made), len(setting))
-            if (head or key) and best < shared and made[:shared] == list(setting[:shared]):
-                found, best = number, shared
+            if (header or key) and longest < shared and made[:shared] == list(setting[:shared]):
+                found, longest = number, shared
         return f"{self.path} line {found}" if found else str(self.path)
 
 
@@ -857,24 +857,24 @@ def _keys(dotted: str) -> list[str]:
     return [part.strip("\"'") for part in re.findall(r"\"[^\"]*\"|'[^']*'|[\w-]+", dotted)]
 
 
-def _told(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -> Iterator[str]:
+def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -> Iterator[str]:
     """A line for each setting that is wrong: what is wrong with it, and where it was set."""
-    said: dict[tuple[str, ...], list[str]] = {}
+    wrong: dict[tuple[str, ...], list[str]] = {}
     for one in exc.errors():
         setting, kind = _setting_at(one["loc"])
         says = str(one["ctx"]["error"]) if one["type"] == "value_error" else _plain(one["msg"])
         if one["type"] == "extra_forbidden":
             says = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
         if setting:
-            said.setdefault(setting, []).append(says)
-        else:  # of several together: each line names its own
+            wrong.setdefault(setting, []).append(says)
+        else:  # a check of several settings together: each line of its text names the setting that it is about
             for line in says.splitlines():
                 name, _, rest = line.partition(": ")
                 if name.partition(".")[0] not in Settings.model_fields:
                     name, rest = line.split()[0], line
-                said.setdefault(tuple(name.split(".")), []).append(rest)
-    for setting, wrong in said.items():
-        yield f"setting {'.'.join(setting)}: {'; '.join(wrong)} ({_place_of(setting, given, file)})"
+                wrong.setdefault(tuple(name.split(".")), []).append(rest)
+    for setting, texts in wrong.items():
+        yield f"setting {'.'.join(setting)}: {'; '.join(texts)} ({_place_of(setting, given, file)})"
 
 
 def _plain(says: str) -> str:

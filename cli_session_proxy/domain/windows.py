@@ -15,7 +15,7 @@ from typing import Literal
 
 _FORM = re.compile(r"\s*(\d{1,9})\s*(?:(k|m)\s*)?(turns?|tokens?)\s*", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
-# Fewer turns leave nothing to go on from, fewer tokens no room for one turn.
+# Fewer turns hold no earlier turn, fewer tokens not even one turn.
 LEAST = {"turns": 2, "tokens": 1_000}
 
 
@@ -46,8 +46,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TurnSize:
-    """One turn of a path. `tokens` of its input and answer; `opens`: a request may begin with it, as it answers no call
-    of the turn before it."""
+    """One turn of a path. `tokens`: of its input and answer. `opens`: a request may begin with it, because it holds no
+    result of a call of the turn before."""
 
     tokens: int
     opens: bool

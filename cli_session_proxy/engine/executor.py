@@ -69,7 +69,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import SAID, AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
+from ..stores.base import COMPOSED_FIELDS, AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
@@ -441,7 +441,7 @@ class Executor:
         if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
             live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
         _, said, attempt.takes = live.said
-        live.turn = replace(live.turn, **{name: getattr(said, name) for name in SAID})
+        live.turn = replace(live.turn, **{name: getattr(said, name) for name in COMPOSED_FIELDS})
         if said.parent_id != (before.id if before else None):
             attempt.at_head = False
             if before is not None and before.delivery != "delivered":

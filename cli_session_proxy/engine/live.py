@@ -478,7 +478,7 @@ class Answer:
         if patience is not None:
             await self._wait(live._told.wait())
             if live.wait is not None and (left := live.wait.until - live.now()) > patience:
-                raise put_off(live.wait, left)
+                raise limit_reached(live.wait, left)
         await self._wait(live._finished.wait())
         if live._error is not None:
             raise errors.from_dict(live._error.as_dict())
@@ -516,7 +516,7 @@ class Answer:
         self._live.cancel("client")
 
 
-# Seconds after which a proxy that was stopped to be started again answers, with some to spare.
+# Seconds in which a proxy that is restarted surely answers again.
 RESTART = 5.0
 _WHY: Mapping[CancelledBy, str] = {
     "client": "cancelled by the client",
@@ -527,7 +527,7 @@ _WHY: Mapping[CancelledBy, str] = {
 
 
 def cancelled(by: CancelledBy) -> ProxyError:
-    """The error of a turn that was ended from outside. Clients send again what was not their own doing."""
+    """The error of a turn that was ended from outside. It asks for a retry only where the proxy itself ended it."""
     if by == "stopping":
         why = "the proxy stopped before this turn was finished, and nothing of it was kept: send it again"
         return Interrupted(why, retry_after=RESTART)
@@ -536,8 +536,8 @@ def cancelled(by: CancelledBy) -> ProxyError:
     return TurnCancelled(f"{_WHY[by]}; nothing of this turn was kept", detail={"by": by})
 
 
-def put_off(wait: LimitWait, left: float) -> RateLimited:
-    """The error for a client that cannot wait that long."""
+def limit_reached(wait: LimitWait, left: float) -> RateLimited:
+    """The error for a client that does not wait until the limit is over."""
     at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return RateLimited(
         f"{wait.why} (this request is kept, and goes out at {at}: send the same again then for its answer)",
@@ -550,16 +550,16 @@ def put_off(wait: LimitWait, left: float) -> RateLimited:
 def replay(live: LiveTurn) -> None:
     """Give a finished turn's answer again, as if it had just been said."""
     turn = live.turn
-    at = turn.session_id or "", turn.continuity or "started"
-    told = turn.evidence.unmet, turn.evidence.told
-    live.publish(Started(live.agent_id, turn.id, *at, *told, turn.backend, turn.told_model if turn.backend else None))
+    session = turn.session_id or "", turn.continuity or "started", turn.evidence.unmet, turn.evidence.told
+    told_model = turn.told_model if turn.backend else None
+    live.publish(Started(live.agent_id, turn.id, *session, turn.backend, told_model))
     for event in said(turn.output):
         live.publish(event)
     live.finish(turn)
 
 
 def said(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
-    """The events of an answer that is there as a whole, its blocks numbered from `first`."""
+    """The events of a complete answer, its blocks numbered from `first`."""
     for index, block in enumerate(output, first):
         yield BlockStart(index, _opening(block))
         for delta in _deltas(block):

@@ -270,7 +270,7 @@ def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]
     at = time.time()
     scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, at, parsed.leaf)
 
-    def at_once(message: Message) -> Record:
+    def at_same_time(message: Message) -> Record:
         scribe.at = at
         return scribe.record(message, MODEL)
 
@@ -281,7 +281,7 @@ def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]
         Message("user", (result,)),
         Message("assistant", (_text(f"It is {FOUND}."),)),
     ]
-    return [*first.records, *map(at_once, exchange)]
+    return [*first.records, *map(at_same_time, exchange)]
 
 
 def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
@@ -290,7 +290,7 @@ def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
 
 
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
-    """Raises `Differs` where the session's file is not what was written, and the new turn behind it."""
+    """Raises `Differs` unless the session's file is what was written, followed by the new turn."""
     after = transcript.in_folder(path.parent, turn.result.session_id)
     answer = ("assistant", f"text {turn.said()}")
 
@@ -322,9 +322,9 @@ async def _compacted(stage: Stage, process: ClaudeProcess) -> None:
         await stage.turn(process, FILLED)
         shown = said_in((await stage.turn(process, COMPACTED)).request)
         if SUMMARY not in str(shown):
-            raise Unable("it did not compact")
+            raise Unable("the CLI did not compact")
         if shown[-1] != ("user", f"text {COMPACTED}"):
-            raise Differs(f"behind a summary, the model was not shown the turn's prompt: {shown[-1:]}")
+            raise Differs(f"after a summary, the model was not shown the turn's prompt: {shown[-1:]}")
 
 
 async def _healed(stage: Stage, process: ClaudeProcess) -> None:

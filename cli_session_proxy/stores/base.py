@@ -207,9 +207,9 @@ class Taken:
 class TurnStart:
     """The journal entry, written before the frame is sent: what runs, where, as which attempt.
 
-    Of `turn` the store takes what its beginning decides (`BEGUN`); where it is known only now what it says
-    (`TurnRequest.compose`), that too (`SAID`), with the hand-written items that it `takes`, each with the turn that it
-    is part of. `left_off`: turns before the parent that are left off the path, because their answers never arrived.
+    Of `turn` the store takes `BEGIN_FIELDS`; where its messages are composed only now (`TurnRequest.compose`), it also
+    takes `COMPOSED_FIELDS`, and `takes`: hand-written items, each with the turn that it is part of.
+    `left_off`: turns before the parent that are left off the path, because their answers never arrived.
     """
 
     lease: Lease
@@ -222,8 +222,8 @@ class TurnStart:
 
 
 # The fields of a turn that its beginning decides, and those that say what is asked.
-BEGUN = ("parent_id", "session_id", "frame_uuid", "continuity", "evidence", "started_at", "instance")
-SAID = ("input", "system", "placed", "options", "call")
+BEGIN_FIELDS = ("parent_id", "session_id", "frame_uuid", "continuity", "evidence", "started_at", "instance")
+COMPOSED_FIELDS = ("input", "system", "placed", "options", "call")
 
 
 @dataclass(frozen=True, slots=True)

@@ -281,9 +281,9 @@ def add(
 
 
 def methods_of(app: Starlette, scope: Scope) -> set[str]:
-    """All methods that the address takes. Starlette's own 405 names those of the first route with it."""
-    there = (route for route in app.routes if isinstance(route, Address) and route.matches(scope)[0] is not Match.NONE)
-    return {method for route in there for method in route.methods or ()}
+    """All methods of this address. Starlette's own 405 names only those of the first route."""
+    found = (route for route in app.routes if isinstance(route, Address) and route.matches(scope)[0] is not Match.NONE)
+    return {method for route in found for method in route.methods or ()}
 
 
 def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitable[Response]]:
@@ -292,8 +292,8 @@ def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitab
     async def endpoint(request: Request) -> Response:
         if (audit := request.scope["state"].get("audit")) is not None:  # the gate's
             audit.begins(address.path.replace(":path}", "}"))
-        given = {**request.path_params, "request": request}
-        answer = await handler(**{name: given[name] for name in names})
+        arguments = {**request.path_params, "request": request}
+        answer = await handler(**{name: arguments[name] for name in names})
         return answer if isinstance(answer, Response) else JSONAnswer(answer)
 
     return endpoint
@@ -326,11 +326,11 @@ def raw_path(scope: Scope) -> bytes:
 
 
 def as_proxy_error(exc: Exception) -> ProxyError:
-    """The error to show. An unexpected one is logged by its frames alone: its text may hold a prompt."""
+    """The error to show. Of an unexpected one only the frames are logged: its text may hold a prompt."""
     if isinstance(exc, ProxyError):
         return exc
     frames = "".join(traceback.format_tb(exc.__traceback__))
-    log.error("unexpected error", error=type(exc).__name__, frames=frames)
+    log.error("unexpected_error", error=type(exc).__name__, frames=frames)
     return ProxyError("the proxy failed unexpectedly: its log has the details under this X-Request-Id")
 
 

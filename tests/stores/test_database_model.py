@@ -167,7 +167,7 @@ class OneDatabase(RuleBasedStateMachine):
         self.everything_ends()
         for db in self.dbs:
             self.run(db.close())
-        assert not any(db._waiting or db._later or db._timer for db in self.dbs)
+        assert not any(db._waiting or db._delayed or db._timer for db in self.dbs)
         self.holder.close()
         with closing(sqlite3.connect(self.path)) as file:
             assert {word for (word,) in file.execute("SELECT word FROM said")} == self.stored

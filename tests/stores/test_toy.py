@@ -14,7 +14,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import (
-    BEGUN,
+    BEGIN_FIELDS,
     ENDED,
     AgentState,
     Commit,
@@ -80,7 +80,7 @@ class DictStore:
     async def begin(self, begun: TurnStart) -> None:
         self._check(begun.lease)
         turn = self.kept[begun.turn.id]
-        told: dict[str, Any] = {name: getattr(begun.turn, name) for name in BEGUN}
+        told: dict[str, Any] = {name: getattr(begun.turn, name) for name in BEGIN_FIELDS}
         told |= {"attempts": (*turn.attempts, begun.attempt), "system": begun.system or turn.system}
         self._keep(replace(turn, status="running", **told))
 

@@ -229,22 +229,23 @@ class PostgresqlDatabase(Life, Database):
     # --- where a transaction runs
 
     def _made(self) -> Engine:
-        # hide_parameters: a traceback in a log must not show a prompt. hstore: a query at each connection for nothing.
-        # NullPool: we hold on to the connections ourselves.
+        # hide_parameters: a traceback in a log must not show a prompt. hstore would cost a query per connection.
+        # NullPool: this class keeps the connections itself.
         return create_engine(
             "postgresql+psycopg://", creator=self._connect, hide_parameters=True, use_native_hstore=False,
             pool_reset_on_return=None, poolclass=NullPool,
         )  # fmt: skip
 
     def _connect(self) -> PipelinedConnection:
-        """A new connection, to a server that keeps what it is given. Raises `StoreUnavailable` where it does not."""
+        """A new connection. Raises `StoreUnavailable` where the server would not keep every turn."""
         told = {**self._options, "client_encoding": "utf8"}
         conn = PipelinedConnection.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
         try:
             found = conn.execute(_SERVER).fetchone()
             assert found is not None
-            version, fsync, standby, encoding, answers = found
-            conn.prepares = answers == conn.info.backend_pid
+            version, fsync, standby, encoding, backend_pid = found
+            # Behind a pooler another process answers, which may not know what was prepared.
+            conn.prepares = backend_pid == conn.info.backend_pid
             if version < OLDEST_SERVER:
                 why = f"it is PostgreSQL {version // 10000}: use 13 or newer"
             elif fsync != "on":
@@ -272,19 +273,19 @@ class PostgresqlDatabase(Life, Database):
                     return result
             except ERRORS as exc:
                 lost += 1
-                # once for each connection that may have been idle: a server ends all of them, and not at one time
+                # A server that restarts ends every idle connection, one after another: each may fail once.
                 if driver is None or not is_lost(exc) or lost > WRITERS + READERS:
                     raise self._unavailable(exc) from exc
 
     def _write(self, work: Work[T], deadline: float, *, full: bool, patient: bool, again: bool) -> T:
-        """`patient`: a server that is away is waited for. `again`: work that was rolled back may be done once more."""
+        """`patient`: wait for a server that is unreachable. `again`: work that was rolled back may run again."""
         settings = {
             "lock_timeout": int(self.busy_timeout * 1000),
             "idle_in_transaction_session_timeout": IDLE_IN_TRANSACTION,
             "synchronous_commit": "on" if full else "off",
         }
-        told = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
-        begin = ("BEGIN", f"SELECT {told}")
+        set_all = ", ".join(f"set_config('{name}', '{value}', true)" for name, value in settings.items())
+        begin = ("BEGIN", f"SELECT {set_all}")
         while True:
             if time.monotonic() > deadline:
                 raise StoreUnavailable(
@@ -302,14 +303,13 @@ class PostgresqlDatabase(Life, Database):
                 once_more = patient if driver is None else again and rolled_back
                 if not once_more or time.monotonic() > deadline:
                     raise self._unavailable(exc, in_doubt=in_doubt) from exc
-                # there is no event to wait for but the end of this store
+                # Only the closing of this store ends the wait early.
                 if on_thread(partial(self._stopping.wait, RETRY_INTERVAL)):
                     raise self._unavailable(exc) from exc
 
     @contextmanager
     def _transaction(self, begin: tuple[str, ...]) -> Iterator[tuple[Connection, PipelinedConnection]]:
-        """All of it or nothing, where `begin` begins one. Connections that the server has closed meanwhile are left
-        out."""
+        """Commits all or nothing, if `begin` begins a transaction. Discards connections that the server has closed."""
         assert self._engine is not None
         while True:
             try:

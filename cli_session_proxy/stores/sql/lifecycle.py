@@ -32,9 +32,9 @@ from ...domain.images import ImageCutter
 from ...domain.models import ANSWERED, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
-    BEGUN,
+    BEGIN_FIELDS,
+    COMPOSED_FIELDS,
     ENDED,
-    SAID,
     AgentState,
     Commit,
     KeyTaken,
@@ -86,16 +86,16 @@ ENDING = (
 
 _other = turns.alias("other")
 _others = exists().where(
-    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("but", type_=Text))
+    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("skip", type_=Text))
 )
 
 
 def _state_query(parent: ColumnElement[Any]) -> Prepared:
-    there = sessions.alias("there")
+    joined_session = sessions.alias("joined_session")
     ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
-    session = (there.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
+    session = (joined_session.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
     own = and_(turns.c.id == parent, turns.c.agent_key == agents.c.key)
-    joined = agents.outerjoin(turns, own).outerjoin(there, there.c.n == ending)
+    joined = agents.outerjoin(turns, own).outerjoin(joined_session, joined_session.c.n == ending)
     query = select(*rows.TURN, *_JOINED_AGENT, *session, _others.label("others")).select_from(joined)
     return Prepared(query.where(agents.c.key == bindparam("of_agent")))
 
@@ -103,8 +103,8 @@ def _state_query(parent: ColumnElement[Any]) -> Prepared:
 _AT_HEAD = _state_query(agents.c.head)
 _AT_TURN = _state_query(bindparam("turn_id", type_=Text))
 
-_SAID = (*SAID, "images", "bytes")
-_begun_of, _said_of = attrgetter(*BEGUN), attrgetter(*SAID)
+_COMPOSED_COLUMNS = (*COMPOSED_FIELDS, "images", "bytes")
+_begin_values, _composed_values = attrgetter(*BEGIN_FIELDS), attrgetter(*COMPOSED_FIELDS)
 _INSERT_TURN = Prepared(turns.insert())
 _INSERT_RECORD = Prepared(records.insert())
 _INSERT_LINK = Prepared(links.insert())
@@ -117,26 +117,26 @@ UPDATE_SESSION = Prepared(
     sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
 THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
-# Something of a later time may have been written meanwhile. The row is locked all the same: turns of an agent get
-# their `seq` in the order in which they are committed.
+# Never back in time: a later write may have come first. Always written, to lock the row: so an agent's turns get
+# their `seq` in the order of their commits.
 _LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
-# Its totals grow in the statement that locks it anyway. `more_…`: by so much.
-_GROWN = {name: agents.c[name] + bindparam(f"more_{name}") for name in rows.TOTALS}
-_NOTHING_MORE = {f"more_{name}": 0 for name in rows.TOTALS}
-COUNT = Prepared(THIS_AGENT.values(**_GROWN))
-ACTIVE = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
-_NEW_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_GROWN))
+# The totals of the agent, added to in the statement that locks its row anyway. `added_…`: how much.
+_TOTALS_ADDED = {name: agents.c[name] + bindparam(f"added_{name}") for name in rows.TOTALS}
+_NOTHING_ADDED = {f"added_{name}": 0 for name in rows.TOTALS}
+ADD_TOTALS = Prepared(THIS_AGENT.values(**_TOTALS_ADDED))
+TOUCH_AGENT = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
+_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 
 # What an agent's `failures` counts.
 LOST: frozenset[Status] = frozenset({"failed", "refused"})
-# Read to be changed: PostgreSQL locks the row, SQLite has locked the file.
-WHOLE = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
+# A turn that is about to be changed: PostgreSQL locks its row, SQLite has locked the file.
+LOCK_TURN = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
 STATE = Prepared(
     select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.instance, turns.c.delivery)
     .where(turns.c.id == bindparam("turn_id"))
     .with_for_update(key_share=True)
 )
-# Only under the lease, whose row is locked by then. The attempt is put behind the others, as compact JSON.
+# Only under the lease, whose row is locked by then. Appends the attempt to the JSON list of the others.
 _none_before = turns.c.attempts == "[]"
 _so_far = func.substr(turns.c.attempts, 1, func.length(turns.c.attempts) - 1, type_=Text)
 _BEGIN = Prepared(
@@ -151,14 +151,14 @@ _BEGIN = Prepared(
         ),
     ).values(attempts=case((_none_before, "["), else_=_so_far + ",") + bindparam("attempt", type_=Text) + "]")
 )
-# What follows, where it has begun so. Every frame that was sent, of every attempt, is known as ours.
+# The turn, if `_BEGIN` has changed it. Every frame that was sent, of every attempt, is recorded as ours.
 _has_begun = turns.c.id == bindparam("turn_id"), turns.c.frame_uuid == bindparam("sent")
 _NOTE_FRAME = Prepared(
     InsertNew(frames).from_select(
         ["agent_key", "uuid"], select(turns.c.agent_key, turns.c.frame_uuid).where(*_has_begun)
     )
 )
-# The agent's files are at another home from now on.
+# From now on the agent's files are in another home.
 _MOVE_FILES = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent"), exists().where(*_has_begun)))
 
 
@@ -181,7 +181,7 @@ def arrival(
 def agent_state(
     conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
 ) -> AgentState | None:
-    where = {"of_agent": agent_key, "but": None}
+    where = {"of_agent": agent_key, "skip": None}
     row = _AT_HEAD.one(conn, where) if at_head else _AT_TURN.one(conn, where | {"turn_id": parent_id})
     return None if row is None else _state(conn, row, limit)
 
@@ -212,7 +212,7 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState
     inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    where: Values = {"of_agent": turn.agent_key, "but": turn.instance}
+    where: Values = {"of_agent": turn.agent_key, "skip": turn.instance}
     if turn.placed.at_head:
         asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
@@ -231,15 +231,15 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     values = rows.turn_values(cutter, turn)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
     values["bytes"] += sum(map(len, map(_LINE, records)))
-    more = grown(
+    more = totals_added(
         turn.agent_key, turns=1, side=int(turn.placed.side), failures=int(turn.status in LOST),
         cost_usd=turn.cost_usd or 0.0, bytes=values["bytes"],
     )  # fmt: skip
-    ACTIVE.run(conn, more | {"now": turn.created_at})
+    TOUCH_AGENT.run(conn, more | {"now": turn.created_at})
     inserted = _INSERT_TURN.run(conn, values)
     _INSERT_RECORD.run_each(conn, records)
     if cutter.images:
-        COUNT.run(conn, grown(turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images)))
+        ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images)))
     return inserted
 
 
@@ -273,7 +273,7 @@ def begin(conn: Connection, begun: TurnStart) -> None:
     holder = LEASE.run(conn, {"of_agent": lease.agent_key})
     state = STATE.run(conn, {"turn_id": turn.id})
     values: dict[str, Any] = {
-        **dict(zip(BEGUN, _begun_of(turn), strict=True)),
+        **dict(zip(BEGIN_FIELDS, _begin_values(turn), strict=True)),
         "turn_id": turn.id,
         "at_epoch": lease.epoch,
         "of_holder": lease.holder,
@@ -308,16 +308,16 @@ def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> No
 
 def _say(conn: Connection, said: Turn, takes: Sequence[tuple[str, str]]) -> None:
     """What the turn says is known only now. Under the lease, which the caller has looked at."""
-    row = allowed(said.id, UNFINISHED, WHOLE.one(conn, {"turn_id": said.id}))
+    row = allowed(said.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": said.id}))
     conversing.take(conn, row.agent_key, takes)
-    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(SAID, _said_of(said), strict=True)))
+    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(COMPOSED_FIELDS, _composed_values(said), strict=True)))
     cutter = ImageCutter()
     values = rows.turn_values(cutter, turn)
-    UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _SAID}})
+    UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _COMPOSED_COLUMNS}})
     more = values["bytes"] - row.bytes
     if cutter.images:
         more += rows.save_images(conn, turn.agent_key, cutter.images)
-    COUNT.run(conn, grown(turn.agent_key, bytes=more))
+    ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=more))
 
 
 # --- commit
@@ -336,8 +336,8 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
         this = {"session_id": session.id, "of_agent": session.agent_key}
         known = UPDATE_SESSION.run(conn, this | rows.session_values(session))
     holder = LEASE.run(conn, {"of_agent": done.lease.agent_key})
-    whole = WHOLE.run(conn, {"turn_id": ended.id})
-    held, stored = LEASE.first(holder), WHOLE.first(whole)
+    whole = LOCK_TURN.run(conn, {"turn_id": ended.id})
+    held, stored = LEASE.first(holder), LOCK_TURN.first(whole)
     check(done.lease, held)
     row = allowed(ended.id, UNFINISHED, stored)
     if session is not None and session.agent_key != row.agent_key:
@@ -362,11 +362,11 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     if done.links:
         save_links(conn, turn.agent_key, done.links)
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
-    more = grown(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
+    more = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
     if done.move_head:
-        _NEW_HEAD.run(conn, more | {"head": turn.id})
+        _MOVE_HEAD.run(conn, more | {"head": turn.id})
     else:
-        ACTIVE.run(conn, more)
+        TOUCH_AGENT.run(conn, more)
     return turn
 
 
@@ -401,16 +401,16 @@ def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None
     return row
 
 
-def grown(agent_key: int, **more: float) -> dict[str, float]:
-    """Values of `COUNT`, `ACTIVE` and `_NEW_HEAD`: the agent has so much more."""
-    return {"of_agent": agent_key, **_NOTHING_MORE, **{f"more_{name}": number for name, number in more.items()}}
+def totals_added(agent_key: int, **more: float) -> dict[str, float]:
+    """Values of `ADD_TOTALS`, `TOUCH_AGENT` and `_MOVE_HEAD`: what to add to the totals of the agent."""
+    return {"of_agent": agent_key, **_NOTHING_ADDED, **{f"added_{name}": number for name, number in more.items()}}
 
 
 def open_session(conn: Connection, session: Session) -> None:
     new = {"id": session.id, "agent_key": session.agent_key, **rows.session_values(session)}
     if not _INSERT_SESSION.run(conn, new).rowcount:
         raise StoreUnavailable(f"session {session.id} belongs to another agent for ever: start a new one")
-    COUNT.run(conn, grown(session.agent_key, sessions=1))
+    ADD_TOTALS.run(conn, totals_added(session.agent_key, sessions=1))
 
 
 def spoil_session(conn: Connection, session_id: str | None) -> None:
@@ -423,4 +423,4 @@ def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
     _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
     repairs = sum(link.reason in REPAIR_REASONS for link in new)
     if repairs:
-        COUNT.run(conn, grown(agent_key, repairs=repairs))
+        ADD_TOTALS.run(conn, totals_added(agent_key, repairs=repairs))

@@ -144,7 +144,7 @@ _SESSION_AT = Prepared(
 _WAITING = Prepared(
     _TURN.where(
         unfinished(turns, bindparam("of_agent", type_=Integer)),
-        or_(bindparam("but", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("but", type_=Text))),
+        or_(bindparam("skip", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("skip", type_=Text))),
     ).order_by(turns.c.seq)
 )
 
@@ -433,7 +433,7 @@ def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
 
 
 def waiting(conn: Connection, agent_key: int, but: str | None = None, *, limit: int | None = None) -> list[Turn]:
-    found = _WAITING.all(conn, {"of_agent": agent_key, "but": but})
+    found = _WAITING.all(conn, {"of_agent": agent_key, "skip": but})
     if limit is not None and (sum(row.bytes for row in found) > limit or any(row.images for row in found)):
         raise TooLarge
     return rows.loaded_turns(conn, found)

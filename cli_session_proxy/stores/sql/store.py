@@ -82,7 +82,7 @@ Method = Callable[Concatenate["SqlStore", P], Coroutine[Any, Any, T]]
 
 
 def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False) -> Method[P, T]:
-    """The method that hands its arguments to `work`, in a read of its own."""
+    """A method that calls `work` with its arguments, in a read transaction of its own."""
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._db.read(lambda conn: work(conn, *args, **kwargs), quick=quick)
@@ -93,7 +93,7 @@ def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False)
 def _write(
     work: Callable[Concatenate[Connection, P], T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False
 ) -> Method[P, T]:
-    """The same, in a write, which may be under a lease."""
+    """A method that calls `work` in a write transaction, under a lease if there is one."""
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._under_lease(lambda conn: work(conn, *args, **kwargs), urgency, quick=quick)
@@ -104,7 +104,7 @@ def _write(
 class SqlStore(Store):
     """`Store` on one database.
 
-    A caller that is cancelled in a write leaves all of that write or nothing; which of both, only a read tells.
+    A write whose caller is cancelled is committed as a whole or not at all: only a read can tell which.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class SqlStore(Store):
         self._migrations = migrations
         self._telling = telling
 
-    # Each is one function, run in a transaction.
+    # Methods that run one function in a transaction.
 
     agent = _read(reading.agent)
     agent_by_key = _read(reading.agent_by_key)

@@ -30,22 +30,22 @@ from ..base import Expiry, Lease, Taken, WholeTurn
 from . import conversing, leases, mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
 from .lifecycle import (
-    ACTIVE,
-    COUNT,
+    ADD_TOTALS,
+    LOCK_TURN,
     LOST,
     SET_DELIVERY,
     STATE,
     THIS_AGENT,
+    TOUCH_AGENT,
     UPDATE_SESSION,
     UPDATE_TURN,
-    WHOLE,
     allowed,
-    grown,
     hold,
     insert,
     open_session,
     save_links,
     spoil_session,
+    totals_added,
 )
 from .rows import UNFINISHED
 from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
@@ -206,7 +206,7 @@ def fail(
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": finished_at, **how})
     spoil_session(conn, turn.session_id)
     lost = (status in LOST) - (row.status in LOST)
-    ACTIVE.run(conn, grown(turn.agent_key, failures=lost) | {"now": finished_at})
+    TOUCH_AGENT.run(conn, totals_added(turn.agent_key, failures=lost) | {"now": finished_at})
     return turn
 
 
@@ -222,7 +222,7 @@ def requeue(
     leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
     if row.status in LOST:
-        COUNT.run(conn, grown(turn.agent_key, failures=-1))
+        ADD_TOTALS.run(conn, totals_added(turn.agent_key, failures=-1))
     return turn
 
 
@@ -255,7 +255,7 @@ def postpone(
 
 def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Turn | None:
     hold(conn, lease)
-    row = WHOLE.one(conn, {"turn_id": turn_id})
+    row = LOCK_TURN.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
     # Its clients were that proxy's. What they send again is this turn.
@@ -320,5 +320,5 @@ def save_session(conn: Connection, session: Session, links: Sequence[Link] = ())
 # --- pieces ---
 
 
-def _need(conn: Connection, turn_id: str, wanted: frozenset[Status] | None, columns: Prepared = WHOLE) -> Row[Any]:
+def _need(conn: Connection, turn_id: str, wanted: frozenset[Status] | None, columns: Prepared = LOCK_TURN) -> Row[Any]:
     return allowed(turn_id, wanted, columns.one(conn, {"turn_id": turn_id}))

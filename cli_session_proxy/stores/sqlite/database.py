@@ -50,12 +50,12 @@ GROUP = 64
 # Seconds by which a write that nobody waits for is delayed, and after which a journal entry is on the disk.
 SOON = 0.01
 
-# What waits for no disk: all that follows is behind it in one file.
+# Writes that do not wait for the disk. All later writes follow them in the same file.
 JOURNALED = (Urgency.JOURNAL, Urgency.AHEAD)
 
-# What a write waited for in vain.
+# What a write waited for until its deadline passed.
 ANOTHER_PROGRAM = "another program"
-OTHERS = "the writes before this one"
+EARLIER_WRITES = "the writes before this one"
 
 
 @dataclass(slots=True, eq=False)
@@ -84,21 +84,21 @@ class SqliteDatabase(Life, Database):
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
-        # The event loop's own: it never waits, neither for a lock nor for the disk. Reads and writes of a turn's
-        # beginning share it, and with it the pages that both need.
+        # Used on the event loop: it never waits for a lock, nor for the disk. Reads and writes at the start of a turn
+        # share it, and its page cache.
         self._quick: Connection | None = None
         self._write_thread: Threads | None = None
         self._read_threads: Threads | None = None
         self._waiting: deque[_Write] = deque()
-        self._later: list[_Write] = []
+        self._delayed: list[_Write] = []
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
         self._timer: asyncio.TimerHandle | None = None
-        self._unsynced = False  # the file holds journal entries that the disk may not
-        self._overdue = False  # the next group takes them there
-        # the writer thread's own; the event loop looks only when a group has ended
-        self._full = True  # its next commit waits for the disk
-        self._synced = False  # the group took all that is in the file to the disk
-        self._held_up_by = OTHERS
+        self._unsynced = False  # journal entries in the file may not be on the disk yet
+        self._sync_due = False  # the next group has to sync them
+        # Used by the writer thread; the event loop reads them only between two groups.
+        self._commits_sync = True  # the next commit waits for the disk
+        self._group_synced = False  # the last group synced all that is in the file
+        self._waited_for = EARLIER_WRITES
 
     @property
     def name(self) -> str:
@@ -120,7 +120,7 @@ class SqliteDatabase(Life, Database):
     async def _end(self) -> None:
         self._hurry()
         await self._rest()
-        self._overdue = self._unsynced  # while another proxy has the file open, closing it syncs nothing
+        self._sync_due = self._unsynced  # while another proxy has the file open, closing it syncs nothing
         await self._rest()
         if self._timer is not None:
             self._timer.cancel()
@@ -172,7 +172,7 @@ class SqliteDatabase(Life, Database):
         done = asyncio.get_running_loop().create_future()
         write = _Write(work, urgency, alone, time.monotonic() + self.busy_timeout, done)
         if urgency is Urgency.LATER:
-            self._later.append(write)
+            self._delayed.append(write)
             self._set_timer()
         else:
             self._hurry()  # what was asked for earlier is done earlier
@@ -232,13 +232,13 @@ class SqliteDatabase(Life, Database):
 
     def _hurry(self) -> None:
         """Queue the delayed writes now."""
-        self._waiting.extend(self._later)
-        self._later.clear()
+        self._waiting.extend(self._delayed)
+        self._delayed.clear()
 
     def _on_timer(self) -> None:
         self._timer = None
         self._hurry()
-        self._overdue = self._unsynced
+        self._sync_due = self._unsynced
         self._write_waiting()
 
     def _write_waiting(self) -> None:
@@ -253,9 +253,9 @@ class SqliteDatabase(Life, Database):
                 group.append(write)
             if group and group[-1].alone:
                 break
-        if not group and not self._overdue:
+        if not group and not self._sync_due:
             return
-        full = self._overdue or any(write.urgency is Urgency.DURABLE for write in group)
+        full = self._sync_due or any(write.urgency is Urgency.DURABLE for write in group)
         self._group = self._write_thread.run(partial(self._write_group, group, full))
         self._group.add_done_callback(partial(self._ended, group))
 
@@ -270,14 +270,14 @@ class SqliteDatabase(Life, Database):
                 write.done.set_exception(outcome)
             else:
                 write.done.set_result(outcome)
-        if self._synced:
-            self._unsynced = self._overdue = False
+        if self._group_synced:
+            self._unsynced = self._sync_due = False
         elif any(write.urgency in JOURNALED for write in group):
             self._unsynced = True
             self._set_timer()
         if fault is not None and not group:
             log.error("store_not_synced", exc_info=fault)
-            self._overdue = False  # what is written next tries again
+            self._sync_due = False  # what is written next tries again
         self._write_waiting()
 
     # --- on the threads ---
@@ -288,7 +288,7 @@ class SqliteDatabase(Life, Database):
             kinds = ((WRITING, patient), (READING, patient), (QUICK, 0.0))
             self._engines = [engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
             to_write, to_read, to_be_quick = self._engines
-            self._writer, self._full = to_write.connect(), True
+            self._writer, self._commits_sync = to_write.connect(), True
             use_wal(self._writer, time.monotonic() + self.busy_timeout)
             for _ in range(READERS):
                 self._readers.put(to_read.connect())
@@ -304,11 +304,11 @@ class SqliteDatabase(Life, Database):
             raise self._unavailable(exc) from exc
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
-        """What came of each: its result, or the exception that its caller gets. `full`: it is on the disk then."""
-        self._synced = False
+        """For each write its result, or the exception that its caller gets. `full`: they are on the disk by then."""
+        self._group_synced = False
         if not group:
             sync(Path(f"{self.path}-wal"))
-            self._synced = True
+            self._group_synced = True
             return []
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
             try:
@@ -318,7 +318,7 @@ class SqliteDatabase(Life, Database):
         outcomes: list[Any] = []
         for write in group:
             if time.monotonic() > write.deadline:
-                outcomes.append(self._locked(self._held_up_by))
+                outcomes.append(self._locked(self._waited_for))
                 continue
             try:
                 outcomes += self._together([write], full)
@@ -333,30 +333,30 @@ class SqliteDatabase(Life, Database):
     def _together(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """One transaction; the results of these writes."""
         assert self._writer is not None
-        if full != self._full:
+        if full != self._commits_sync:
             self._sync_commits(full)
-        self._held_up_by = OTHERS
+        self._waited_for = EARLIER_WRITES
         file: Any = self._writer.connection.dbapi_connection
         before = file.total_changes
         try:
             results = transaction(self._writer, WRITING, *[write.work for write in group])
         except sqlite3.OperationalError as exc:
             if is_busy(exc):
-                self._held_up_by = ANOTHER_PROGRAM
+                self._waited_for = ANOTHER_PROGRAM
             raise
         finally:
             if not full:
                 with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
                     self._sync_commits(True)
         # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
-        self._synced |= full and file.total_changes > before
+        self._group_synced |= full and file.total_changes > before
         return results
 
     def _sync_commits(self, full: bool) -> None:
         """Whether the writer's commits wait for the disk. To change it takes 0.05 ms after a pause."""
         assert self._writer is not None
         driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
-        self._full = full
+        self._commits_sync = full
 
     def _read(self, work: Work[T]) -> T:
         conn = self._readers.get_nowait()  # there is one for each thread
