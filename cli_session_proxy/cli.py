@@ -191,7 +191,7 @@ def serve(settings: "Settings") -> None:
 
     from .http.bounds import raise_open_files
 
-    raise_open_files()  # before what decides by the limit as it is loaded
+    raise_open_files()  # first: modules that are imported below read the limit
     from .backends.auto import CLAUDE
     from .commands.migrating import migrating
     from .http.server import serve as run
@@ -430,7 +430,7 @@ def adopt(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Take an existing Claude session in. Its whole history becomes a new agent's chain."""
+    """Adopt an existing Claude session. Its whole history becomes a new agent's chain."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.adopt(settings, owner, session, agent_id))
@@ -478,7 +478,7 @@ def archive(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put agents away, encrypted, and delete them here. What was put is read back and compared before."""
+    """Write agents into an archive, encrypted, and delete them here. Each is read back and compared before."""
     from .commands import archiving
 
     place, names, told = str(settings.archive_to), agent_ids or [], []
@@ -511,7 +511,7 @@ def import_(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Take in what `export` wrote or `archive` put away. From here or from another machine."""
+    """Import an agent that `export` or `archive` wrote, here or on another machine."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))

@@ -21,7 +21,7 @@ FIT_SIDE = 1950
 # More are not decoded: 100 megapixels are 400 MB in memory.
 MAX_PIXELS = 100_000_000
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
-# How an image that is too many bytes is written: quality, and how much smaller than it is.
+# JPEG quality and scale, tried in this order until the image has few enough bytes.
 _STEPS = ((85, 1.0), (60, 1.0), (60, 0.5), (40, 0.25))
 
 
@@ -31,7 +31,7 @@ class UnreadableImage(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """An image within the bounds, in base64; `was` and `now` are width and height in pixels."""
+    """An image within the limits, in base64. `was` and `now`: its width and height in pixels, before and after."""
 
     media_type: str
     data: str
@@ -40,7 +40,7 @@ class Fitted:
 
 
 def fitted(data: str) -> Fitted | None:
-    """The image in base64 as the model takes it; None where it may stay as it is. Raises `UnreadableImage`."""
+    """An image in base64 that the model accepts; None where `data` already is one. Raises `UnreadableImage`."""
     from PIL import Image  # noqa: PLC0415 - 10 MB that only the helper process needs
 
     Image.MAX_IMAGE_PIXELS = None  # counted below, before anything is decoded
@@ -51,7 +51,7 @@ def fitted(data: str) -> Fitted | None:
             if was[0] * was[1] > MAX_PIXELS:
                 raise UnreadableImage(f"it has {was[0]} x {was[1]} pixels, more than {MAX_PIXELS:,}")
             if max(was) > MAX_SIDE:
-                image.draft("RGB", (FIT_SIDE, FIT_SIDE))  # a JPEG is decoded smaller at once
+                image.draft("RGB", (FIT_SIDE, FIT_SIDE))  # a JPEG is decoded at a smaller size
             image.load()
             if max(was) <= MAX_SIDE and len(data) <= MAX_BASE64:
                 return None
@@ -64,7 +64,7 @@ def fitted(data: str) -> Fitted | None:
 
 
 def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
-    if kind != "JPEG":  # without loss where that is small enough
+    if kind != "JPEG":  # lossless, if that is small enough
         out = _saved(image.convert("RGBA"), "PNG")
         if len(out) <= FIT_BASE64:
             return Fitted("image/png", out, was, image.size)

@@ -78,7 +78,7 @@ async def got(
                 connection.sock.connect(served.uds)
             else:
                 connection.connect()
-            end = threading.Timer(timeout, cut, (connection.sock,))  # a stranger could say a byte now and then
+            end = threading.Timer(timeout, cut, (connection.sock,))  # a foreign server could send a byte now and then
             end.start()
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()
@@ -100,16 +100,16 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
     keys = Keys(settings)
     secret = keys.secret_of(owner)
     if settings.trusted_header is not None and secret is None:
-        raise ConfigError("the server knows owners by its gateway: start it with --make-key to ask it from here, too")
+        raise ConfigError("the server learns owners from its gateway: commands need a key, start it with --make-key")
     if keys and secret is None:
         raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}
 
 
-async def asked(
+async def ask_server(
     served: Served, method: str, agent_id: str, key: dict[str, str], *, after: str = "", body: JSON | None = None
 ) -> JSON:
-    """What the server answers about this agent. Raises its error."""
+    """Send a request about this agent to the server. Returns its answer, or raises its error."""
     import httpx  # noqa: PLC0415 - as above
 
     from ..wires.common import encoded_agent_id  # noqa: PLC0415

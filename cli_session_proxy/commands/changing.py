@@ -10,14 +10,14 @@ from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
 from ..stores.auto import place_of
-from .asking import alive, asked, key_of
+from .asking import alive, ask_server, key_of
 from .stored import agent_in, opened
 
 
 async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) -> None:
     """Remove the agent: through the server that runs on this `var`, else here. Raises `NotFound`."""
     if (served := await _server(settings, owner)) is not None:
-        await asked(served, "DELETE", agent_id, key_of(settings, owner))
+        await ask_server(served, "DELETE", agent_id, key_of(settings, owner))
         return
     async with opened(settings) as store:
         known = store is not None and await store.agent(owner, agent_id) is not None
@@ -28,7 +28,7 @@ async def delete(settings: Settings, agent_id: str, owner: str = LOCAL_OWNER) ->
 async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON:
     """Move the head back: through the server that runs on this `var`, else here. The answer of the route."""
     if (served := await _server(settings, owner)) is not None:
-        return await asked(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
+        return await ask_server(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
     async with opened(settings) as there:
         await agent_in(settings, there, owner, agent_id)
     engine = Engine(settings)

@@ -19,19 +19,19 @@ from ..stores.base import Store
 from .fitting import bold, dim, fitted
 from .stored import opened
 
-# Newest turns of an agent in which repairs and failures are looked for.
+# Newest turns of an agent that are searched for repairs and failures.
 NEWEST = 200
-# Lines of each of those, and characters of what was said.
+# Repairs and failures that are listed, and characters of each quoted text.
 LINES = 5
 WORDS = 300
 
 
 async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
-    """What there is to see of it. Raises `NotFound` for a name that fits nothing, or too much."""
+    """Details of the agent, session or turn with this name. Raises `NotFound` where none fits, or several do."""
     async with opened(settings) as store:
         if store is None:
             raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
-        told = await _of(settings, store, await _named(store, owner, wanted))
+        told = await _details(settings, store, await _find(store, owner, wanted))
         if told.get("waiting") or (told.get("turn") or {}).get("status") in ("queued", "running"):
             try:
                 await store.probe()
@@ -40,7 +40,7 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
         return told
 
 
-async def _of(settings: Settings, store: Store, found: Agent | Session | Turn) -> JSON:
+async def _details(settings: Settings, store: Store, found: Agent | Session | Turn) -> JSON:
     if isinstance(found, Agent):
         return await _agent(settings, store, found)
     agent = await store.agent_by_key(found.agent_key)
@@ -50,8 +50,8 @@ async def _of(settings: Settings, store: Store, found: Agent | Session | Turn) -
     return await _session(settings, store, agent, found)
 
 
-async def _named(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
-    """By its whole name, else by a part that fits nothing else."""
+async def _find(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
+    """Found by its whole name, else by a part of it that fits nothing else."""
     if (named := await store.agent(owner or LOCAL_OWNER, wanted)) is not None:
         return named
     for whole in (await store.session(wanted), await store.turn(wanted)):

@@ -74,7 +74,7 @@ class _KeptByClaude:
             return transcript.is_sound_mark(record)
         return not transcript.is_file(record) or transcript.is_sound(record)
 
-    def taken_in(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+    def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
         return self._fitting.records(turn_id, parent_id, records)
 
 

@@ -12,7 +12,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .schema import SCHEMA
-from .shown import CallAside, here
+from .shown import Renderer, render_here
 
 
 async def chain_json(
@@ -21,13 +21,13 @@ async def chain_json(
     *,
     sandbox: str,
     verbatim: bool = False,
-    tell: CallAside = here,
+    render: Renderer = render_here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
 
     Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
-    without its turn. Of a part of the chain only the turns are a part.
+    without its turn. `part` limits only the turns.
     """
     chain = await store.chain(agent.key)
     if chain is None:
@@ -43,7 +43,7 @@ async def chain_json(
     separator = "\n"
     links = by_turn(chain.links)
     async for number, turn in turns_of(store, agent, part):
-        told = await tell(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
+        told = await render(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
         yield separator + _line(told | {"number": number})
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
@@ -51,7 +51,7 @@ async def chain_json(
 
 
 def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[tuple[int, Turn]]:
-    """All turns, parents first, or those of a page in the order of acceptance; each with its number."""
+    """All turns, parents first, or those of the page `part` in the order of acceptance. Each has its number."""
     return numbered(store.turns(agent.key)) if part is None else _oldest_first(part)
 
 

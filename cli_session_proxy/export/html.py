@@ -23,7 +23,7 @@ from . import shown
 from .explain import MARKED_REASONS, cache
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
-from .shown import CallAside, here
+from .shown import Renderer, render_here
 from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
 # The last turns are open when the page is: what somebody who looks wants to see first.
@@ -61,7 +61,7 @@ _POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-acti
 
 
 async def html(
-    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, tell: CallAside = here
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_here
 ) -> AsyncIterator[str]:
     """The page in pieces, a turn each. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)
@@ -74,7 +74,7 @@ async def html(
         if node is None:  # accepted while this was written
             continue
         links = shape.links.get(turn.id, ())
-        told = await tell(shown.measured, turn, links, verbatim=verbatim)
+        told = await render(shown.measured, turn, links, verbatim=verbatim)
         lines = [_summary(turn, node, shape, colours, links, mended=node.mended), *_turn(turn, links, told)]
         yield "\n".join(lines) + "\n"
     yield "</body></html>\n"
@@ -139,7 +139,7 @@ def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
         said = shown.link(link)
         evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
         lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
-    for kind, text in shown.told(turn, links) if told["says"] else ():
+    for kind, text in shown.briefs(turn, links) if told["says"] else ():
         lines.append(f"<p class='{'mend' if kind == 'repair' else 'dim'}'>{KINDS[kind]}: {_text(text)}</p>")
     for message in told["input"]:
         lines.append(f"<h4>{_common(message['role'])}</h4>")

@@ -62,14 +62,14 @@ class KeptRecords(Protocol):
     def is_sound(self, record: Record) -> bool:
         """Whether it is a record that the backend could have kept itself."""
 
-    def taken_in(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
-        """A turn's records as the backend keeps them. Parents come before their children."""
+    def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        """The records of a turn, as the backend keeps them. Called for a parent before its children."""
 
 
 async def bring_in(
     store: Store, kept: KeptRecords, owner: str, path: Source, agent_id: str | None, progress: Progress
 ) -> MovedChain:
-    """Take an exported chain in, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
+    """Import an exported chain, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
     checked = await asyncio.to_thread(_check, path)
     check_header(f"{path} line 1", checked.head)
     said = checked.head["agent"]
@@ -251,7 +251,7 @@ class _Reading:
     def parts(self) -> Iterator[ChainPart]:
         turn: Turn | None = None
         records: list[Record] = []
-        with self.checked.path.open("rb") as file, self.checked.path.open("rb") as aside:
+        with self.checked.path.open("rb") as file, self.checked.path.open("rb") as image_file:
             number = 0
             while file.tell() < self.checked.size:
                 number += 1
@@ -261,7 +261,7 @@ class _Reading:
                     continue
                 kind = check_line(where, line, former=self.checked.former)
                 if kind == "record":
-                    text = self._restored(where, line, line["record"], aside)
+                    text = self._restored(where, line, line["record"], image_file)
                     record = Record(text, line["uuid"], line["synthetic"])
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
@@ -270,12 +270,12 @@ class _Reading:
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":
-                    yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
+                    yield WholeTurn(turn, self.kept.records_to_keep(turn.id, turn.parent_id, records))
                     turn, records = None, []
                     self.progress(file.tell(), self.checked.size)
                 match kind:
                     case "turn":
-                        turn = self._turn(where, line, aside)
+                        turn = self._turn(where, line, image_file)
                     case "session":
                         row = line["session"]
                         row |= {"id": self.session_id(row["id"]), "tip_turn_id": self.turn_id(row["tip_turn_id"])}
@@ -296,28 +296,28 @@ class _Reading:
                         item_id = str(self.wire_id(row["id"]))
                         yield Item(item_id, row["data"] | {"id": item_id}, self.turn_id(row["turn_id"]))
         if turn is not None:
-            yield WholeTurn(turn, self.kept.taken_in(turn.id, turn.parent_id, records))
+            yield WholeTurn(turn, self.kept.records_to_keep(turn.id, turn.parent_id, records))
         self.progress(self.checked.size, self.checked.size)
 
-    def _restored(self, where: str, line: JSON, text: str, aside: IO[bytes]) -> str:
+    def _restored(self, where: str, line: JSON, text: str, image_file: IO[bytes]) -> str:
         """The text with its images. A turn holds those of its input and of its tools: twice a line, at most."""
         places = line.get("images") or ()
         known: dict[str, str] = {}
         size = before = 0
         for offset, sha256 in places:
             if sha256 not in known:
-                aside.seek(self.checked.images[sha256])
-                known[sha256] = json.loads(aside.readline(MAX_LINE))["data"]
+                image_file.seek(self.checked.images[sha256])
+                known[sha256] = json.loads(image_file.readline(MAX_LINE))["data"]
             size += len(known[sha256])
             if size > 2 * MAX_LINE or offset < before:
                 raise InvalidRequest(f"{where}: images: they are too much, or out of order")
             before = offset
         return restore(text, places, known)
 
-    def _turn(self, where: str, line: JSON, aside: IO[bytes]) -> Turn:
+    def _turn(self, where: str, line: JSON, image_file: IO[bytes]) -> Turn:
         told = line["turn"]
         if line.get("images"):  # wherever they were put
-            told = _loads(self._restored(where, line, as_text(told), aside))
+            told = _loads(self._restored(where, line, as_text(told), image_file))
             check_line(where, {"turn": told}, former=self.checked.former)
             if (told["id"], _before(told)) != (line["turn"]["id"], _before(line["turn"])):
                 raise InvalidRequest(f"{where}: images: one stands in an id")

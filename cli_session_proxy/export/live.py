@@ -75,7 +75,7 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
     for link in happened.links:
         mark = mark_of(link.reason)
         out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
-    out += [f"    {KINDS[one.kind]}: {one.says}" for one in shown.told(turn, happened.links)]
+    out += [f"    {KINDS[one.kind]}: {one.says}" for one in shown.briefs(turn, happened.links)]
     if turn.status in ("queued", "running"):
         out += [f"    user: {_words(message['content'])}" for message in told["input"]]
     else:

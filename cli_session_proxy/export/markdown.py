@@ -17,7 +17,7 @@ from . import shown
 from .chain_json import turns_of
 from .explain import cache, placed
 from .schema import SaidDump
-from .shown import CallAside, here
+from .shown import Renderer, render_here
 from .words import KINDS, UNSURE, count, mark_of, visible
 
 
@@ -27,7 +27,7 @@ async def markdown(
     *,
     sandbox: str,
     verbatim: bool = False,
-    tell: CallAside = here,
+    render: Renderer = render_here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """The conversation, or a part of it, in pieces, a turn each. Raises `NotFound` before the first one."""
@@ -46,7 +46,7 @@ async def markdown(
     before = part.turns[-1].parent_id if part is not None and part.turns else None
     async for number, turn in turns_of(store, agent, part):
         own = links.get(turn.id, ())
-        told = await tell(shown.said, turn, own, verbatim=verbatim)
+        told = await render(shown.said, turn, own, verbatim=verbatim)
         yield visible("\n".join(_turn(number, turn, before, own, told)))
         before = turn.id
 
@@ -66,7 +66,7 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
         yield f"> {_common(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
-    for kind, text in shown.told(turn, links) if told["says"] else ():
+    for kind, text in shown.briefs(turn, links) if told["says"] else ():
         yield f"> **{KINDS[kind]}**: {_plain(text)}\n"
     for message in told["input"]:
         yield f"**{_common(message['role'])}**\n"

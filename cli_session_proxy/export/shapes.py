@@ -178,7 +178,7 @@ _shape(Evidence, exit_code=int | None, records=str | None, unmet=list[Word], oth
 
 
 class ReasonShape(_Shape):
-    """What 0.1 noted of a turn (`domain.former`)."""
+    """The `reason` of a turn that 0.1 wrote (`domain.former`)."""
 
     rule: str | None = None
     messages: Count | None = None
@@ -203,8 +203,8 @@ class ReasonShape(_Shape):
     compacted: JSON | None = None
 
 
-# What is this store's own: where a turn stands in it, what recognises a client's retry, and what an unfinished one has.
-_OWN = {"seq", "agent_key", "fingerprint", "instance", "limit_wait"}
+# Not exported: a turn's place in this store, what recognises a client's retry, and what only an unfinished turn has.
+_LOCAL = {"seq", "agent_key", "fingerprint", "instance", "limit_wait"}
 _TURN: dict[str, Any] = {
     "id": TurnId, "parent_id": TurnId | None, "model": Model, "effort": Word | None, "origin": Word,
     "status": Literal["completed", "requires_action", "refused", "failed", "cancelled"],
@@ -215,11 +215,11 @@ _TURN: dict[str, Any] = {
     "path_hash": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,128}$")] | None,
     "answered_by": Model | None, "call": CallShape | None, "depth": Annotated[int, Field(ge=0, le=MOST_DEPTH)],
 }  # fmt: skip
-# What 0.1 had in its `reason`, or did not know.
+# Fields that a turn of 0.1 does not have: they were part of its `reason`, or unknown.
 _LATER = {"placed", "options", "evidence", "stop_sequence", "backend", "answered_by", "fallback"}
 
 SHAPES = {
-    "turn": _shape(Turn, without=_OWN, whole=True, **_TURN),
+    "turn": _shape(Turn, without=_LOCAL, whole=True, **_TURN),
     "session": _shape(
         Session, without={"agent_key", "transcript", "mark"}, id=SessionId, tip_turn_id=TurnId | None,
         cli_version=Version,
@@ -231,12 +231,12 @@ SHAPES = {
     "item": _shape(Item, id=ItemId, turn_id=TurnId | None),
 }  # fmt: skip
 _FORMER_TURN = create_model(
-    "FormerTurnShape", __base__=_shape(Turn, without=_OWN | _LATER, whole=True, **_TURN), reason=(ReasonShape, ...)
+    "FormerTurnShape", __base__=_shape(Turn, without=_LOCAL | _LATER, whole=True, **_TURN), reason=(ReasonShape, ...)
 )
 
 
 def of_turn(told: JSON, *, former: bool) -> JSON:
-    """The fields of a turn that were checked: one of a later version's is no field of ours."""
+    """Only the fields of a turn that were checked: a later version may have others."""
     checked = _FORMER_TURN if former else SHAPES["turn"]
     names = (field.alias or name for name, field in checked.model_fields.items())
     return {name: told[name] for name in names if name in told}
@@ -270,7 +270,7 @@ def check_header(where: str, head: JSON) -> None:
 
 
 def check_line(where: str, line: JSON, *, former: bool) -> str:
-    """One line after the first, whose first field says what it is. Its images are still aside.
+    """One line after the header. Returns its first field, which names its kind. Its images are on lines of their own.
 
     `former`: as 0.1 wrote it.
     """
@@ -292,6 +292,6 @@ def _check(shape: type[BaseModel], value: Any, where: str, *below: str) -> None:
     try:
         shape.model_validate(value)
     except ValidationError as exc:
-        first = exc.errors(include_input=False, include_url=False)[0]  # the value may be what somebody said
+        first = exc.errors(include_input=False, include_url=False)[0]  # the value may be part of a conversation
         place = ".".join([*below, *(str(part) for part in first["loc"])][:6])
         raise InvalidRequest(f"{where}: {place}: {first['msg']}; it was not made by this program, or changed") from exc

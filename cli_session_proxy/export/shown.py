@@ -64,7 +64,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
 
 def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> MeasuredDump:
-    """Of `turn`, the words, what it took and why."""
+    """The part of `turn` that holds the messages, tokens, cost, times and reason."""
     return {
         **said(row, links, verbatim=verbatim),
         "usage": cast(UsageDump, {**row.usage.as_json(), "cache_share": row.usage.cache_share}),
@@ -75,7 +75,7 @@ def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -
 
 
 def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> SaidDump:
-    """Of `turn`, the words: in half the time of the whole."""
+    """The part of `turn` that holds the messages. It takes half the time of the whole."""
     return {
         "input": [message(item, verbatim=verbatim) for item in row.input],
         "output": blocks(row.output, verbatim=verbatim),
@@ -86,29 +86,29 @@ def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Sa
 
 
 class Show(Protocol[D_co]):
-    """`turn`, or a part of it."""
+    """The function `turn`, or one that shows a part of it."""
 
     def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> D_co: ...
 
 
-class CallAside(Protocol):
-    """Calls one of those, here or elsewhere: secrets in megabytes of text, and images, take seconds to be found."""
+class Renderer(Protocol):
+    """Calls a `Show`, here or in a helper process: to find secrets in megabytes of text or images takes seconds."""
 
     async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T: ...
 
 
-async def here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
-    """For a program that does nothing else."""
+async def render_here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
+    """For a program that need not serve others meanwhile."""
     return show(row, links, verbatim=verbatim)
 
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
-    """What happened to a turn beside its links, in sentences (`TurnDump.says`)."""
-    return [one.says for one in told(row, links)]
+    """What happened to a turn, in sentences (`TurnDump.says`)."""
+    return [one.says for one in briefs(row, links)]
 
 
-def told(row: Turn, links: Sequence[Link] = ()) -> list[Brief]:
-    """The same, each with its kind."""
+def briefs(row: Turn, links: Sequence[Link] = ()) -> list[Brief]:
+    """The sentences of `says`, each with its kind."""
     if row.evidence is NOTHING and row.fallback is None and len(row.attempts) < 2:  # nearly all turns of a long chain
         return []
     own = [link for link in links if link.turn_id == row.id]

@@ -19,8 +19,8 @@ LARGE = 128 * 1024
 TOO_LARGE = "[too large to be shown here; `cli-session-proxy dump` shows it, and `export` has it whole]"
 
 
-class Teller:
-    """See `shown.CallAside`."""
+class TurnRenderer:
+    """See `shown.Renderer`."""
 
     def __init__(self, helpers: Helpers) -> None:
         self._helpers = helpers

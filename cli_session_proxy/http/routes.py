@@ -42,7 +42,7 @@ from ..wires.base import Models
 from ..wires.common import decoded_agent_id, model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
-from .large_turns import Teller
+from .large_turns import TurnRenderer
 from .served import CHALLENGE, PROOF, proof
 
 if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
@@ -109,7 +109,7 @@ class Routes:
         self._relay = relay
         self._sandboxes = Sandboxes(settings)
         self._since = int(time.time())
-        self._tell = Teller(engine.aside.showing)
+        self._render = TurnRenderer(engine.aside.showing)
         dumps = tuple(dict.fromkeys(one.media_type.partition(";")[0] for one in FORMATS.values()))
         add(app, "GET", "/", self.root)
         add(app, "HEAD", "/", self.root)
@@ -204,7 +204,7 @@ class Routes:
         agent = await self._agent(request)
         written = FORMATS[name]
         sandbox = str(self._sandboxes.path(agent.dir))
-        text = written.write(self._engine.told, agent, sandbox=sandbox, verbatim=verbatim, tell=self._tell)
+        text = written.write(self._engine.told, agent, sandbox=sandbox, verbatim=verbatim, render=self._render)
         headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
@@ -234,7 +234,7 @@ class Routes:
                 if not self._engine.ready:
                     return
                 for one in happened:
-                    yield telling.event(one, await self._tell(shown.turn, one.turn, one.links)).encode()
+                    yield telling.event(one, await self._render(shown.turn, one.turn, one.links)).encode()
                 going = telling.progress(self._engine.progress(agent.key)) if live else []
                 going += await elsewhere.turns() if elsewhere is not None else []
                 if going != told:

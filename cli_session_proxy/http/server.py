@@ -126,11 +126,11 @@ async def serve(
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
-    `telling`: who waits for the store is told how far its migration is. `beside` runs once the server is ready.
+    `telling` shows how far a migration of the store is. `beside` runs once the server is ready.
     """
     if settings.make_key:
         make(settings.var)
-    _refuse_open_backs(settings)
+    _refuse_confined_without_key(settings)
     audit = audit_of(settings)
     if audit is not None:
         audit.keys(settings.var, Keys(settings).secrets)
@@ -179,7 +179,7 @@ async def _run(
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
-    watchdog.last = engine.kill
+    watchdog.kill = engine.kill
     deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
     with (
         on_signals(stop.set, deadline),
@@ -217,7 +217,7 @@ async def _run(
             await asyncio.gather(living, return_exceptions=True)
 
 
-def _refuse_open_backs(settings: Settings) -> None:
+def _refuse_confined_without_key(settings: Settings) -> None:
     """Refuse confined profiles on an open port: their agents could read every chain there. Raises `ConfigError`."""
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
     if confined and settings.uds is None and not Keys(settings):

@@ -49,7 +49,7 @@ class Watchdog:
     """One for each process. `leave` ends the process with this exit code; `last` is what must be done before."""
 
     def __init__(self, leave: Callable[[int], object] = os._exit) -> None:
-        self.last: Callable[[], None] = lambda: None
+        self.kill: Callable[[], None] = lambda: None
         logs.load()  # not when the loop is already held
         self._leave = leave
         self._stopped = threading.Event()
@@ -121,7 +121,7 @@ class Watchdog:
                 return
 
     def _last_words(self) -> None:
-        self.last()
+        self.kill()
         frames = sys._current_frames()
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         own = threading.get_ident(), self._thread.ident

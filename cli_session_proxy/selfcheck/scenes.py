@@ -410,7 +410,7 @@ async def _set_model(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> N
 async def _parameters(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     env = {MAX_TOKENS: str(TOKENS), EXTRA_BODY: json.dumps({"stop_sequences": [STOP_AT]})}
     for told, prompt in ((env, LIMITED), ({}, UNLIMITED)):
-        await stage.bounded(process, process.tell(told))
+        await stage.bounded(process, process.set_env(told))
         turn = await talk.turn(stage, process, prompt)
         got = turn.request.body.get("max_tokens"), turn.request.body.get("stop_sequences")
         if (got == (TOKENS, [STOP_AT])) != bool(told):

@@ -63,7 +63,7 @@ class SelfChecks:
         self._degraded: list[tuple[Identity, Capability, Observation]] = []  # to be stored
         self._more = asyncio.Event()
         self._last_fit: dict[str, Identity] = {}  # by path: what passed there last, where it is kept
-        self._said: set[str] = set()
+        self._logged: set[str] = set()
 
     # --- as `capability.Listener`
 
@@ -153,7 +153,7 @@ class SelfChecks:
         self._tries.pop(identity, None)
         self._decided[identity] = observed
         cli = replace(cli, observed=observed)
-        self._tell_mismatches(cli)
+        self._warn_of_mismatches(cli)
         essential = await self._essential(cli)
         failed = [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
         if not failed:
@@ -169,13 +169,13 @@ class SelfChecks:
         passed = [version for (_, version), seen in known.items() if fit(seen, essential)]
         newest = max(passed, key=capability.numbers, default=None)
         words = sentence(cli, how, failed, None if instead == cli else instead, newest)
-        if words not in self._said:
-            self._said.add(words)
+        if words not in self._logged:
+            self._logged.add(words)
             log.error("claude_unfit", message=words)
             self._say(words)
 
     async def _essential(self, cli: Capability) -> Sequence[Name]:
-        """What a CLI of these settings has to do. One that is billed by use needs no login."""
+        """What the CLI must be able to do under these settings. One that is billed by use needs no login."""
         if cli.does("login"):
             return ESSENTIAL
         env = environment.common(self._settings, environment.config_dir(self._settings))
@@ -183,7 +183,7 @@ class SelfChecks:
         return ESSENTIAL if by_use else (*ESSENTIAL, "login")
 
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
-        """The newest version that passed, of those that this host still has."""
+        """The newest CLI that passed and that this host still has a copy of."""
         known = by_subject(await self._store.findings())
         passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen, essential)]
         config_dir = environment.config_dir(self._settings)
@@ -195,16 +195,16 @@ class SelfChecks:
             try:
                 cli = await capability.probe(place, env)
             except ClaudeUnavailable as exc:
-                log.warning("claude_not_kept", path=str(place), error=exc.message)
+                log.warning("kept_claude_unusable", path=str(place), error=exc.message)
                 continue
             if cli.version == version:
                 return capability.register(place, replace(cli, observed=observed))
         return None
 
-    def _tell_mismatches(self, cli: Capability) -> None:
+    def _warn_of_mismatches(self, cli: Capability) -> None:
         surprises = mismatches(cli.observed, cli.version_tuple)
-        if surprises and (key := f"{cli.version} {cli.path}") not in self._said:
-            self._said.add(key)
+        if surprises and (key := f"{cli.version} {cli.path}") not in self._logged:
+            self._logged.add(key)
             lost = {one.name: one.detail for one in surprises if one.outcome == "failed"}
             gained = [one.name for one in surprises if one.outcome == "ok"]
             log.warning("claude_unexpected", version=cli.version, path=str(cli.path), lost=lost, gained=gained)
@@ -219,7 +219,7 @@ class SelfChecks:
                 known = by_subject(await self._store.findings(subject)).get((sha256, cli.version))
                 now = {**cli.observed, seen.name: seen} if known is None else known
                 capability.observe(identity, cli.version, now)
-                if seen.name in ESSENTIAL:  # from the next turn on another one is run, where there is one
+                if seen.name in ESSENTIAL:  # the next turn uses another CLI, if there is one
                     await self._decide(identity, cli, sha256, now, "failed in use")
             self._degraded.pop(0)
 

@@ -200,7 +200,7 @@ async def test_the_server_lets_a_new_one_wait_for_room_without_a_descriptor_and_
     patience: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(connection, "MOST", 1)
-    monkeypatch.setattr(waiting, "PATIENCE", patience)
+    monkeypatch.setattr(waiting, "REFUSE_AFTER", patience)
     go, busy = asyncio.Event(), asyncio.Event()
 
     async def app(_scope: Any, _receive: Any, send: Any) -> None:

@@ -15,7 +15,7 @@ from cli_session_proxy.aside.pool import Helpers
 from cli_session_proxy.backends.base import ComparedRecord, Comparison, RequestSeen
 from cli_session_proxy.domain.models import Message, Turn
 from cli_session_proxy.export import shown
-from cli_session_proxy.http.large_turns import LARGE, TOO_LARGE, Teller, is_large
+from cli_session_proxy.http.large_turns import LARGE, TOO_LARGE, TurnRenderer, is_large
 from cli_session_proxy.http.ui import views
 from cli_session_proxy.settings import Settings
 
@@ -54,7 +54,7 @@ def test_what_is_large(row: Turn, large: bool) -> None:
 
 
 async def test_a_large_turn_is_told_elsewhere_in_the_same_words(helpers: Helpers) -> None:
-    tell = Teller(helpers)
+    tell = TurnRenderer(helpers)
     small, large = turn(1), turn(2, output=(block("sk-ant-secret1 " * LARGE),), input=(Message("user", (IMAGE,)),))
     assert await tell(shown.turn, small) == shown.turn(small)
     assert helpers.processes == 0
@@ -69,7 +69,7 @@ async def test_a_turn_that_takes_too_long_is_told_without_its_words(
 ) -> None:
     monkeypatch.setattr(helpers, "_seconds", 0.2)
     row = turn(1, input=(Message.user(HOSTILE),), output=(block(HOSTILE),), system=HOSTILE)
-    told = await Teller(helpers)(shown.turn, row)
+    told = await TurnRenderer(helpers)(shown.turn, row)
     assert (told["id"], told["status"], told["system"]) == ("turn_1", "completed", None)
     assert told["output"] == told["input"][0]["content"] == [block(TOO_LARGE)]
 
@@ -79,7 +79,7 @@ async def test_a_key_of_ours_that_has_no_form_is_hidden_in_a_large_turn_too(
 ) -> None:
     """The helper process had been told of none."""
     monkeypatch.setattr(redact, "_known", {"correct-horse-battery"})
-    told = await Teller(helpers)(shown.turn, turn(1, output=(block("correct-horse-battery " * LARGE),)))
+    told = await TurnRenderer(helpers)(shown.turn, turn(1, output=(block("correct-horse-battery " * LARGE),)))
     assert helpers.processes == 1
     assert "correct-horse" not in json.dumps(told)
 

@@ -127,7 +127,7 @@ async def main():
         await stop.wait()
 
 watchdog = Watchdog()
-watchdog.last = lambda: print("last", flush=True)
+watchdog.kill = lambda: print("last", flush=True)
 watchdog.start()
 {runner}.run(main())
 """

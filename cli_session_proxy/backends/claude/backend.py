@@ -105,7 +105,7 @@ class ClaudeBackend(Backend):
         if died.no_conversation:
             self.sessions.not_found(agent)
         error = failures.error_for_death(died)
-        return Lost(died.why, error) if died.again else error
+        return Lost(died.why, error) if died.retry else error
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
         foreign = await self.sessions.foreign(agent, parent)

@@ -21,21 +21,21 @@ from ...export.sums import DAYS, TURNS, summed
 from ...stores.base import Forgotten, TurnFacts
 from .titles import title_of
 
-# Seconds for which sums are kept, at least; and how many times as long as they took, so that an open page costs 2 %.
-KEPT = 2.0
-SHARE = 50
-# A turn that takes longer than this is told, and one whose client owes results for so long. Seconds.
+# Sums are kept for 2 seconds, or for 50 times as long as they took: so an open page costs at most 2 % of a core.
+SUMS_KEPT = 2.0
+SUMS_KEPT_TIMES = 50
+# Seconds after which a turn that still runs is listed, and one whose client owes it results.
 LONG = 300.0
 OWED = 600.0
-# So many turns in a row that came to nothing: the next one will, too.
+# Turns that failed in a row, after which the next one is expected to fail too.
 STUCK = 2
-# Seconds for which the login is taken to be as it was.
+# Seconds after which the login is asked for again.
 LOGIN_KEPT = 600.0
-# Agents whose newest request is held against their chain.
-LOOKED_AT = 5
+# Agents whose newest request is compared with their chain.
+COMPARED = 5
 # Characters of an answer that is being made.
 TEXT = 300
-# Agents that are named; how many more there are is told.
+# Agents that are listed by name. The others are counted.
 NAMED = 50
 
 
@@ -62,18 +62,18 @@ class Overview:
         self._ask = ask
         self._sums: dict[str | None, _Sums] = {}
         self._one_at_a_time = asyncio.Lock()
-        self._login = Login("unknown", None)  # as of `_asked_at`
-        self._asked_at: float | None = None
-        self._seen: dict[str, Remembered] = {}  # by turn, of those that were looked at last
+        self._login = Login("unknown", None)  # as of `_login_checked_at`
+        self._login_checked_at: float | None = None
+        self._compared: dict[str, Remembered] = {}  # by turn
 
     async def of(self, owner: str, *, of_all: bool, wait: bool = True) -> JSON:
-        """What the route answers. `of_all`: the sums are of every owner. Of others it tells nothing but those, how many
-        processes there are, and their size. `wait`: for the login, where the CLI has to be asked for it."""
+        """The answer of the route. `of_all`: sum over all owners. Of other owners it shows only sums, and the number
+        and size of all processes. `wait`: ask the CLI how it is logged in, where that is not known."""
         now = time.time()
         whose = None if of_all else owner
         async with self._one_at_a_time:
             sums = self._sums.get(whose)
-            if sums is None or time.monotonic() - sums.made_at > max(KEPT, SHARE * sums.took):
+            if sums is None or time.monotonic() - sums.made_at > max(SUMS_KEPT, SUMS_KEPT_TIMES * sums.took):
                 began = time.monotonic()
                 since = times.begins(times.days(now, DAYS)[0])
                 facts = await self._engine.store.facts(whose, since=since, limit=TURNS)
@@ -114,11 +114,11 @@ class Overview:
         }
 
     async def _status(self, owner: str, sums: _Sums, now: float, *, wait: bool) -> ProxyStatus:
-        """The costs are of all in `sums`; what is remembered is of this owner's agents."""
+        """Costs are those of `sums`. What the model still remembers is of this owner's agents."""
         facts = sums.facts
-        if wait and (self._asked_at is None or now - self._asked_at > LOGIN_KEPT):
-            self._login, self._asked_at = await self._ask(), now
-        if self._login.advice is not None and status.answers(facts, self._asked_at or now):
+        if wait and (self._login_checked_at is None or now - self._login_checked_at > LOGIN_KEPT):
+            self._login, self._login_checked_at = await self._ask(), now
+        if self._login.advice is not None and status.answers(facts, self._login_checked_at or now):
             self._login = Login("unknown", None)  # somebody has logged in since
         program = self._engine.backend.program()
         today, week = status.costs(facts, now, sums.forgotten)
@@ -135,11 +135,11 @@ class Overview:
         """How much of the path the newest requests held, for the agents answered last. Each turn is examined once."""
         newest: dict[int, str] = {}
         for one in facts:
-            if one.status in ANSWERED and len(newest) < LOOKED_AT:
+            if one.status in ANSWERED and len(newest) < COMPARED:
                 newest.setdefault(one.agent_key, one.id)
         seen: dict[str, Remembered] = {}
         for turn_id in newest.values():
-            known = self._seen.get(turn_id)
+            known = self._compared.get(turn_id)
             if known is None:
                 turn = await self._engine.store.turn(turn_id)
                 ran = turn is not None and turn.session_id is not None  # else nothing was sent for it: it was imported
@@ -148,7 +148,7 @@ class Overview:
                 if request is not None:
                     known = Remembered(1, request.turns, request.turns - len(request.missing))
             seen[turn_id] = known
-        self._seen = seen
+        self._compared = seen
         sums = [sum(getattr(one, name) for one in seen.values()) for name in ("agents", "turns", "sent")]
         return Remembered(*sums) if sums[0] else None
 

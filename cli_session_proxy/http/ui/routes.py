@@ -22,7 +22,7 @@ from ...wires.asgi import About, JSONAnswer, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
-from ..large_turns import Teller
+from ..large_turns import TurnRenderer
 from . import views
 from .overview import AskLogin, Overview
 from .script import joined
@@ -61,7 +61,7 @@ class Ui:
     def __init__(self, app: Starlette, engine: Engine, keys: Keys, ask: AskLogin) -> None:
         self._engine = engine
         self._keys = keys
-        self._tell = Teller(engine.aside.showing)
+        self._render = TurnRenderer(engine.aside.showing)
         self._overview = Overview(engine, ask)
         # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
@@ -152,7 +152,7 @@ class Ui:
         around = await self._engine.told.page(agent.key, before_seq=turn.seq + 1, limit=1)
         children = [child.id for child in await self._engine.told.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
-        told = await self._tell(shown.turn, turn, around.links, verbatim=verbatim)
+        told = await self._render(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONAnswer(
             {
                 "turn": told,
@@ -196,7 +196,7 @@ class Ui:
         if not large:
             return JSONAnswer(await asyncio.to_thread(show, *given))
         try:
-            return JSONAnswer(await self._tell.aside(show, *given))
+            return JSONAnswer(await self._render.aside(show, *given))
         except OutOfBoundsError as exc:
             raise InvalidRequest(f"this cannot be shown: {exc}") from exc
 

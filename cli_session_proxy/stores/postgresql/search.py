@@ -101,7 +101,7 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
     # Locked against their deletion alone: turns go on. One that is being deleted is left out.
     seqs = list(conn.scalars(which.with_for_update(read=True, key_share=True, skip_locked=True, of=turns)))
     new = [
-        {"seq": turn.seq, "status": turn.status, "words": _vector(turn.texts)} for turn in searching.said(conn, seqs)
+        {"seq": turn.seq, "status": turn.status, "words": _vector(turn.texts)} for turn in searching.texts(conn, seqs)
     ]
     if new:
         conn.exec_driver_sql(_TAKE_IN, new)
@@ -159,7 +159,7 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
         conn.exec_driver_sql("ROLLBACK TO ranked; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         best = list(conn.scalars(fits.order_by(_docs.c.seq.desc())))
     shown: dict[int, Ranked] = {}
-    for turn in searching.said(conn, best):
+    for turn in searching.texts(conn, best):
         cuts = [(*_snippet(text, phrases), part) for part, text in zip(PARTS, turn.texts, strict=True)]
         score, pieces, part = max(cuts, key=lambda cut: cut[0])
         shown[turn.seq] = Ranked(turn.seq, part, pieces) if score else Ranked(turn.seq)

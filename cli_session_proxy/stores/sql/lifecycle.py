@@ -125,7 +125,7 @@ _TOTALS_ADDED = {name: agents.c[name] + bindparam(f"added_{name}") for name in r
 _NOTHING_ADDED = {f"added_{name}": 0 for name in rows.TOTALS}
 ADD_TOTALS = Prepared(THIS_AGENT.values(**_TOTALS_ADDED))
 TOUCH_AGENT = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
-_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
+_TOUCH_AND_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 
 # What an agent's `failures` counts.
 LOST: frozenset[Status] = frozenset({"failed", "refused"})
@@ -364,7 +364,7 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
     more = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
     if done.move_head:
-        _MOVE_HEAD.run(conn, more | {"head": turn.id})
+        _TOUCH_AND_MOVE_HEAD.run(conn, more | {"head": turn.id})
     else:
         TOUCH_AGENT.run(conn, more)
     return turn
@@ -402,7 +402,7 @@ def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None
 
 
 def totals_added(agent_key: int, **more: float) -> dict[str, float]:
-    """Values of `ADD_TOTALS`, `TOUCH_AGENT` and `_MOVE_HEAD`: what to add to the totals of the agent."""
+    """Values of `ADD_TOTALS`, `TOUCH_AGENT` and `_TOUCH_AND_MOVE_HEAD`: what to add to the totals of the agent."""
     return {"of_agent": agent_key, **_NOTHING_ADDED, **{f"added_{name}": number for name, number in more.items()}}
 
 

@@ -36,7 +36,7 @@ from .tables import (
     turns,
 )
 
-# So much is done, of so much.
+# Yields (rows done, rows in all).
 Step = Iterator[tuple[int, int]]
 
 
@@ -74,7 +74,7 @@ def _typed_turns(conn: Connection) -> Step:
     """Of each turn one object, `reason`, becomes `placed`, `options` and `evidence`; sentences become codes."""
     if turns.c.evidence.name in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
         return
-    # In its place: the short columns stand before the long ones.
+    # Renamed, not added: so the short columns stay before the long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
     total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
     seq = done = 0
@@ -83,15 +83,15 @@ def _typed_turns(conn: Connection) -> Step:
         seq, done = found[-1].seq, done + len(found)
         yield done, total
     n = 0
-    while why := conn.execute(_FORMER_LINKS, {"after": n}).all():
-        coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in why]
+    while reasons := conn.execute(_FORMER_LINKS, {"after": n}).all():
+        coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in reasons]
         conn.execute(_CODED, [{"of": n, "coded": dumps(detail)} for n, detail in coded])
-        n, done = why[-1].n, done + len(why)
+        n, done = reasons[-1].n, done + len(reasons)
         yield done, total
 
 
 def _totals(conn: Connection) -> Step:
-    """What a list of agents shows of each, kept with the agent: summed up here once."""
+    """Sum up once what is kept with each agent from now on, for lists of agents."""
     total = conn.scalar(select(func.count()).select_from(turns)) or 0
     done = 0
     for key in conn.scalars(select(agents.c.key)).all():
@@ -105,7 +105,7 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
         reason = former.reason(old)
-    except former.MALFORMED:  # 0.1 took it from a file without a look at it: it decides nothing, and stays to be seen
+    except former.MALFORMED:  # imported by 0.1, which did not check it: shown, but never used
         reason = former.Reason(Placed(), PLAIN, Evidence(other=old), None)
     attempts = [former.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
     texts = {
@@ -127,13 +127,13 @@ def _number_of(condition: Any) -> Any:
     return func.sum(case((condition, 1), else_=0), type_=Integer)
 
 
-_DRAWN = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
+_IMAGE_SIZE = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
 _SUMMED = select(
     _of_agent(func.count(), turns).label("turns"),
     _of_agent(_number_of(turns.c.placed.like('%"side":true%')), turns).label("side"),
     _of_agent(_number_of(turns.c.status.in_(("failed", "refused"))), turns).label("failures"),
     _of_agent(func.sum(turns.c.cost_usd), turns).label("cost_usd"),
-    (_of_agent(func.sum(turns.c.bytes), turns) + _of_agent(func.sum(_DRAWN), image_refs)).label("bytes"),
+    (_of_agent(func.sum(turns.c.bytes), turns) + _of_agent(func.sum(_IMAGE_SIZE), image_refs)).label("bytes"),
     _of_agent(func.count(), sessions).label("sessions"),
     _of_agent(_number_of(links.c.reason.in_(sorted(REPAIR_REASONS))), links).label("repairs"),
 )

@@ -1,7 +1,7 @@
-"""What a search is on every database: what of a turn can be found, names and parts of ids, filters, and hits.
+"""What a search is on every database: which texts of a turn can be found, names and parts of ids, filters, and hits.
 
-The index of the words is each database's own (`sqlite.search`, `postgresql.search`): a cache of the chains, which takes
-in what `said` returns and ranks turns by it.
+The index of the words is each database's own (`sqlite.search`, `postgresql.search`): a cache of the chains, which
+indexes what `texts` returns, and ranks turns by it.
 """
 
 from __future__ import annotations
@@ -35,16 +35,16 @@ PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
 
 # Turns whose texts are in memory at once.
 AT_ONCE = 10
-_SAID = select(
+_TEXTS_OF_TURNS = select(
     turns.c.seq, turns.c.agent_key, turns.c.id, turns.c.status,
     *(func.substr(turns.c[name], 1, READ).label(name) for name in PARTS[:3]), turns.c.options,
 ).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
 
-# What names a block's kind and its place is not what it says; inside of a call's own input everything is.
+# Keys whose strings are not searched, because they only describe a block. Inside a call's input all are searched.
 _NAMES = frozenset({
     "type", "id", "tool_use_id", "role", "media_type", "sha256", "data", "signature", "thinking",
 })  # fmt: skip
-# Of JSON: a string, with its colon where it is a key; what opens and closes; a string that is cut off.
+# Tokens of JSON: a string, with its colon if it is a key; a bracket; the quote of a string that is cut off.
 _TOKEN = re.compile(r'"((?:[^"\\]++|\\.)*+)"(\s*+:)?|[\[\]{}"]')
 
 _HIT = (
@@ -61,12 +61,12 @@ class Ranked(NamedTuple):
     snippet: tuple[str, ...] = ()
 
 
-# The best turns with the words of the search, at most so many.
+# The best turns with the words of the search, at most as many as the argument says.
 ByWords = Callable[[int], Sequence[Ranked]]
 
 
 class SearchText(NamedTuple):
-    """`texts`: of each of `PARTS`, without secrets, as UTF-8 can carry it."""
+    """`texts`: one for each of `PARTS`, without secrets, and valid UTF-8."""
 
     seq: int
     agent_key: int
@@ -75,38 +75,38 @@ class SearchText(NamedTuple):
     texts: tuple[str, ...]
 
 
-def said(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
-    """What can be found of these turns, in any order."""
+def texts(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
+    """The texts by which these turns can be found. The turns are in any order."""
     for at in range(0, len(seqs), AT_ONCE):
-        for row in conn.execute(_SAID, {"seqs": seqs[at : at + AT_ONCE]}).all():
-            parts = (*map(_texts, row[4:7]), _noted(row.options))
-            texts = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
-            yield SearchText(*row[:4], tuple(map(redact.text, texts)))
+        for row in conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all():
+            parts = (*map(_texts, row[4:7]), _metadata(row.options))
+            clean = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
+            yield SearchText(*row[:4], tuple(map(redact.text, clean)))
 
 
 def _texts(text: str) -> str:
-    """The strings of this JSON, which may be cut off, a line each. Not decoded as a whole: it may have many MB."""
+    """The strings of this JSON, one a line. Scanned and not decoded: it may have many MB, and may be cut off."""
     found: list[str] = []
     size = 0
-    within: list[bool] = []  # of each open object and list: it belongs to a call's input
+    in_input: list[bool] = []  # for each open object or list: whether it is part of a call's input
     key = ""
     for token in _TOKEN.finditer(text):
         quoted, colon = token.groups()
         if quoted is None:
             if token[0] in "[{":
-                within.append(key.startswith("input") or (bool(within) and within[-1]))
-            elif token[0] == '"' or not within:
+                in_input.append(key.startswith("input") or (bool(in_input) and in_input[-1]))
+            elif token[0] == '"' or not in_input:  # a string that is cut off, or the end
                 break
             else:
-                within.pop()
+                in_input.pop()
             key = ""
             continue
-        if token.end() == len(text) and within:
-            break  # cut off behind it: it may be a key
+        if token.end() == len(text) and in_input:
+            break  # the JSON is cut off after this string, which may be a key
         string = rows.loads(token[0].rstrip(" :")) if "\\" in quoted else quoted
         if colon is not None:
             key = string
-        elif key not in _NAMES or (within and within[-1]):
+        elif key not in _NAMES or (in_input and in_input[-1]):
             found.append(string)
             size += len(string) + 1
             key = ""
@@ -115,8 +115,8 @@ def _texts(text: str) -> str:
     return "\n".join(found)[:LONGEST]
 
 
-def _noted(options: str) -> str:
-    """What a client noted of its request, each note with its name: `user_id: …` is found by either."""
+def _metadata(options: str) -> str:
+    """The metadata of a request, one entry a line: `user_id: …` is found by its name and by its value."""
 
     def lines(key: Any, value: Any) -> Iterator[str]:
         if isinstance(value, dict | list):

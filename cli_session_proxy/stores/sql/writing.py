@@ -54,8 +54,8 @@ _INSERT_FRAME = Prepared(InsertNew(frames))
 _INSERT_AGENT = Prepared(InsertNew(agents))
 _INSERT_META = Prepared(InsertNew(meta))
 _INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
-# Seconds that `forgotten` reaches back behind what is added to it: no sum looks further.
-REMEMBERED = 90 * 86_400.0
+# Seconds for which rows of `forgotten` are kept: no sum reads older ones.
+FORGOTTEN_KEPT = 90 * 86_400.0
 _MOVE_HEAD = Prepared(THIS_AGENT)
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
 _NOT_ANSWERED: frozenset[Status] = UNFINISHED | _FAILED
@@ -67,10 +67,10 @@ _CHILD = Prepared(
 )
 
 
-def probe(conn: Connection, said: str) -> None:
-    """A page of the file is written, whatever it held."""
-    if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=said)).rowcount:
-        _INSERT_META.run(conn, {"name": PROBE, "value": said})
+def probe(conn: Connection, value: str) -> None:
+    """Write a page of the file: `value` is another one each time."""
+    if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=value)).rowcount:
+        _INSERT_META.run(conn, {"name": PROBE, "value": value})
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
@@ -116,7 +116,7 @@ def _remember_cost(conn: Connection, key: int) -> None:
     if row is None or row.model is None:
         return
     kept = forgotten.c
-    conn.execute(forgotten.delete().where(kept.at < row.last_at - REMEMBERED))
+    conn.execute(forgotten.delete().where(kept.at < row.last_at - FORGOTTEN_KEPT))
     key_of_sum = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
     _INSERT_FORGOTTEN.run(conn, {**key_of_sum, "turns": 0, "cost_usd": 0.0})
     conn.execute(

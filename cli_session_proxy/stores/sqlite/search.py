@@ -147,7 +147,7 @@ def _index(conn: Connection, seconds: float) -> Indexed:
     while done < len(stale) and (done == 0 or time.monotonic() < until):
         piece = stale[done : done + searching.PIECE]
         with _writing(conn) as driver:
-            for turn in searching.said(conn, piece):
+            for turn in searching.texts(conn, piece):
                 driver.execute("DELETE FROM words WHERE rowid = ?", (turn.seq,))
                 new = "INSERT INTO words (rowid, input, output, tools, metadata) VALUES (?, ?, ?, ?, ?)"
                 driver.execute(new, (turn.seq, *turn.texts))

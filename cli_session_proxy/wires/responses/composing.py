@@ -1,4 +1,4 @@
-"""What a turn says to the model: the client's input, behind what its conversation holds. Pure, no I/O."""
+"""Puts together what a turn sends to the model: the conversation, then the client's input. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .tools import with_brought
 
 @dataclass(frozen=True, slots=True)
 class OpenDialogue:
-    """What a conversation holds: the turns of the path with the items of each, and `free`, which no turn on the path
-    has taken in. `removed` are the ids of items that were taken out."""
+    """What a conversation holds: the turns of its path with the items of each, and the `free` items, which no turn on
+    the path has sent yet. `removed`: ids of items that were taken out."""
 
     metadata: JSON
     removed: frozenset[str]
@@ -29,11 +29,11 @@ class OpenDialogue:
 
     @property
     def entries(self) -> list[ConversationItem]:
-        there = [entry for entries in self.said for entry in entries if entry.id not in self.removed]
-        return there + [entry_of(item) for item in self.free]
+        on_path = [entry for entries in self.said for entry in entries if entry.id not in self.removed]
+        return on_path + [entry_of(item) for item in self.free]
 
     def rest(self) -> tuple[Turn | None, list[ConversationItem]]:
-        """The last turn before anything was taken out, and what was said after it but for that."""
+        """The last turn before anything was removed, and what is left of what was said after it."""
         touched = (at for at, said in enumerate(self.said) if any(entry.id in self.removed for entry in said))
         start = next(touched, len(self.path))
         left = [[entry for entry in said if entry.id not in self.removed] for said in self.said]
@@ -51,7 +51,7 @@ def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[C
 
 
 def carried(parent: Turn | None) -> tuple[str, ...]:
-    """System texts that hold on after a turn: items do, `instructions` do not; another wire's system prompt does."""
+    """System texts that stay in force after a turn: items, and another wire's system prompt, but not `instructions`."""
     if parent is None:
         return ()
     call = parent.call or {}
@@ -69,54 +69,54 @@ def compose(
     held: OpenDialogue | None = None,
     rest: Sequence[ConversationItem] = (),
 ) -> TurnRequest:
-    """What the client asks behind the turn `ran`, whose system texts and tools hold on in a `delta`.
+    """The request that follows the turn `ran`. With `delta` the system texts and tools of that turn stay in force.
 
-    `rest` is what the conversation holds behind the turn `continues`, and goes in front with its free items.
+    `rest`: what the conversation holds after the turn `continues`. It goes in front, then its free items.
     """
-    said = _Said(dict.fromkeys(carried(ran)) if delta else {}, begun=delta and ran is not None)
+    composed = _Composition(dict.fromkeys(carried(ran)) if delta else {}, begun=delta and ran is not None)
     if held is not None:
         for entry in itertools.chain.from_iterable(held.said):
             if entry.id in held.removed and entry.system is not None:
-                said.holds.pop(entry.system, None)
-        said.again(rest, held.written)
-        said.free(held.free)
-    said.asked(call)
-    if not said.messages or said.messages[-1].role != "user":
+                composed.system_texts.pop(entry.system, None)
+        composed.add_path(rest, held.written)
+        composed.add_free_items(held.free)
+    composed.add_input(call)
+    if not composed.messages or composed.messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
     request = call.request
     tools, kept = request.options.tools, request.call or {}
-    if said.begun and ran is not None:
+    if composed.begun and ran is not None:
         tools, kept = with_brought(tools, kept, ran.call or {})
     instructions = (call.instructions,) if call.instructions and call.instructions.strip() else ()
     return replace(
         request,
         continues=continues,
-        messages=tuple(said.messages),
-        items=tuple(said.ids),
-        takes=tuple(said.takes),
-        system="\n\n".join((*instructions, *said.holds)) or None,
+        messages=tuple(composed.messages),
+        items=tuple(composed.ids),
+        takes=tuple(composed.takes),
+        system="\n\n".join((*instructions, *composed.system_texts)) or None,
         options=replace(request.options, tools=tools),
-        call={**kept, **said.kept()},
+        call={**kept, **composed.call_fields()},
     )
 
 
-class _Said:
-    """A turn's messages as they are put together. `begun`: the conversation has a system prompt already.
+class _Composition:
+    """A turn's messages while they are put together. `begun`: the conversation has turns already.
 
-    `holds`: the texts of the system prompt, with the id of each hand-written one.
+    `system_texts`: the parts of the system prompt, each with its id where it is a hand-written item.
     """
 
-    def __init__(self, holds: dict[str, str | None], *, begun: bool) -> None:
-        self.holds = holds
+    def __init__(self, system_texts: dict[str, str | None], *, begun: bool) -> None:
+        self.system_texts = system_texts
         self.begun = begun
         self.messages: list[Message] = []
-        self.ids: list[str | None] = []  # of the items that these are
-        self.takes: list[str] = []  # hand-written items
-        self._sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their ids
-        self._beside: list[str] = []  # hand-written items that are no message
+        self.ids: list[str | None] = []  # for each message the id of its item
+        self.takes: list[str] = []  # ids of hand-written items
+        self._system_sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their item ids
+        self._other_items: list[str] = []  # hand-written items that are no messages
 
-    def again(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
-        """What stood on the path. Thinking was sealed for the answer that is left: nobody can vouch for it here."""
+    def add_path(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
+        """Add what was said on the path. Thinking alone is left out: its signature belongs to an answer that is left behind."""
         for entry in entries:
             if entry.id in written:
                 self.takes.append(entry.id)
@@ -124,11 +124,11 @@ class _Said:
                 if any(block.get("type") not in THINKING for block in entry.message.content):
                     self._add(entry.message, entry.id)
             elif entry.id in written:
-                self._beside.append(entry.id)
+                self._other_items.append(entry.id)
             elif entry.system is not None:
-                self._sent.append((entry.system, entry.id))
+                self._system_sent.append((entry.system, entry.id))
 
-    def free(self, items: Sequence[Item]) -> None:
+    def add_free_items(self, items: Sequence[Item]) -> None:
         for item in items:
             entry = entry_of(item)
             self.takes.append(item.id)
@@ -138,34 +138,34 @@ class _Said:
             elif text is not None and (self.begun or self.messages):
                 self._add(reminder(text), item.id)
             else:
-                self._beside.append(item.id)
+                self._other_items.append(item.id)
                 if text is not None:
-                    self.holds[text] = item.id
+                    self.system_texts[text] = item.id
 
-    def asked(self, call: ResponsesCall) -> None:
-        """The client's own input. A system text stays where it is said, where the conversation has begun."""
+    def add_input(self, call: ResponsesCall) -> None:
+        """Add the client's input. After the first turn a new system text stays where it is, as a reminder."""
         for text in call.system:
-            if text in self.holds or not self.begun:
-                self.holds.setdefault(text, None)
-                self._sent.append((text, None))
+            if text in self.system_texts or not self.begun:
+                self.system_texts.setdefault(text, None)
+                self._system_sent.append((text, None))
             else:
                 self._add(reminder(text), None)
         for message in call.request.messages:
             self._add(message, None)
-        if not self.begun and not self.messages and self.holds:  # nothing else was said: the last is what is asked
-            text, item_id = self.holds.popitem()
+        if not self.begun and not self.messages and self.system_texts:  # no other message: the last one asks
+            text, item_id = self.system_texts.popitem()
             if item_id is None:
-                self._sent.pop()
+                self._system_sent.pop()
             else:
-                self._beside.remove(item_id)
+                self._other_items.remove(item_id)
             self._add(reminder(text), item_id)
 
     def _add(self, message: Message, item_id: str | None) -> None:
         self.messages.append(message)
         self.ids.append(item_id)
 
-    def kept(self) -> JSON:
-        kept: JSON = {"system_sent": [text for text, _ in self._sent], "system_items": list(self.holds)}
-        if any(item_id is not None for _, item_id in self._sent):
-            kept["system_ids"] = [item_id for _, item_id in self._sent]
-        return {**kept, "beside": self._beside} if self._beside else kept
+    def call_fields(self) -> JSON:
+        kept: JSON = {"system_sent": [text for text, _ in self._system_sent], "system_items": list(self.system_texts)}
+        if any(item_id is not None for _, item_id in self._system_sent):
+            kept["system_ids"] = [item_id for _, item_id in self._system_sent]
+        return {**kept, "beside": self._other_items} if self._other_items else kept

@@ -131,7 +131,7 @@ class ProcessDied(Exception):
     `no_conversation` is True when the CLI said "No conversation found" (the fresh id it may offer then must
     not be adopted). `stderr` is the last few KB of what it printed there, `notices` the last lines of its stdout that
     were no frames. `cli` names it: version and binary. `used`: what the turn has used until then.
-    `again`: another process may do better; not where this one was waited for in vain.
+    `retry`: another process may succeed. False where this one was waited for in vain.
     """
 
     def __init__(
@@ -144,7 +144,7 @@ class ProcessDied(Exception):
         cli: str = "the Claude CLI",
         no_conversation: bool = False,
         used: Usage | None = None,
-        again: bool = True,
+        retry: bool = True,
     ) -> None:
         super().__init__(why)
         self.why = why
@@ -154,7 +154,7 @@ class ProcessDied(Exception):
         self.cli = cli
         self.no_conversation = no_conversation
         self.used = used
-        self.again = again
+        self.retry = retry
 
 
 class WrongTranscript(ProcessDied):

@@ -152,17 +152,17 @@ def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
     return {} if out == {"type": "auto"} else {"tool_choice": out}
 
 
-async def tell(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
+async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
     """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
 
     What the CLI does not honour comes back. With `plain` it is told no parameters; without `compacts`, not to compact.
     Raises ProcessDied where it did not take it. Not needed where nothing is asked of a process that was told nothing
-    (`ClaudeProcess.told`).
+    (`ClaudeProcess.env_set`).
     """
     launch, wants = process.launch, job.wants
     forbidden = {} if compacts else {NO_COMPACTION: "1"}
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
-        await process.tell(forbidden if launch.capability.takes_parameters else {})
+        await process.set_env(forbidden if launch.capability.takes_parameters else {})
         return _asked(wants)
     before = job.parent.options if job.parent is not None and job.answers.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
@@ -180,7 +180,7 @@ async def tell(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool 
         env[EXTRA_BODY] = json.dumps(_object(began) | body)
     if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
-    return tuple(unmet) if await process.tell(env) else _asked(wants)
+    return tuple(unmet) if await process.set_env(env) else _asked(wants)
 
 
 def _asked(wants: ToolOptions) -> tuple[Name, ...]:

@@ -82,7 +82,7 @@ class ClaudeProcess:
         self._model: str | None = None  # the model's id, as the process itself names it
         self.runs: str | None = None  # the version that it says of itself, once it has
         self._checked: object = None  # the tools of its last `init` frame: they may be offered
-        self.told: Mapping[str, str] = {}  # what of its environment is not as it was started (`tell`)
+        self.env_set: Mapping[str, str] = {}  # variables that `set_env` has changed since its start
         self._closing: asyncio.Task[None] | None = None
         self._alarm: asyncio.TimerHandle | None = None  # until it says something that has to come soon
         self._waited_in_vain = False
@@ -244,7 +244,7 @@ class ClaudeProcess:
                 if reader.untold_call:
                     why = "it made a call of a client's tool, and no frame had told of that call"
                     self._failed("mcp_set_servers", why)
-                    raise self.died_of(why, again=False)
+                    raise self.died_of(why, retry=False)
                 for event in told:
                     if isinstance(event, CallRefused):
                         reply = self._tools.answer(event.call, refused(event.why))
@@ -406,11 +406,11 @@ class ClaudeProcess:
                 capability.forget(self.launch.capability)  # perhaps a script starts another version now
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
-        again = not self._waited_in_vain
-        return self.died_of(f"{why} before the result" if again else why, no_conversation=missing, again=again)
+        retry = not self._waited_in_vain
+        return self.died_of(f"{why} before the result" if retry else why, no_conversation=missing, retry=retry)
 
-    def died_of(self, why: str, *, said: str = "", no_conversation: bool = False, again: bool = True) -> ProcessDied:
-        """The error of a process of which no result comes any more. `said`: where it has nothing on stderr."""
+    def died_of(self, why: str, *, said: str = "", no_conversation: bool = False, retry: bool = True) -> ProcessDied:
+        """The error of a process that gives no result any more. `said` stands in for an empty stderr."""
         return ProcessDied(
             why,
             returncode=self.returncode,
@@ -418,7 +418,7 @@ class ClaudeProcess:
             notices=self._output.notices,
             cli=self.launch.capability.name,
             used=None if self._reader is None else self._reader.used,
-            again=again,
+            retry=retry,
             no_conversation=no_conversation,
         )
 
@@ -428,7 +428,7 @@ class ClaudeProcess:
             return await self._death()
         self.kill()
         why = f"it did not answer the control request `{subtype}` in {self._answer_wait:g} s"
-        return self.died_of(why, again=False)
+        return self.died_of(why, retry=False)
 
     @property
     def _answer_wait(self) -> float:
@@ -483,30 +483,30 @@ class ClaudeProcess:
             return str(applied["model"]) if applied.get("model") else None
         return self._model
 
-    async def tell(self, env: Mapping[str, str]) -> bool:
+    async def set_env(self, env: Mapping[str, str]) -> bool:
         """Set these variables in its environment from its next request to the model on; variables that were set before
         and are not among them go back to their start values. Nothing is sent where nothing changes.
 
-        False where it refused, and is as it was started. Raises ProcessDied where it may run no turn: it still has
-        others, or nobody knows. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results
+        False where it refused, and still has those of its start. Raises ProcessDied where it may still have others: no
+        turn may run in it. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results
         (5 to 25 ms); the environment ends with the process.
         """
-        if not env and not self.told:
+        if not env and not self.env_set:
             return True
         began = dict(self.launch.env)
         change = {
             name: env.get(name, began.get(name, ""))
-            for name in (*self.told, *env)
-            if env.get(name) != self.told.get(name)
+            for name in (*self.env_set, *env)
+            if env.get(name) != self.env_set.get(name)
         }
         if not change:
             return True
         taken = await self._ask("apply_flag_settings", settings={"env": change})
         if taken is None:
             raise await self._unanswered("apply_flag_settings")
-        if not taken and self.told:
+        if not taken and self.env_set:
             raise self.died_of("it did not give up the parameters of the turn before")
-        self.told = dict(env) if taken else {}
+        self.env_set = dict(env) if taken else {}
         return taken
 
     async def rewind(self, to: str, newest: str) -> bool:
@@ -522,8 +522,8 @@ class ClaudeProcess:
 
     @property
     def forbidden_to_compact(self) -> bool:
-        """It was told so for this turn, not by the settings."""
-        return NO_COMPACTION in self.told and not dict(self.launch.env).get(NO_COMPACTION)
+        """By `set_env`, for this turn, and not by the settings."""
+        return NO_COMPACTION in self.env_set and not dict(self.launch.env).get(NO_COMPACTION)
 
     async def boot(self) -> bool | None:
         """Wait until a spare has started up. False when it refused, None when it never will."""

@@ -206,7 +206,7 @@ class Sessions:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
 
     async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
-        """A process in step with the path. Raises WrongTranscript where it loaded something else: it is gone then."""
+        """A process that holds the path. Raises WrongTranscript where it loaded something else, and ends it."""
         job, parent = now.job, now.job.parent
         prewritten: list[Record] = []
         quiet = False
@@ -217,7 +217,7 @@ class Sessions:
                 return waiting
             prepared, prewritten = await self._reopened(now, parent, decided.records)
             quiet = not job.prompt
-            if quiet and not now.capability.takes_parameters:  # it cannot be told for this turn only
+            if quiet and not now.capability.takes_parameters:  # that CLI cannot be told for one turn only
                 now = replace(now, env={**now.env, **environment.NO_COMPACTION})
         elif now.shares:
             return await self._shared(now)
@@ -240,16 +240,16 @@ class Sessions:
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        # The session that the path was in: this one may be another.
+        # How the last process of the session that held the path ended. The prepared session may be another one.
         ended = None if warm else self._pool.take_end(launch.session_id if job.session is None else job.session.id)
-        if process.session_id != launch.session_id:  # started ahead of time
+        if process.session_id != launch.session_id:  # a spare, which has a session id of its own
             prepared = self._start(now, process.session_id)
         session = prepared.session
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-            # What the CLI says that all turns before this one cost, in USD. A process that resumes starts from the
-            # total in its transcript, which it writes at its end (2.1.329).
+            # The total cost in USD that the CLI reports before this turn. A process that resumes goes on from the total
+            # that the last one wrote into the transcript at its end (2.1.329).
             spent = 0.0
             held = self._held.get(session.id) if warm else None
             if held is not None:
@@ -257,8 +257,8 @@ class Sessions:
             elif now.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
-            if process.told or job.answers.results or job.wants != ToolOptions(job.wants.offers):
-                unmet = await parameters.tell(process, job, plain=now.plain, compacts=not quiet)
+            if process.env_set or job.answers.results or job.wants != ToolOptions(job.wants.offers):
+                unmet = await parameters.apply(process, job, plain=now.plain, compacts=not quiet)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
             await self._pool.checkin(process)
@@ -288,7 +288,7 @@ class Sessions:
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
         """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
 
-        A process that dies when it loads may have died of that: then the transcript is what is wrong.
+        A process that dies while it loads the transcript may have died of it: then the transcript is wrong.
         """
 
         async def confirm() -> None:
@@ -338,7 +338,7 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         try:
-            unmet = await parameters.tell(process, job, plain=now.plain)
+            unmet = await parameters.apply(process, job, plain=now.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -354,7 +354,7 @@ class Sessions:
         use = SharedUse(shared, str(uuid.uuid4()))
         process = shared.process
         try:
-            unmet = await parameters.tell(process, now.job, plain=now.plain)
+            unmet = await parameters.apply(process, now.job, plain=now.plain)
         except BaseException:
             process.kill()
             await self.sharing.end(use)
@@ -394,7 +394,7 @@ class Sessions:
                     mark, behind = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
                     held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=behind)
                     self._held[session_id] = held
-                unmet = await parameters.tell(process, job, plain=now.plain)
+                unmet = await parameters.apply(process, job, plain=now.plain)
             except BaseException:
                 process.kill()
                 await self._pool.checkin(process)

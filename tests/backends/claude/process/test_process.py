@@ -348,7 +348,7 @@ async def test_what_has_to_come_soon_is_not_waited_for_long(
     process = await start(await fake(mode))
     with pytest.raises(ProcessDied, match=why) as died:
         await ask(process, "hi")
-    assert not died.value.again
+    assert not died.value.retry
     assert str(process.launch.capability.path) in died.value.cli
 
 
@@ -385,7 +385,7 @@ async def test_a_control_request_that_is_not_answered_says_so_and_is_not_tried_a
     monkeypatch.setattr("cli_session_proxy.backends.claude.process.process.ANSWER_WAIT", 0.3)
     process = await start(await fake("deaf"))
     with pytest.raises(ProcessDied, match=r"did not answer the control request `apply_flag_settings` in 0\.3 s"):
-        await process.tell({"A": "b"})
+        await process.set_env({"A": "b"})
     known = await probe(process.launch.capability.path, dict(process.launch.env))
     assert not known.takes_parameters
 
