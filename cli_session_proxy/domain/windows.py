@@ -46,8 +46,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TurnSize:
-    """One turn of a path. `tokens`: of its input and answer. `opens`: a request may begin with it, because it holds no
-    result of a call of the turn before."""
+    """One turn of a path. `opens`: a request may begin with it, as it holds no results of the calls before it."""
 
     tokens: int
     opens: bool

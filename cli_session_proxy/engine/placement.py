@@ -91,10 +91,9 @@ class Placement:
     ) -> Turn | tuple[Agent, NewTurn]:
         """The turn that already is this request, or a new one to accept. The history before a new one is stored.
 
-        A request that is sent again is found by its idempotency key, or as a retry, or as an undelivered turn; but
-        never as `passed_over`, a turn that the conversation went on without. `send_on` is called as soon as the agent
-        is known, as another proxy may have to run it; `admit` before anything of the request is stored. What either
-        raises goes to the caller.
+        A repeated request is found by its idempotency key, as a retry, or as an undelivered turn; but never as
+        `passed_over`, a turn that the conversation went on without. `send_on` is called once the agent is known, as
+        another proxy may have to run it; `admit` before anything is stored. What either raises goes to the caller.
         """
         if not request.kept:
             _check_once(request)

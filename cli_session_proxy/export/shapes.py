@@ -270,10 +270,8 @@ def check_header(where: str, head: JSON) -> None:
 
 
 def check_line(where: str, line: JSON, *, former: bool) -> str:
-    """One line after the header. Returns its first field, which names its kind. Its images are on lines of their own.
-
-    `former`: as 0.1 wrote it.
-    """
+    """Check a line after the header; `former`: one that 0.1 wrote. Returns its first field, which names its kind. The
+    images in it are not restored yet."""
     kind = str(next(iter(line), "nothing"))
     if kind == "record":
         _check(_RecordLine, line, where, kind)

@@ -116,7 +116,7 @@ class _Composition:
         self._other_items: list[str] = []  # hand-written items that are no messages
 
     def add_path(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
-        """Add what was said on the path. Thinking alone is left out: its signature belongs to an answer that is left behind."""
+        """Add what was said on the path. Thinking alone is left out: its signature holds for its own answer only."""
         for entry in entries:
             if entry.id in written:
                 self.takes.append(entry.id)

@@ -34,7 +34,7 @@ async def test_of_sessions_that_nobody_knows_only_a_few_are_read(
     async def settled() -> object:
         read.clear()
         agent = cast(Agent, SimpleNamespace(key=1))
-        return await settling.settled(store, lambda _agent, session: tmp_path / f"{session}.jsonl", agent, turn)
+        return await settling.recover_turn(store, lambda _agent, session: tmp_path / f"{session}.jsonl", agent, turn)
 
     for number in range(settling.MOST_COPIES):
         (tmp_path / f"00000000-0000-4000-8000-{number:012}.jsonl").touch()
