@@ -478,7 +478,7 @@ def archive(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write agents into an archive, encrypted, and delete them here. Each is read back and compared before."""
+    """Archive agents, encrypted, and delete them here. Each is read back and compared before."""
     from .commands import archiving
 
     place, names, told = str(settings.archive_to), agent_ids or [], []
@@ -511,7 +511,7 @@ def import_(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Import an agent that `export` or `archive` wrote, here or on another machine."""
+    """Import what `export` or `archive` wrote. From here or from another machine."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
