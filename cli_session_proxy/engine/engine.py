@@ -431,24 +431,24 @@ class Engine:
 
     # --- turns that wait for the end of a limit
 
-    def _behind(self, live: LiveTurn) -> list[LiveTurn]:
-        """The agent's other turns that wait in this proxy. Only those whose prompt is known: a client that still
-        composes one may be gone by then."""
+    def _waiting_behind(self, live: LiveTurn) -> list[LiveTurn]:
+        """The agent's other turns that wait in this proxy, without those that are not composed yet: their client may
+        leave before they are."""
         key = live.turn.agent_key
         others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
         whole = (one for one in others if one.compose is None or one.composed is not None)
         return [one for one in whole if not one.done and self._deliveries.here(one)]
 
     def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
-        """Another proxy left a turn that waits for a limit: from now on it waits here, behind `before` others. Under
-        the agent's lease."""
+        """Let a turn that another proxy left, and that waits for a limit, wait here behind `before` others. Needs the
+        agent's lease."""
         assert turn.limit_wait is not None
         place = self._lanes.take_before(agent.key, before)
         live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
         live.waits(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place))
         if (turn.call or {}).get("background"):
-            self.keep(live.attach())  # as its first proxy did: it is asked for later
+            self.keep(live.attach())  # as its first proxy did: its client asks for it later
         if (by := self._ending.get(turn.id)) is not None:
             live.cancel(by)
 
@@ -464,7 +464,7 @@ class Engine:
     # --- the same request once more
 
     async def _was_left(self, turn: Turn) -> bool:
-        """All its clients have left without its answer. What was read of it may be older than what is known here."""
+        """Whether all its clients left without its answer. `turn` may be older than what this proxy knows."""
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             return live.abandoned
@@ -475,9 +475,9 @@ class Engine:
         return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
 
     async def _again(self, turn_id: str, request: TurnRequest) -> Answer | None:
-        """Attach while it runs, replay what is there, else one new attempt of the same turn.
+        """Attach to the turn while it runs, replay its answer, or else try the same turn again.
 
-        None where the conversation went on without an answer that never arrived: it has to be said anew.
+        None where its answer never arrived and the conversation went on: the request needs a new turn.
         """
         while True:
             turn = await self.store.turn(turn_id)
@@ -788,7 +788,7 @@ class Engine:
             others: list[LiveTurn] = []
 
             def behind() -> list[str]:
-                others.extend(self._behind(live))
+                others.extend(self._waiting_behind(live))
                 return [one.turn.id for one in others]
 
             self._running += 1

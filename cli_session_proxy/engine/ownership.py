@@ -386,8 +386,7 @@ class Ownership:
                 del self._users[agent_key], self._locks[agent_key]
 
     async def _acquired(self, agent: Agent, *, asks: bool = True) -> Lease | None:
-        """The lease, once what a former holder left is settled; None while another proxy has it, which is asked for it
-        then."""
+        """The lease, once a former holder's turns are settled. None while another proxy has it, which it may ask."""
         held = self._held.get(agent.key)
         if held is None:
             got = await self._store.acquire(agent.key, self.proxy, awake=self._pauses.was_awake, asks=asks)
@@ -408,7 +407,7 @@ class Ownership:
         return held.lease
 
     async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
-        """No turn of another proxy comes before this one.
+        """Whether no turn of another proxy comes before this one.
 
         A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
         of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
@@ -421,18 +420,18 @@ class Ownership:
             if other.status == "running" or await self._instances.is_gone(other.instance):
                 await self._settle(agent, lease)
                 return await self._is_first(agent, lease, turn)
-            lasts = not other.attempts or other.limit_wait is not None  # it has kept its place
-            before = turn is not None and other.seq < turn.seq and lasts
+            in_place = not other.attempts or other.limit_wait is not None
+            before = turn is not None and other.seq < turn.seq and in_place
             if before and await self._store.responds(other.instance):
                 return False
         return True
 
     async def _release_unused(self, agent_key: int) -> None:
-        # The turn that uses it is asked when it ends; one that does not use it yet comes first, or will give it back.
+        # A turn that uses the lease checks for requests when it ends. One in the lane runs first, or gives it back.
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._exclusively(agent_key):
-            with survived("lease_not_handed_over"):  # the next look tries again; the other agents do not wait for it
+            with survived("lease_not_handed_over"):  # tried again at the next look: the other agents do not wait
                 await self._release(agent_key)
 
     async def _give_way(self, agent_key: int) -> None:

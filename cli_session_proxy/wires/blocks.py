@@ -19,7 +19,7 @@ IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 # Files that the Messages API takes as documents, beside `text/*`.
 PDF = "application/pdf"
 TEXT_TYPES = ("application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml")
-MAX_TITLE = 255  # characters of a file's name: more no file system has
+MAX_TITLE = 255  # characters of a file's name: no file system allows more
 BY_DATA = "files are taken by their data, not by URL or id: send the content in base64"
 
 # The CLI has no option for a thinking budget, only efforts. No vendor publishes a table: below the first bound is
@@ -52,7 +52,7 @@ def base64_image(media_type: str, data: str, param: str) -> Block:
 
 
 def base64_file(media_type: str, data: str, param: str, title: str | None = None) -> Block:
-    """An image, or a document block of a PDF or of a text. Raises `InvalidRequest`."""
+    """An image block, or a document block of a PDF or a text. Raises `InvalidRequest`."""
     kind = media_type.partition(";")[0].strip().lower()
     if kind in IMAGE_TYPES:
         return base64_image(kind, data, param)

@@ -181,7 +181,7 @@ class _Connection:
         self._count += 1
         about = replace(
             self._about,
-            fresh=self._about.fresh and self._count == 1,  # the agent begins anew once
+            fresh=self._about.fresh and self._count == 1,  # only the first request starts a fresh conversation
             request_id=f"{self._about.request_id}.{self._count}",
         )
         asked: SocketRequest | None = None
@@ -198,7 +198,7 @@ class _Connection:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
-                        await asyncio.sleep(0)  # a disconnect that is known already is noticed first
+                        await asyncio.sleep(0)  # so that a disconnect that has already come is noticed first
                         if (asked.call.request.call or {})["store"] is False:
                             self._own.append(response_id(answer.turn_id))
                     await self._say(asked, (piece for event in events for piece in writer.feed(event)))
@@ -213,7 +213,7 @@ class _Connection:
             await self._say(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
 
     def _kept_ahead(self, call: ResponsesCall, body: JSON) -> Iterable[bytes]:
-        """The events of a response that was not asked to say anything."""
+        """The events of a response without an answer: its input is kept for the next request."""
         now, asked = time.time(), call.request
         turn = Turn(
             id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=asked.model,

@@ -233,7 +233,7 @@ class Sessions:
         if decided.records and parent is not None and not called:
             await self._end(prepared.session.id)
             path = await paths.shown(self._store, parent.id, decided.records)
-            prepared = await self._repairs.rewritten(now, prepared, path, decided.why)
+            prepared = await self._repairs.rewrite(now, prepared, path, decided.why)
         launch = _launch(now, prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
@@ -423,7 +423,7 @@ class Sessions:
         results = await asyncio.to_thread(
             reopening.result_records, known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing
         )
-        prepared = await self._repairs.written(now, session_id, [*known, *results], job.session)
+        prepared = await self._repairs.write_with_results(now, session_id, [*known, *results], job.session)
         return prepared, results
 
     async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
@@ -483,7 +483,7 @@ class Sessions:
             return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(now.cwd, session.id)
         if parent.evidence.shared and not session.transcript:
-            return await self._repairs.first_written(now, parent, session, path)
+            return await self._repairs.write_first(now, parent, session, path)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":

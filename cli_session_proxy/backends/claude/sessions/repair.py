@@ -151,20 +151,20 @@ class Repairs:
         link = now.link(parent.session_id, session_id, "branched", done.as_json())
         return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
 
-    async def first_written(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
-        """The session of a conversation whose first turn ran in a shared process."""
+    async def write_first(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
+        """Write the first session of a conversation whose first turn ran in a shared process."""
         mark, count = await self._write(now, parent, path)
         session = now.session(session.id, path.parent, mark, session)
         return PreparedSession(session, True, "resumed", (), Evidence(written=Repair("first_written", records=count)))
 
-    async def rewritten(
+    async def rewrite(
         self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]
     ) -> PreparedSession:
-        """The prepared session once more, of these records: without what the model's API would refuse, or what is
-        older than the window, which is no repair."""
+        """Write the prepared session again from these records: without what the model's API would refuse, or what is
+        older than the window. The latter is no repair."""
         mark = await self._write_records(now, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
-        if prepared.continuity in ("rebuilt", "branched"):  # said already, and why
+        if prepared.continuity in ("rebuilt", "branched"):  # its link says so already
             return replace(prepared, session=session)
         done = Repair(why, records=len(records))
         if why == "window":
@@ -173,10 +173,10 @@ class Repairs:
         links = (*prepared.links, link)
         return PreparedSession(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
 
-    async def written(
+    async def write_with_results(
         self, now: TurnContext, session_id: str, records: Sequence[Record], was: Session | None
     ) -> PreparedSession:
-        """A session of just these records: the path with the results of its last calls."""
+        """Write a session of just these records: the path, and the results of its last calls."""
         path = self._projects.path(now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
         if was is not None and now.job.parent is not None:
@@ -187,14 +187,14 @@ class Repairs:
                 written = Evidence(written=Repair("other_model", records=len(records)))
                 return PreparedSession(session, True, "resumed", (), written)
             behind = await self._tails.behind(now.job.agent, verdict)
-            if behind in ("theirs", "theirs_behind_ours"):  # somebody went on there meanwhile: it is not overwritten
+            if behind in ("theirs", "theirs_behind_ours"):  # somebody has gone on in this file: it is kept
                 done = replace(done, kept=await self._keep_aside(path))
-        anew = was is not None and await self._may_lie_elsewhere(was)
-        if anew:
+        moved = was is not None and await self._may_lie_elsewhere(was)
+        if moved:
             path = self._projects.path(now.cwd, str(uuid.uuid4()))
         mark = await self._write_records(now, records, path)
         session_id = path.stem
-        session = now.session(session_id, path.parent, mark, None if anew else was)
+        session = now.session(session_id, path.parent, mark, None if moved else was)
         source = was.id if was else now.job.parent.session_id if now.job.parent else None
         link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
         return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
@@ -301,12 +301,12 @@ class Repairs:
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
         if changed or behind in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await self._keep_aside(path))
-        anew = await self._may_lie_elsewhere(session)
-        if anew:
+        moved = await self._may_lie_elsewhere(session)
+        if moved:
             path = self._projects.path(now.cwd, str(uuid.uuid4()))
         mark, count = await self._write(now, parent, path)
         done = replace(done, records=count)
-        rebuilt = now.session(path.stem, path.parent, mark, None if anew else session)
+        rebuilt = now.session(path.stem, path.parent, mark, None if moved else session)
         link = now.link(session.id, rebuilt.id, "rebuilt", done.as_json())
         return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
 
