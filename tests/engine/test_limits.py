@@ -307,7 +307,7 @@ async def test_a_turn_that_is_stopped_while_it_runs_after_its_wait_ends_as_any_o
 
 @asynccontextmanager
 async def pair(url: str, tmp_path: Path) -> AsyncIterator[Any]:
-    async with hosts(url, tmp_path, 2, on_limit="wait", lease=0.5) as made:
+    async with hosts(url, tmp_path, 2, on_limit="wait", lease=2.0) as made:
         yield made
 
 

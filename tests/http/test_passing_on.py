@@ -749,7 +749,7 @@ async def test_an_answer_that_breaks_off_is_cut_for_the_client_too(postgres_url:
 
 
 async def test_a_host_that_says_nothing_any_more_is_not_waited_for(postgres_url: str, tmp_path: Path) -> None:
-    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=0.5) as (one, two):
+    async with line() as there, cluster(postgres_url, tmp_path, each=[behind(there)], lease=2.0) as (one, two):
         await one.chat("one")
         waiting = await under_way(one, two)
         there.carries.clear()
@@ -797,7 +797,7 @@ async def test_a_turn_away_from_its_files_says_so(
 ) -> None:
     monkeypatch.setattr(answers, "FIRST_SIGN", 60.0)  # a stream's first keep-alive would bring its headers sooner
     lost = {"advertise": "http://127.0.0.1:1"}
-    async with cluster(postgres_url, tmp_path, each=[lost], lease=0.5, **TOOLS) as (one, two):
+    async with cluster(postgres_url, tmp_path, each=[lost], lease=2.0, **TOOLS) as (one, two):
         await one.chat("one")
         answer = await two.chat("two", stream=stream)
         assert answer.headers["x-continuity-note"] == "files_elsewhere=1"

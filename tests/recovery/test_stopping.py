@@ -127,11 +127,13 @@ async def test_every_wire_says_that_the_proxy_stopped_and_when_to_come_back(
     upstream.when(WORDS, HeldReply(), times=None)
     wires = ANSWERS | STREAMS
     async with serve(settings, tmp_path) as (url, process), httpx.AsyncClient(trust_env=False, timeout=START) as http:
-        asking = {
-            wire: asyncio.create_task(http.post(url + route, json=body, headers={"X-Agent-Id": f"of {wire}"}))
-            for wire, (route, body) in wires.items()
-        }
-        await upstream.arrived(text=WORDS)
+        asking: dict[str, asyncio.Task[httpx.Response]] = {}
+        for kind in (ANSWERS, STREAMS):  # a stream begins by itself after 5 s: the CLIs of the others have started then
+            for wire, (route, body) in kind.items():
+                asked = http.post(url + route, json=body, headers={"X-Agent-Id": f"of {wire}"})
+                asking[wire] = asyncio.create_task(asked)
+            if kind is ANSWERS:
+                await upstream.arrived(text=WORDS)
 
         async def all_accepted() -> bool:
             return len(await all_turns(settings)) == len(wires)

@@ -73,11 +73,12 @@ class OneDatabase(RuleBasedStateMachine):
     @rule(
         at=st.integers(0, 1),
         ends=st.sampled_from(["is kept"] * 3 + ["is refused", "breaks"]),
-        how=st.sampled_from([*Urgency, None]),
+        urgency=st.sampled_from(Urgency),
+        quick=st.booleans(),
     )
-    def ask(self, at: int, ends: str, how: Urgency | None) -> None:
+    def ask(self, at: int, ends: str, urgency: Urgency, *, quick: bool) -> None:
         self.next += 1
-        asked = Asked(self.next, ends, how or Urgency.JOURNAL, quick=how is None)
+        asked = Asked(self.next, ends, urgency, quick=quick and urgency is not Urgency.LATER)
         db = self.dbs[at]
         write = db.write(asked.work, asked.urgency, quick=asked.quick)
         asked.task = self.loop.create_task(write)
@@ -167,7 +168,7 @@ class OneDatabase(RuleBasedStateMachine):
         self.everything_ends()
         for db in self.dbs:
             self.run(db.close())
-        assert not any(db._waiting or db._delayed or db._timer for db in self.dbs)
+        assert not any(db._waiting or db._delayed or db._timer or db._awaiting_sync for db in self.dbs)
         self.holder.close()
         with closing(sqlite3.connect(self.path)) as file:
             assert {word for (word,) in file.execute("SELECT word FROM said")} == self.stored

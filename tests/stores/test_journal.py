@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+import threading
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,17 +18,20 @@ from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sqlite import database as sqlite
 
 from ..talking import events
-from .words import Words
+from .words import Words, say
 
 PATIENCE = 10
 
 
 class Disk:
-    """Counts how often the journal is taken to the disk by itself; `fails` says that it cannot be."""
+    """Counts how often the journal is taken to the disk by itself; `fails` says that it cannot be, and it takes as long
+    as it is not `free`."""
 
     def __init__(self) -> None:
         self.synced: list[Path] = []
         self.fails = False
+        self.free = threading.Event()
+        self.free.set()
         self.asked = asyncio.Event()
         self._loop = asyncio.get_running_loop()
 
@@ -34,6 +39,7 @@ class Disk:
         self._loop.call_soon_threadsafe(self.asked.set)
         if self.fails:
             raise OSError("no such disk")
+        assert self.free.wait(PATIENCE)
         self.synced.append(file)
 
     async def was_asked(self) -> None:
@@ -79,6 +85,47 @@ async def test_a_journal_that_the_disk_refused_is_tried_again_with_what_is_asked
     disk.fails = False
     await words.db.close()
     assert disk.synced == [Path(f"{words.path}-wal")]
+
+
+async def test_a_durable_write_on_the_loop_is_acknowledged_when_it_is_on_the_disk(words: Words, disk: Disk) -> None:
+    """What comes while the disk is waited for is written at once, and waits for the disk's next turn."""
+    disk.free.clear()
+    first = asyncio.ensure_future(words.quickly(lambda conn: say(conn, "a"), Urgency.DURABLE))
+    await disk.was_asked()
+    assert await words.note("b") == "b"
+    second = asyncio.ensure_future(words.quickly(lambda conn: say(conn, "c"), Urgency.DURABLE))
+    later = asyncio.ensure_future(words.write("d", Urgency.LATER))
+    assert await words.read() == {"a", "b", "c"}
+    assert await later == "d"
+    assert not first.done()
+    assert not second.done()
+    disk.free.set()
+    assert [await first, await second] == ["a", "c"]
+    assert len(disk.synced) == 2
+
+
+async def test_a_durable_write_that_the_disk_refuses_is_told_to_its_caller(words: Words, disk: Disk) -> None:
+    disk.fails = True
+    with pytest.raises(StoreUnavailable, match="no such disk"):
+        await words.quickly(lambda conn: say(conn, "a"), Urgency.DURABLE)
+    disk.fails = False
+    assert await words.quickly(lambda conn: say(conn, "b"), Urgency.DURABLE) == "b"
+    assert len(disk.synced) == 1
+
+
+async def test_writes_on_the_loop_alone_do_not_let_the_log_grow(words: Words) -> None:
+    sizes = []
+    for number in range(10 * sqlite.CHECKPOINT):
+        await words.quickly(partial(say, word=str(number)), Urgency.DURABLE)
+        sizes.append(_size(Path(f"{words.path}-wal")))
+    assert max(sizes) < 3 * sizes[sqlite.CHECKPOINT]
+
+
+async def test_a_delayed_write_that_fails_leaves_the_others_as_they_are(words: Words) -> None:
+    writes = [asyncio.ensure_future(words.write(word, Urgency.LATER)) for word in ("a", "never", "a", "b")]
+    results = await asyncio.gather(*writes, return_exceptions=True)
+    assert [type(result) for result in results] == [str, InvalidRequest, StoreUnavailable, str]
+    assert await words.read() == {"a", "b"}
 
 
 async def test_a_closed_file_that_another_proxy_holds_open_is_on_the_disk(words: Words, disk: Disk) -> None:
@@ -175,6 +222,10 @@ async def test_who_waits_behind_a_write_is_told_what_held_that_up(tmp_path: Path
         assert isinstance(result, StoreUnavailable)
         assert "locked by another program" in result.message
     await words.db.close()
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size
 
 
 def _words_in(path: Path) -> set[str]:

@@ -55,8 +55,8 @@ class Words:
     async def note(self, word: str) -> str:
         return await self.quickly(lambda conn: say(conn, word))
 
-    async def quickly(self, work: Work[T]) -> T:
-        return await self.db.write(work, Urgency.JOURNAL, quick=True)
+    async def quickly(self, work: Work[T], urgency: Urgency = Urgency.JOURNAL) -> T:
+        return await self.db.write(work, urgency, quick=True)
 
     async def read(self) -> set[str]:
         return await self.db.read(lambda conn: set(conn.exec_driver_sql("SELECT word FROM said").scalars()))

@@ -78,8 +78,6 @@ class PostgresqlDatabase(Life, Database):
     PGSSLROOTCERT, …).
     """
 
-    has_server = True
-
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
             told = conninfo_to_dict(url)

@@ -61,9 +61,6 @@ class Database(Protocol):
     `InvalidRequest` for a text that cannot be stored. What `work` raises by itself is passed on.
     """
 
-    # Its disk is waited for elsewhere, so that a `quick` write may be `DURABLE`.
-    has_server: bool = False
-
     @property
     def name(self) -> str:
         """How messages call it. It holds no password."""
@@ -87,7 +84,7 @@ class Database(Protocol):
         """Run `work` as one transaction, maybe together with others, and maybe again where it was rolled back.
 
         `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: a few
-        rows, with `Urgency.JOURNAL` or `AHEAD` unless it `has_server`, which may run on the event loop.
+        rows, not `LATER`, which may run on the event loop.
         """
 
     def claim(self, name: str) -> ExclusiveName | None:

@@ -302,7 +302,7 @@ class SqlStore(Store):
         await self._under_lease(partial(lifecycle.begin, begun=begun), Urgency.JOURNAL, quick=begun.takes is None)
 
     async def commit(self, commit: Commit) -> Turn:
-        if self._db.has_server and _is_small_commit(commit):
+        if _is_small_commit(commit):
             try:
                 return await self._under_lease(partial(lifecycle.commit, done=commit, limit=LARGE), quick=True)
             except lifecycle.TooLarge:
