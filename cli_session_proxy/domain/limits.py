@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sized
+from collections.abc import AsyncIterator, Iterable, Sized
 from typing import Any, TypeGuard
 
 from ..errors import InvalidRequest
@@ -118,6 +118,17 @@ def at_most(given: Sized, most: int, where: str) -> None:
     """Raises `InvalidRequest`."""
     if len(given) > most:
         raise InvalidRequest(f"{where} has {len(given):,} entries, and {most:,} is the most: send fewer", param=where)
+
+
+async def split(pieces: AsyncIterator[bytes], end: bytes, most: int) -> AsyncIterator[bytes]:
+    """Each part of a stream that `end`, one byte, closes: at most its first `most` bytes. An open part is left out."""
+    kept = bytearray()
+    async for piece in pieces:
+        *ended, rest = piece.split(end)
+        for part in ended:
+            yield bytes(kept + part[: most - len(kept)])
+            kept.clear()
+        kept += rest[: most - len(kept)]
 
 
 # --- the forms of ids and names from files, another program, or a client

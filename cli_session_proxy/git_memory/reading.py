@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from .. import logs
+from ..domain import limits
 from ..errors import ConfigError
 from . import records
 from .git import Failed, Repository
@@ -88,21 +89,10 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
 async def _commits(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, float, tuple[str, str]]]:
     """(id, time, (message, notes)) of each."""
     fields: list[bytes] = []
-    async for one in _fields(pieces):
+    async for one in limits.split(pieces, b"\0", LONGEST):
         fields.append(one)
         if len(fields) == 4:
             commit, at, message, notes = fields
             when = float(at) if at.isdigit() and len(at) < 12 else 0.0
             yield commit.decode(), when, (message.decode("utf-8", "replace"), notes.decode("utf-8", "replace"))
             fields = []
-
-
-async def _fields(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """What stands between NULs, of each at most `LONGEST` bytes."""
-    kept = bytearray()
-    async for piece in pieces:
-        *ended, rest = piece.split(b"\0")
-        for part in ended:
-            yield bytes(kept + part[: LONGEST - len(kept)])
-            kept.clear()
-        kept += rest[: LONGEST - len(kept)]

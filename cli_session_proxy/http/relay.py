@@ -410,7 +410,7 @@ class Relay:
                 if not self._proved(address, stream) or stream.status_code != 200:
                     return
                 name = b""
-                async for line in _lines(stream.aiter_raw()):
+                async for line in limits.split(stream.aiter_raw(), b"\n", MOST_TOLD):
                     if name == b"event: progress":
                         told[address] = _turns_in(line)
                     name = line
@@ -419,17 +419,6 @@ class Relay:
 def _head_size(scope: Scope) -> int:
     fields = sum(len(name) + len(value) + 4 for name, value in scope["headers"])
     return fields + len(raw_path(scope)) + len(scope.get("query_string", b""))
-
-
-async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """Each line, without what is beyond `MOST_TOLD` bytes of it."""
-    line = bytearray()
-    async for piece in pieces:
-        *ends, rest = piece.split(b"\n")
-        for end in ends:
-            yield bytes(line + end[: MOST_TOLD - len(line)])
-            line.clear()
-        line += rest[: MOST_TOLD - len(line)]
 
 
 def _turns_in(line: bytes) -> Sequence[JSON]:

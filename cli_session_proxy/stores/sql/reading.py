@@ -100,7 +100,7 @@ _FACTS = (
 _AGENT = Prepared(
     select(*rows.AGENT).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
 )
-# One that is still coming in is nobody's, and has no directory: who took its lease so early could never give it back.
+# Not one that is still being imported: it has no directory yet, and a proxy that took its lease could not return it.
 _AGENT_BY_KEY = Prepared(select(*rows.AGENT).where(agents.c.key == bindparam("of_agent"), agents.c.owner != COMING))
 # Nothing here looks at more than one turn of an agent, the last.
 _STATE = (

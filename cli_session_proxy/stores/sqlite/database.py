@@ -11,8 +11,8 @@ of such a group fails, the group is rolled back and each runs by itself, as if t
 An acknowledged turn waits for the disk. What leads up to it (`JOURNALED`) survives the end of this process at
 once, and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
 
-What is small (`quick`) is written on the event loop itself while the writer is idle, and the thread takes the log to
-the disk: on the thread a turn's commit took 2.6 ms, this way 1.7. The connection finds its pages where it left them.
+What is small (`quick`) is written on the event loop itself while the writer is idle, and the thread only waits for the
+disk: a warm turn takes 0.2 to 1.9 ms less so. All of a turn's writes share one connection, and with it its page cache.
 
 The second half holds all that is SQLite's own: connections, pragmas, the journal file, what its errors mean.
 """
