@@ -89,6 +89,10 @@ async def continue_by_hand_while_stopped(talk: Talk) -> None:
     await talk.up()
 
 
+def _lines_of(talk: Talk) -> list[str]:
+    return talk.transcript.read_text(encoding="utf-8").splitlines()
+
+
 async def a_hand_that_finishes(talk: Talk) -> None:
     """Somebody is in the middle of a turn when the client asks; it is waited for, and both are remembered."""
     gate = HeldReply()
@@ -97,7 +101,8 @@ async def a_hand_that_finishes(talk: Talk) -> None:
     async with by_hand(talk) as hand:
         hand.type(fact.text)
         await gate.reached.wait()
-        await until(lambda: fact.key in talk.transcript.read_text(encoding="utf-8"))
+        # The CLI notes it as queued before, and asks the model before it writes the prompt itself.
+        await until(lambda: any(fact.key in line and '"type":"user"' in line for line in _lines_of(talk)))
         asking = asyncio.create_task(talk.tell())
         await asyncio.wait([asking], timeout=0.5)
         assert not asking.done()

@@ -105,6 +105,7 @@ async def test_a_proxy_starts_whatever_a_killed_one_left_of_a_transcript(
     harm: Callable[[Path, Settings], None], claude_2: Path, make_settings: MakeSettings, upstream: Upstream
 ) -> None:
     settings = make_settings(claude_bin=claude_2)
+    upstream.when("two", HeldReply())  # else the CLI may have written the whole answer before it is ended
     async with other_proxy(settings, die_at="after send") as other:
         assert await other.ask("one") is not None
         assert await other.ask("two", die=True) is None
