@@ -31,7 +31,7 @@ from ..domain.approvals import OUTCOMES, Decision, Verdict
 from ..domain.models import JSON, BlockDelta, Message, TurnRequest
 from ..engine.engine import Engine
 from ..errors import ProxyError, UpstreamError, from_dict
-from ..export import live as telling
+from ..export import feed
 from ..http.audit import Action, Audit, audit_of, note
 from ..http.served import served_at
 from ..http.ui import views
@@ -292,7 +292,7 @@ class Here:
     async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
         told: Sequence[JSON] = ()
         while True:
-            now = telling.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
+            now = feed.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
             if now != told:
                 yield now
             told = now

@@ -15,7 +15,7 @@ from rich.text import Text
 from ..domain.models import JSON
 from ..engine.subscription import Follower
 from ..errors import ConfigError, printable
-from ..export import live
+from ..export import feed
 from ..export.words import visible
 from ..http.served import Served, served_at
 from ..settings import Settings
@@ -36,7 +36,7 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
 
     In a terminal what the running server's turns do and say stands below, as long as they run.
     """
-    forms = {"json": live.json_line, "markdown": live.lines}
+    forms = {"json": feed.json_line, "markdown": feed.lines}
     if shown.format not in forms:
         raise ConfigError(f"--follow takes --format {' or '.join(forms)}")
     async with opened(settings) as there:

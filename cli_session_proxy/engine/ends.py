@@ -73,8 +73,8 @@ class Ends:
         self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
         self._tasks.serve(self._keep_trying())
 
-    def told(self, turn: Turn) -> Turn:
-        """As it ended, where the store has it as running because that is not stored yet."""
+    def applied(self, turn: Turn) -> Turn:
+        """The turn with its end, if the store still has it as unfinished because that end is not stored yet."""
         end = self.waiting.get(turn.id)
         if end is None or turn.status in FINISHED:
             return turn

@@ -89,7 +89,7 @@ from .plan import PlanWatch
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
-from .told import ToldStore
+from .store_view import StoreView
 
 __all__ = ["Answer", "Engine", "HasLeft"]
 
@@ -179,7 +179,7 @@ class Engine:
         self.plan = PlanWatch(self.store, self._tasks.own)
         self._readiness = Readiness(lambda: self._open, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
-        self.told = cast(Store, ToldStore(self.store, self._ends))
+        self.view = cast(Store, StoreView(self.store, self._ends))
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
         self._deliveries = Deliveries(
             self.store, self._instances, self._tasks, settings.disconnect_grace, self.forgetting.delivered
@@ -630,7 +630,7 @@ class Engine:
         """The addresses of the other proxies at which turns of this agent wait or run."""
         if self.passing is None:
             return set()
-        there = [await self.passing.address_of(turn) for turn in await self.store.waiting(agent_key)]
+        there = [await self.passing.address_of(turn) for turn in await self.store.unfinished_of(agent_key)]
         return {address for address in there if address is not None}
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
@@ -687,7 +687,7 @@ class Engine:
                         if await self._in_turn(live, agent, place, known):
                             break
                     except StoreUnavailable as exc:
-                        # The store is away just when the limit is over: what was promised is tried again.
+                        # The store is away just when the limit is over: try again, clients may rely on this turn.
                         since = None if live.wait is None else self._instances.now() - live.wait.since
                         away = self._open and "status" not in exc.detail
                         if since is None or not away or since > self.settings.max_limit_wait:
@@ -845,7 +845,7 @@ class Engine:
         running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
         for live in running:
             live.cancel("deletion")
-        for turn in await self.store.waiting(agent.key):
+        for turn in await self.store.unfinished_of(agent.key):
             if turn.instance not in (None, self._instances.id):
                 await self.store.cancel(turn.id, turn.instance or "", "deletion")  # forgotten with the agent
         tasks = [live.task for live in running if live.task is not None]
@@ -856,7 +856,7 @@ class Engine:
         """The version of a chain that holds all that there is of the agent. Raises `SessionBusy` where a turn waits or
         runs, or something is outside the chain, `NotFound` where the agent is gone."""
         async with self._ownership.hold(agent) as lease:
-            if await self.store.waiting(agent.key):
+            if await self.store.unfinished_of(agent.key):
                 raise SessionBusy("a turn of it waits or runs")
             await self._catch_up(agent, lease)
             if (found := await self._outside(agent)) is not None:
@@ -893,7 +893,7 @@ class Engine:
         Raises `NotFound` where there is none, `SessionBusy` where one does not end.
         """
         agent = await self.named(owner, agent_id)
-        going = [turn for turn in await self.store.waiting(agent.key) if turn_id in (None, turn.id)]
+        going = [turn for turn in await self.store.unfinished_of(agent.key) if turn_id in (None, turn.id)]
         if not going:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
@@ -914,7 +914,7 @@ class Engine:
         if ended is not None:
             log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
             return ended
-        for turn in await self.store.waiting(agent.key):
+        for turn in await self.store.unfinished_of(agent.key):
             if turn.status == "running" and any(one.id == approval_id for one in turn.evidence.approvals):
                 if self.passing is not None:
                     await self.passing.to_turn(turn)
@@ -993,7 +993,7 @@ class Engine:
                     if agent is None or self.busy(agent.key):
                         continue
                     async with self._ownership.hold_if_free(agent) as lease:
-                        if lease is not None and not await self.store.waiting(agent.key):
+                        if lease is not None and not await self.store.unfinished_of(agent.key):
                             await self._catch_up(agent, lease)
 
     async def _leave(self, agent: Agent, lease: Lease) -> None:

@@ -339,7 +339,7 @@ class Executor:
             attempt.evidence = replace(attempt.evidence, left_off=before.id)
             state = await self._state(attempt.lease, before.behind, at_head=False)
         parent = attempt.parent = state.parent
-        behind = attempt.live.promised and parent is not None and parent.delivery == "uncertain"
+        behind = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
         if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
             # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
             # both waited for the same limit: then this one was asked before there was an answer.

@@ -168,7 +168,7 @@ class LiveTurn:
         self.task: asyncio.Task[None] | None = None
         self.waited: LimitWait | None = None  # for which limit it waits, or waited last; the store has it so
         self._waits = False  # until it has begun again
-        self.promised = False  # it has waited here: it runs, with clients or without
+        self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
         self.begun = False  # a task cancelled before its first step would never run its own clean-up
         self._events: list[TurnEvent] = []
         self._given = 0  # how many of them some client was given
@@ -225,9 +225,9 @@ class LiveTurn:
         return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 
     def waits(self, wait: LimitWait, *, here: bool = True) -> None:
-        """It is sent when a limit is over; its clients are told. Where it is sent `here`, they may leave."""
+        """It is sent when a limit is over; its clients are told. If this proxy (`here`) sends it, they may leave."""
         self.waited, self._waits = wait, True
-        self.promised = self.promised or here
+        self.runs_unattended = self.runs_unattended or here
         if here:
             self._stop_timer()
         self.does("limit", {"until": wait.until})
@@ -277,9 +277,9 @@ class LiveTurn:
 
     @property
     def left_as(self) -> Delivery:
-        """How its answer stands without clients. One that waited was promised: it stays on the path, and the same
-        request has it."""
-        return "uncertain" if self.promised else "undelivered"
+        """The delivery of an answer whose clients have left. After a wait for a limit they were allowed to: the answer
+        stays on the path, and the same request gets it."""
+        return "uncertain" if self.runs_unattended else "undelivered"
 
     @property
     def spoke(self) -> bool:
@@ -399,7 +399,7 @@ class LiveTurn:
         if self._clients or self._acknowledged:
             return
         self._on_delivery("left")
-        if not self._done and not self.promised:
+        if not self._done and not self.runs_unattended:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
     async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
@@ -724,6 +724,6 @@ class Deliveries:
                 waited_for = await self._instances.any_waits(await self._store.followers(turn_id))
             except StoreUnavailable as exc:
                 log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
-        if live.abandoned and not waited_for and not live.promised:
+        if live.abandoned and not waited_for and not live.runs_unattended:
             self._elsewhere.discard(turn_id)
             live.cancel("left")

@@ -414,7 +414,7 @@ class Ownership:
         """
         if not (self._instances.spans_hosts or self._instances.others()):
             return True
-        for other in await self._store.waiting(agent.key, but=self._instances.id):
+        for other in await self._store.unfinished_of(agent.key, excluding=self._instances.id):
             if other.instance is None:
                 continue
             if other.status == "running" or await self._instances.is_gone(other.instance):
@@ -445,7 +445,7 @@ class Ownership:
         if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
             return
         try:
-            waiting = await self._store.waiting(agent_key)
+            waiting = await self._store.unfinished_of(agent_key)
             if any(turn.instance not in (None, self._instances.id) and not turn.attempts for turn in waiting):
                 return
             await self._release(agent_key)

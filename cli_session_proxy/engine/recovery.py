@@ -78,7 +78,7 @@ class Recovery:
             for session in chain.sessions if chain else ():
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
         resumed = 0
-        for turn in await self._store.waiting(agent.key):
+        for turn in await self._store.unfinished_of(agent.key):
             if turn.instance == self._instances.id:
                 continue
             if turn.limit_wait is not None:

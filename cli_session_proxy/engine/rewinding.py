@@ -39,7 +39,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
 
     Raises `SessionBusy` while a turn of the agent waits or runs, `InvalidRequest` and `NotFound` for another `to`.
     """
-    if await store.waiting(agent.key):
+    if await store.unfinished_of(agent.key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     deadline = awake_clock(asyncio.get_running_loop())() + PATIENCE
     async with Limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:

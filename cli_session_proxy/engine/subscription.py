@@ -46,7 +46,7 @@ class Follower:
         self._links = len(chain.links) if chain else 0
         newest = (await self._store.page(self._agent.key, before_seq=None, limit=1)).turns
         self._after = newest[0].seq if newest else 0
-        for turn in await self._store.waiting(self._agent.key):
+        for turn in await self._store.unfinished_of(self._agent.key):
             self._watch(turn)
 
     async def happened(self) -> list[Happened]:

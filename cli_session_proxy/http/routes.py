@@ -19,8 +19,7 @@ from ..engine.engine import Engine
 from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import asked, shown
-from ..export import live as telling
+from ..export import asked, feed, shown
 from ..export.formats import FORMATS
 from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
@@ -184,14 +183,14 @@ class Routes:
         folded = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
         data: list[JSON] = []
         more = False
-        async for row in self._engine.told.summaries(owner_of(request), folded=folded):
+        async for row in self._engine.view.summaries(owner_of(request), folded=folded):
             if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
                 if more := len(data) == limit:
                     break
                 data.append(summary_json(row))
         told: JSON = {"object": "list", "data": data, "has_more": more}
         if folded is not None:
-            count, cost = await self._engine.told.one_shots(owner_of(request), since=now - DAY, until=folded)
+            count, cost = await self._engine.view.one_shots(owner_of(request), since=now - DAY, until=folded)
             told["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
         return told
 
@@ -204,7 +203,7 @@ class Routes:
         agent = await self._agent(request)
         written = FORMATS[name]
         sandbox = str(self._sandboxes.path(agent.dir))
-        text = written.write(self._engine.told, agent, sandbox=sandbox, verbatim=verbatim, render=self._render)
+        text = written.write(self._engine.view, agent, sandbox=sandbox, verbatim=verbatim, render=self._render)
         headers = {"Content-Security-Policy": DUMP_POLICY} if name == "html" else {}
         return StreamingResponse(_utf8(text), media_type=written.media_type, headers=headers)
 
@@ -225,7 +224,7 @@ class Routes:
         yield b": following\n\n"
         quiet = time.monotonic()
         told: list[JSON] = []
-        follower = Follower(self._engine.told, agent, after)
+        follower = Follower(self._engine.view, agent, after)
         elsewhere = None
         if live and self._relay is not None and ORIGIN.get() != "forwarded":
             elsewhere = self._relay.watched(agent)
@@ -234,12 +233,12 @@ class Routes:
                 if not self._engine.ready:
                     return
                 for one in happened:
-                    yield telling.event(one, await self._render(shown.turn, one.turn, one.links)).encode()
-                going = telling.progress(self._engine.progress(agent.key)) if live else []
+                    yield feed.event(one, await self._render(shown.turn, one.turn, one.links)).encode()
+                going = feed.progress(self._engine.progress(agent.key)) if live else []
                 going += await elsewhere.turns() if elsewhere is not None else []
                 if going != told:
                     told = going
-                    yield telling.progress_event(going).encode()
+                    yield feed.progress_event(going).encode()
                 if happened or time.monotonic() - quiet > self._settings.keepalive:
                     quiet = time.monotonic()
                     yield b": alive\n\n"

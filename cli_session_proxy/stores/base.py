@@ -559,8 +559,8 @@ class Turns(Protocol):
     def unfinished(self) -> AsyncIterator[Turn]:
         """Turns that are `queued` or `running`, in the order of acceptance."""
 
-    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
-        """The unfinished turns of one agent, of every proxy `but` this one, in the order of acceptance."""
+    async def unfinished_of(self, agent_key: int, *, excluding: str | None = None) -> list[Turn]:
+        """The unfinished turns of one agent in the order of acceptance, without those of the instance `excluding`."""
 
     async def add_to_call(self, turn_id: str, more: JSON) -> None:
         """Add to what a stateful wire keeps with the turn, whatever was written there meanwhile."""

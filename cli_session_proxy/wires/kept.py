@@ -36,7 +36,7 @@ class KeptTurns:
     async def turn(self, owner: str, given: str, *, stored: bool = True) -> Turn:
         """Raises the wire's `NotFound`. `stored` is False where a call that was not to be stored is known too."""
         turn_id = self._turn_id_of(given)
-        turn = None if turn_id is None else await self._engine.told.turn(turn_id)
+        turn = None if turn_id is None else await self._engine.view.turn(turn_id)
         agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
         call = (turn.call if turn else None) or {}
         hidden = call.get("deleted") or (stored and call.get("store") is False)

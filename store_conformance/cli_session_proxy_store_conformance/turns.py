@@ -215,7 +215,7 @@ async def a_turn_that_waits_for_a_limit_keeps_its_place_until_it_begins_again(fa
         waits = await store.postpone(lease, "t2", WAIT, ({"n": 1},), {"queued": 1.0}, behind=("t1", "t3", "t4"))
         assert waits == await other.turn("t2")
         assert (waits.seq, waits.status, waits.limit_wait, waits.attempts) == (first.seq, "queued", WAIT, ({"n": 1},))
-        stand = [(turn.id, turn.limit_wait) for turn in await other.waiting(agent.key)]
+        stand = [(turn.id, turn.limit_wait) for turn in await other.unfinished_of(agent.key)]
         assert stand == [("t2", WAIT), ("t3", WAIT), ("t4", None)]
         assert (await turn_of(store, "t1")).limit_wait is None
         session = await store.session("s1")
@@ -316,7 +316,7 @@ async def turns_that_wait_are_those_of_every_proxy_or_of_all_but_one(factory: St
         await store.fail("t3", "cancelled", {"code": "x"}, (), {}, 3.0)
         await store.accept(a_turn(agent, "t5"))
         for but, ids in ((None, ["t1", "t2", "t5"]), ("here", ["t2", "t5"]), ("there", ["t1", "t5"])):
-            assert [turn.id for turn in await store.waiting(agent.key, but=but)] == ids
+            assert [turn.id for turn in await store.unfinished_of(agent.key, excluding=but)] == ids
 
 
 async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session_of_it(factory: StoreFactory) -> None:

@@ -72,7 +72,7 @@ async def turns_that_two_writers_accept_at_once_have_one_order(factory: StoreFac
         in_order = [turn.id for turn in sorted(accepted, key=lambda turn: turn.seq)]
         assert len({turn.seq for turn in accepted}) == len(accepted)
         for store in (one, two):
-            assert [turn.id for turn in await store.waiting(agent.key)] == in_order
+            assert [turn.id for turn in await store.unfinished_of(agent.key)] == in_order
             assert [turn.id for turn in await gathered(store.turns(agent.key))] == in_order
 
 

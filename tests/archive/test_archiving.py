@@ -202,7 +202,7 @@ async def test_a_turn_that_is_accepted_as_the_chain_is_deleted_keeps_it(
         remove, going_on = engine.store.delete_agent, list[asyncio.Task[Turn]]()
 
         async def waits() -> bool:
-            return bool(await engine.store.waiting((await agent_of(engine)).key))
+            return bool(await engine.store.unfinished_of((await agent_of(engine)).key))
 
         async def late(key: int, expiry: Any = None) -> bool:
             going_on.append(asyncio.create_task(ask(engine, "late")))

@@ -15,7 +15,7 @@ from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
 from cli_session_proxy.errors import NotFound, ProxyError, TurnCancelled, UpstreamError
-from cli_session_proxy.export import live
+from cli_session_proxy.export import feed
 from cli_session_proxy.settings import Settings
 
 from ..scripted import RETRY, Scripted, delta
@@ -47,7 +47,7 @@ class Watched:
         return one
 
     def says(self) -> str:
-        return str(live.progress([self.now()])[0]["says"])
+        return str(feed.progress([self.now()])[0]["says"])
 
 
 async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path) -> None:
@@ -70,7 +70,7 @@ async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path)
         assert (watched.says(), watched.now().text) == ("answers", "Let me see. It is done.")
         second = await watched.engine.submit(request("hello", "", "and then?"))
         waits = watched.engine.progress()[1]
-        assert (waits.turn.id, live.progress([waits])[0]["says"]) == (second.turn_id, "waits for the turn before it")
+        assert (waits.turn.id, feed.progress([waits])[0]["says"]) == (second.turn_id, "waits for the turn before it")
         watched.backend.go.release()
         turn = await answer.turn()
         answer.acknowledge()
@@ -85,7 +85,7 @@ async def test_the_tokens_of_an_attempt_are_told_as_they_are_used(tmp_path: Path
         told = []
         for _ in range(4):
             await watched.backend.reached.acquire()
-            (shown,) = live.progress([watched.now()])
+            (shown,) = feed.progress([watched.now()])
             told.append((shown["tokens_read"], shown["tokens_written"]))
             watched.backend.go.release()
         assert told == [(0, 0), (105, 7)] * 2
@@ -147,7 +147,7 @@ async def test_of_a_long_answer_the_end_is_shown_without_secrets(tmp_path: Path)
         now = watched.now()
         assert len(now.text) == TAIL + BEFORE
         assert now.skipped + len(now.text) == len(f"{long}key {secret} ok")
-        shown = live.progress([now])[0]["text"]
+        shown = feed.progress([now])[0]["text"]
         assert len(shown) <= TAIL
         assert shown.endswith("key [redacted] ok")
         answer.leave()
@@ -183,4 +183,4 @@ async def test_a_turn_can_be_ended_by_who_watches_it(tmp_path: Path) -> None:
             one.leave()
         with pytest.raises(NotFound, match="no turn of this agent waits or runs"):
             await watched.engine.cancel("local", "a", None)
-        assert await asyncio.wait_for(watched.engine.store.waiting(1), 5) == []
+        assert await asyncio.wait_for(watched.engine.store.unfinished_of(1), 5) == []

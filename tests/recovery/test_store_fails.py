@@ -101,10 +101,10 @@ async def test_an_end_that_could_not_be_stored_is_told_and_is_stored_when_the_st
         with pytest.raises(StoreUnavailable):
             await ask(engine, "one")
         assert [turn.status for turn in await turns_of(engine)] == ["running"]
-        (row,) = [row async for row in engine.told.summaries()]
-        (turn,) = (await engine.told.page(row.agent.key, before_seq=None, limit=9)).turns
-        (streamed,) = [turn async for turn in engine.told.turns(row.agent.key)]
-        assert turn == streamed == await engine.told.turn(turn.id)
+        (row,) = [row async for row in engine.view.summaries()]
+        (turn,) = (await engine.view.page(row.agent.key, before_seq=None, limit=9)).turns
+        (streamed,) = [turn async for turn in engine.view.turns(row.agent.key)]
+        assert turn == streamed == await engine.view.turn(turn.id)
         assert (row.state, turn.status, (turn.error or {})["code"]) == ("failed", "failed", "store_unavailable")
         store.broken = set()
 

@@ -175,7 +175,7 @@ async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed
 
         await store.database.write(work, quick=quick)
         assert tries == 2
-        assert [turn.id for turn in await store.waiting(agent.key)] == ["t1"]
+        assert [turn.id for turn in await store.unfinished_of(agent.key)] == ["t1"]
 
 
 async def test_a_commit_that_the_server_answers_with_a_rollback_is_none(postgres_url: str) -> None:

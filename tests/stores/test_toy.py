@@ -122,8 +122,8 @@ class DictStore:
         for turn in [one for one in self.kept.values() if one.status in ("queued", "running")]:
             yield turn
 
-    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
-        return [turn async for turn in self.unfinished() if turn.agent_key == agent_key and turn.instance != but]
+    async def unfinished_of(self, agent_key: int, *, excluding: str | None = None) -> list[Turn]:
+        return [turn async for turn in self.unfinished() if turn.agent_key == agent_key and turn.instance != excluding]
 
     async def set_delivery(self, turn_id: str, delivery: Delivery, *, soon: bool = False) -> None:
         self._keep(replace(self.kept[turn_id], delivery=delivery))

@@ -13,7 +13,7 @@ from playwright.async_api import Browser, expect
 from cli_session_proxy.backends.base import Retried, Used
 from cli_session_proxy.domain.models import Usage
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export.live import ending
+from cli_session_proxy.export.feed import ending
 
 from ..scripted import RETRY, Scripted, delta
 from ..serving import serving

@@ -12,8 +12,7 @@ from ...backends.base import Login
 from ...domain import times
 from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
-from ...export import explain, status
-from ...export import live as telling
+from ...export import explain, feed, status
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
 from ...export.summaries import DAY
@@ -155,13 +154,13 @@ class Overview:
     async def _running(self, owner: str) -> list[JSON]:
         told = []
         going = self._engine.progress()
-        for one, shown in zip(going, telling.progress(going), strict=True):
+        for one, shown in zip(going, feed.progress(going), strict=True):
             agent = await self._engine.store.agent_by_key(one.turn.agent_key)
             if agent is not None and agent.owner == owner:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
                 shown.pop("approvals")  # their texts are long, and `says` tells of them
-                told.append({**about, **shown, "text": telling.ending(shown["text"], TEXT)})
+                told.append({**about, **shown, "text": feed.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
             return told
         here = {one.turn.id for one in going}

@@ -112,10 +112,10 @@ class Ui:
             raise InvalidRequest(f"{len(names)} agents: ask for {PREVIEWS} at once, at most", param="agent")
         data = []
         for name in names:
-            agent = await self._engine.told.agent(owner_of(request), name)
-            found = await self._engine.told.page(agent.key, before_seq=None, limit=1) if agent is not None else None
+            agent = await self._engine.view.agent(owner_of(request), name)
+            found = await self._engine.view.page(agent.key, before_seq=None, limit=1) if agent is not None else None
             if agent is not None and found is not None:
-                data += [views.newest(agent, turn, await title_of(self._engine.told, agent)) for turn in found.turns]
+                data += [views.newest(agent, turn, await title_of(self._engine.view, agent)) for turn in found.turns]
         return JSONAnswer({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
@@ -127,12 +127,12 @@ class Ui:
         named = request.query_params.get("with")
         agent = await self._agent(request)
         if named is not None:
-            place = (await self._engine.told.places(agent.key, [named])).get(named)
+            place = (await self._engine.view.places(agent.key, [named])).get(named)
             if place is None:
                 raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
             newest = -(-place // limit) * limit
-        page = await self._engine.told.page(agent.key, before_seq=before, limit=limit, newest=newest)
-        store = self._engine.told
+        page = await self._engine.view.page(agent.key, before_seq=before, limit=limit, newest=newest)
+        store = self._engine.view
         budgets = await self._engine.budgets.shown(store, agent.owner, agent.agent_id, time.time())
         return JSONAnswer(views.page(agent, page, await title_of(store, agent), budgets))
 
@@ -141,7 +141,7 @@ class Ui:
         and the places of those with repairs. `?after=N`: without the first N."""
         agent = await self._agent(request)
         after = whole_number(request, "after", None) or 0
-        found = await self._engine.told.tree(agent.key, after=after)
+        found = await self._engine.view.tree(agent.key, after=after)
         return JSONAnswer({"object": "tree", "after": after, "parents": found.parents, "marked": found.marked})
 
     async def turn(self, request: Request) -> Response:
@@ -149,8 +149,8 @@ class Ui:
         verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         turn = await self._turn(request, agent)
-        around = await self._engine.told.page(agent.key, before_seq=turn.seq + 1, limit=1)
-        children = [child.id for child in await self._engine.told.children(turn.id)]
+        around = await self._engine.view.page(agent.key, before_seq=turn.seq + 1, limit=1)
+        children = [child.id for child in await self._engine.view.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
         told = await self._render(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONAnswer(
@@ -159,7 +159,7 @@ class Ui:
                 "links": [shown.link(link) for link in around.links],
                 "told": [one._asdict() for one in brief.told(turn, around.links)],
                 "number": around.newest,
-                "numbers": await self._engine.told.places(agent.key, related[:MAX_PAGE]),
+                "numbers": await self._engine.view.places(agent.key, related[:MAX_PAGE]),
                 "children": children,
                 "is_head": agent.head == turn.id,
                 "placed": explain.placed(turn),
@@ -203,8 +203,8 @@ class Ui:
     async def repairs(self, request: Request) -> Response:
         """The newest links that are not a plain start, newest first."""
         agent = await self._agent(request)
-        links = await self._engine.told.repairs(agent.key, limit=NEWEST_REPAIRS)
-        numbers = await self._engine.told.places(agent.key, [link.turn_id for link in links if link.turn_id])
+        links = await self._engine.view.repairs(agent.key, limit=NEWEST_REPAIRS)
+        numbers = await self._engine.view.places(agent.key, [link.turn_id for link in links if link.turn_id])
         data = [{**shown.link(link), **brief.link(link)._asdict()} for link in links]
         return JSONAnswer({"object": "list", "data": data, "numbers": numbers})
 
@@ -214,7 +214,7 @@ class Ui:
 
     async def _turn(self, request: Request, agent: Agent) -> Turn:
         turn_id = request.path_params["turn_id"]
-        turn = await self._engine.told.turn(turn_id)
+        turn = await self._engine.view.turn(turn_id)
         if turn is None or turn.agent_key != agent.key:
             raise NotFound(f"agent {agent.agent_id!r} has no turn {turn_id!r}", param="turn_id")
         return turn

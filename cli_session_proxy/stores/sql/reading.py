@@ -141,10 +141,11 @@ _SESSION_AT = Prepared(
         sessions.c.n == ENDING.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
     )
 )
-_WAITING = Prepared(
+_EXCLUDING = bindparam("excluding", type_=Text)
+_UNFINISHED_OF = Prepared(
     _TURN.where(
         unfinished(turns, bindparam("of_agent", type_=Integer)),
-        or_(bindparam("skip", type_=Text).is_(None), turns.c.instance.is_distinct_from(bindparam("skip", type_=Text))),
+        or_(_EXCLUDING.is_(None), turns.c.instance.is_distinct_from(_EXCLUDING)),
     ).order_by(turns.c.seq)
 )
 
@@ -432,8 +433,10 @@ def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
     return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
 
 
-def waiting(conn: Connection, agent_key: int, but: str | None = None, *, limit: int | None = None) -> list[Turn]:
-    found = _WAITING.all(conn, {"of_agent": agent_key, "skip": but})
+def unfinished_of(
+    conn: Connection, agent_key: int, excluding: str | None = None, *, limit: int | None = None
+) -> list[Turn]:
+    found = _UNFINISHED_OF.all(conn, {"of_agent": agent_key, "excluding": excluding})
     if limit is not None and (sum(row.bytes for row in found) > limit or any(row.images for row in found)):
         raise TooLarge
     return rows.loaded_turns(conn, found)

@@ -369,8 +369,8 @@ class SqlStore(Store):
     async def size(self) -> int | None:
         return await asyncio.to_thread(self._db.size)
 
-    async def waiting(self, agent_key: int, *, but: str | None = None) -> list[Turn]:
-        return await self._quickly(partial(reading.waiting, agent_key=agent_key, but=but))
+    async def unfinished_of(self, agent_key: int, *, excluding: str | None = None) -> list[Turn]:
+        return await self._quickly(partial(reading.unfinished_of, agent_key=agent_key, excluding=excluding))
 
     # conversations
 

@@ -156,7 +156,7 @@ def adopt(
 
 def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
     hold(conn, lease)
-    if reading.waiting(conn, lease.agent_key):
+    if reading.unfinished_of(conn, lease.agent_key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     set_head(conn, lease.agent_key, to)
 
@@ -289,7 +289,8 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
     apart = placed.rule in ("id", "history") or (placed.side and not lost)
     if row.delivery != "delivered" and not apart and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
-        if head != turn_id or (lost and any(one.status == "running" for one in reading.waiting(conn, row.agent_key))):
+        unfinished = reading.unfinished_of(conn, row.agent_key) if lost else ()
+        if head != turn_id or any(turn.status == "running" for turn in unfinished):
             return False
     if row.delivery != "delivered":
         UPDATE_TURN.run(conn, {"turn_id": turn_id, "delivery": "pending", "instance": instance})

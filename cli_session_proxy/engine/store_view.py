@@ -1,4 +1,4 @@
-"""The store as people and clients are told of it: a turn whose end waits to be stored (its disk is full) has ended."""
+"""The store as people and clients see it: a turn whose end is not stored yet (the disk is full) reads as ended."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from ..stores.base import Store, TurnPage
 from .ends import Ends
 
 
-class ToldStore:
-    """A `Store` for reading. What is not here is the store's own."""
+class StoreView:
+    """A `Store` for reading. Other methods are those of the store itself."""
 
     def __init__(self, store: Store, ends: Ends) -> None:
         self._store = store
@@ -23,15 +23,17 @@ class ToldStore:
 
     async def turn(self, turn_id: str) -> Turn | None:
         turn = await self._store.turn(turn_id)
-        return None if turn is None else self._ends.told(turn)
+        return None if turn is None else self._ends.applied(turn)
 
     async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
         async for turn in self._store.turns(agent_key, after_seq=after_seq):
-            yield self._ends.told(turn)
+            yield self._ends.applied(turn)
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
         page = await self._store.page(agent_key, before_seq=before_seq, limit=limit, newest=newest)
-        return replace(page, turns=tuple(self._ends.told(turn) for turn in page.turns)) if self._ends.waiting else page
+        return (
+            replace(page, turns=tuple(self._ends.applied(turn) for turn in page.turns)) if self._ends.waiting else page
+        )
 
     async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
         async for row in self._store.summaries(owner, folded=folded):
