@@ -2,10 +2,10 @@
 
 - A request is stored with its turn before it is shown, and its answer before the CLI is told: under the turn's lease,
   so that a proxy that has lost the agent lets nothing run any more.
-- The first answer wins; every other one is told so (`ApprovalAnswered`).
-- What nobody answers in time is refused. What cannot be stored is refused.
-- A turn that ends takes its requests along. The CLI that asked is gone then, and has not run the tool; a new attempt of
-  the turn asks anew, under another id.
+- The first answer wins; each later one raises `ApprovalAnswered`.
+- A request that nobody answers in time is refused. So is one whose answer cannot be stored.
+- Requests end with their turn. The CLI that asked is gone then, and has not run the tool; a new attempt of the turn
+asks again, under another id.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from .live import LiveTurn
 
 log = logs.get(__name__)
 
-# Ends of requests that are remembered, so that who comes second is told so.
+# How many answered requests are remembered, so that a second answer gets `ApprovalAnswered`.
 KNOWN = 1000
 
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """One request. `over`: the CLI was told, or never will be; then `ended` or `fault` says how."""
+    """One request. `over` is set once the CLI has the answer, or can no longer get one: see `ended` or `fault`."""
 
     agent: Agent
     turn_id: str
@@ -89,8 +89,8 @@ class Approvals:
 
 
 class Asking:
-    """The requests of one attempt of a turn. `async with` it: at its end nobody is asked any more. Where it ends well,
-    what is open is refused; else the CLI is ended, and is told nothing.
+    """The requests of one attempt of a turn. At the end of `async with` the open ones are refused if the attempt ended
+    well; else the CLI is ended and needs no answer.
 
     `note` stores a request with the turn. `earlier` are the turn's approvals so far, `timeout` is in seconds.
     """
@@ -128,7 +128,7 @@ class Asking:
 
     async def __aexit__(self, failed: object, *_: object) -> None:
         for question in self._by_backend.values():
-            if failed is None and not question.verdict.done():  # the CLI lives on, and is not to wait for ever
+            if failed is None and not question.verdict.done():  # the CLI lives on, and would wait for ever
                 question.verdict.set_result(Verdict("withdrawn", word="The turn has ended: this was not run."))
         for task in self._tasks:
             if failed is not None:
@@ -146,7 +146,7 @@ class Asking:
             word = (
                 f"A call of more than {LARGEST:,} characters is shown to nobody: this was not run." if is_large else ""
             )
-        if word:  # not stored either
+        if word:  # refused at once: neither stored nor shown
             asked.answer(Verdict("denied", word=word))
             return
         approval = Approval(f"appr_{uuid.uuid4().hex}", asked.tool, line, now, attempt, asked.call)
@@ -173,16 +173,16 @@ class Asking:
 
     async def _settle(self, question: Question, asked: PermissionAsked) -> None:
         approval, tool = question.waiting.approval, asked.tool
-        told = {"agent": self._agent.agent_id, "turn_id": self._live.turn.id, "approval": approval.id, "tool": tool}
+        context = {"agent": self._agent.agent_id, "turn_id": self._live.turn.id, "approval": approval.id, "tool": tool}
         try:
             try:
-                verdict = await self._verdict(question, told)
+                verdict = await self._verdict(question, context)
                 ended = replace(
                     approval, outcome=verdict.outcome, by=verdict.by, word=verdict.word, ended_at=self._live.now()
                 )
                 await self._stored(ended)
             except ProxyError as exc:
-                log.warning("approval_not_stored", **told, error=exc.message)
+                log.warning("approval_not_stored", **context, error=exc.message)
                 question.fault = exc
                 asked.answer(
                     Verdict("withdrawn", word=f"It could not be stored whether {tool} may run: it was not run.")
@@ -196,14 +196,14 @@ class Asking:
                 for other in self._by_backend.values():
                     if other.waiting.approval.tool == tool and not other.verdict.done():
                         other.verdict.set_result(verdict)
-            log.info("approval_ended", **told, outcome=verdict.outcome, by=verdict.by)
+            log.info("approval_ended", **context, outcome=verdict.outcome, by=verdict.by)
         finally:
             self._by_backend.pop(asked.id, None)
             self._live.asking.pop(approval.id, None)
             self._table.closed(question)
             self._tell(question)
 
-    async def _verdict(self, question: Question, told: dict[str, str]) -> Verdict:
+    async def _verdict(self, question: Question, context: dict[str, str]) -> Verdict:
         approval = question.waiting.approval
         if question.verdict.done():
             return question.verdict.result()
@@ -213,7 +213,7 @@ class Asking:
         self._live.asking[approval.id] = question.waiting
         self._tell(question)
         self._table.opened(question)
-        log.info("approval_asked", **told)
+        log.info("approval_asked", **context)
         await asyncio.wait({question.verdict}, timeout=self._timeout)
         if not question.verdict.done():
             why = f"Nobody answered within {self._timeout:g} s whether {approval.tool} may run: it was not run."
@@ -228,11 +228,11 @@ class Asking:
         """Show watchers what the turn does now."""
         ended = question.ended
         if self._live.asking:
-            self._live.does("approval", {"name": next(iter(self._live.asking.values())).approval.tool})
+            self._live.now_doing("approval", {"name": next(iter(self._live.asking.values())).approval.tool})
         elif ended is not None and ended.outcome in ("allowed", "allowed_for_turn"):
-            self._live.does("tool", {"name": ended.tool})
+            self._live.now_doing("tool", {"name": ended.tool})
         else:
-            self._live.does("answering" if self._live.spoke else "thinking")
+            self._live.now_doing("answering" if self._live.output_sent else "thinking")
 
 
 def _too_late() -> ApprovalAnswered:

@@ -1,4 +1,4 @@
-"""One attempt to run a turn, and what the next attempt has to know of it."""
+"""One attempt to run a turn, and the state that is handed to the next attempt."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from ..errors import ProxyError, UpstreamError
 from ..stores.base import Lease
 from .live import LiveTurn, with_end
 
-# What is kept of one turn: an agent of 1,500 steps has 3,000 entries of tools. A shell that speaks in its CLI's place
-# can tell of millions.
+# Most tool entries and failures kept of one turn. A turn of 1,500 steps has 3,000 tool entries; a program that imitates
+# the CLI could report millions.
 MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 
 
 @dataclass(slots=True, eq=False)
-class Course:
-    """What the next attempt has to know of those before it. One per run of a turn.
+class RetryState:
+    """What attempts of one run of a turn hand to the next.
 
-    `fault`: why the last structured output was refused. `remedies`: what the backend asked for. `fallback`: the model
-    that is asked instead. `first`: why the model that the client named could not answer.
+    `fault`: why the last structured output was refused. `remedies`: what the backend wants changed. `fallback`: the
+    model that is asked instead. `first`: the error of the model that the client named.
     """
 
     number: int = 1
@@ -37,8 +37,8 @@ class Course:
     def once_more(self) -> None:
         self.number, self.tries = self.number + 1, self.tries + 1
 
-    def elsewhere(self, fallback: Fallback) -> None:
-        """Another model is asked, from the beginning."""
+    def fall_back(self, fallback: Fallback) -> None:
+        """Start over with another model."""
         self.number, self.tries, self.fault, self.remedies = self.number + 1, 1, None, frozenset()
         self.fallback = fallback
 
@@ -50,36 +50,36 @@ class Attempt:
     live: LiveTurn
     lease: Lease
     agent: Agent
-    course: Course
+    retrying: RetryState
     at_head: bool
     evidence: Evidence
     parent: Turn | None = None
-    left_off: list[str] = field(default_factory=list)  # turns whose answers never arrived
+    left_off: list[str] = field(default_factory=list)  # turns left off the path: their answers never arrived
     takes: tuple[tuple[str, str], ...] | None = None  # see `TurnStart`
     kept_system: str | None = None
-    cutter: StopCutter | None = None  # where the request says how its answer ends
-    fallback: Fallback | None = None  # who answers in whose place, decided before or by an attempt before
+    cutter: StopCutter | None = None  # if the request has stop sequences
+    fallback: Fallback | None = None  # decided before this attempt
     job: Job | None = None
     exchange: Execution | None = None
     output: list[Block] = field(default_factory=list)
-    partial: set[int] = field(default_factory=set)  # which of these were abandoned after a client was given words
+    partial: set[int] = field(default_factory=set)  # abandoned ones of which a client has a part
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
-    used: Used | None = None  # as far as it is known, and counted nowhere yet
-    answered_by: str | None = None  # as the backend names the one that answered
+    used: Used | None = None  # known so far, not counted in budgets yet
+    answered_by: str | None = None  # the model, as the backend names it
     asked: bool = False
     started: bool = False
     committed: bool = False
-    noted: bool = False  # how it ended, where it was lost
+    noted: bool = False  # its end was recorded (after `Lost`)
 
     @staticmethod
-    def of(live: LiveTurn, lease: Lease, agent: Agent, course: Course, *, at_head: bool) -> Attempt:
+    def of(live: LiveTurn, lease: Lease, agent: Agent, retrying: RetryState, *, at_head: bool) -> Attempt:
         """The next attempt of the turn."""
         evidence = live.evidence
-        if live.attempts:  # what an earlier one left off the path its client may have come for since
-            refused = course.fault or evidence.output_refused
+        if live.attempts:  # a client may have fetched an answer since that an earlier attempt left off the path
+            refused = retrying.fault or evidence.output_refused
             evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
-        return Attempt(live, lease, agent, course, at_head, evidence, fallback=course.fallback)
+        return Attempt(live, lease, agent, retrying, at_head, evidence, fallback=retrying.fallback)
 
     @property
     def format(self) -> JSON | None:
@@ -87,7 +87,7 @@ class Attempt:
 
     @property
     def uses_tools(self) -> bool:
-        """The CLI's own tools may have run: what they did cannot be undone."""
+        """The CLI's own tools may have run. Their effects cannot be undone."""
         return self.job is not None and bool(self.job.profile.tools)
 
     @property
@@ -99,19 +99,19 @@ class Attempt:
         """Tell the clients the turn's session and model, once, before the answer begins."""
         if not self.started and self.exchange is not None:
             self.started = True
-            self.live.at("first_block")
+            self.live.reached("first_block")
             at = self.exchange
             ids = self.agent.agent_id, self.live.turn.id, at.session_id
             model = self.fallback.model if self.fallback is not None and self.stands_in else self.live.turn.model
-            told = self.evidence.unmet, self.evidence.told
-            self.live.publish(Started(*ids, at.continuity, *told, at.backend, model))
+            ignored = self.evidence.unmet, self.evidence.told
+            self.live.publish(Started(*ids, at.continuity, *ignored, at.backend, model))
 
     def check(self) -> None:
         """Raises `UpstreamError` if the backend reported more tools or failures than a real turn has."""
         failures = len(self.retries) + len(self.evidence.cuts)
         if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES:
-            told = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
-            raise UpstreamError(f"the backend told of {told} in one turn: send it again")
+            count = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
+            raise UpstreamError(f"the backend reported {count} in one turn: send it again")
 
     def abandoned(self, blocks: frozenset[int]) -> None:
         """The provider's stream was cut in these blocks. What a client was already sent stays in the answer."""
@@ -125,7 +125,7 @@ class Attempt:
     def ended(self, status: str, **how: Any) -> tuple[JSON, ...]:
         """All attempts of the turn, this one with its end."""
         if not self.asked:
-            how = {"n": self.course.number, "asked": False, **how}
+            how = {"n": self.retrying.number, "asked": False, **how}
         self.live.attempts = with_end(self.live.attempts, {"ended_at": self.live.now(), "status": status, **how})
         return tuple(self.live.attempts)
 

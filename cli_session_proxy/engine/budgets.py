@@ -1,4 +1,4 @@
-"""Whose limits hold for a turn, and what was spent of them. The store counts; see `domain.budgets`."""
+"""Which limits apply to a turn, and how much of them is spent. The store counts; see `domain.budgets`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS: tuple[Unit, ...] = ("usd", "tokens", "requests")
 _PERIODS: tuple[Per, ...] = ("minute", "day", "month")
 
 
-# The budgets of a key and of an agent of it: `Budgets.of`.
+# The budgets of a key and one of its agents: `Budgets.of`.
 BudgetsOf = Callable[[str, str | None], tuple[Budget, ...]]
 
 
@@ -28,17 +28,17 @@ class Budgets:
         self._settings = settings
         self._is_set = settings != BudgetSettings()
         self.refused: Counter[tuple[Scope, Unit, Per]] = Counter()
-        # Within a period spending only grows: who was refused until its end is refused by the same error until then.
+        # Within a period spending only grows: after one refusal the same error holds until the period ends.
         self._until: dict[str, tuple[float, BudgetExceeded]] = {}
 
     def of(self, owner: str, agent_id: str | None) -> tuple[Budget, ...]:
         """The budgets of this key and of this agent, where they have one."""
         if not self._is_set:
             return ()
-        told = self._settings
-        found = [budgets.budget_of(owner, None, _limits(told.each_key, told.keys, owner))]
+        own = self._settings
+        found = [budgets.budget_of(owner, None, _limits(own.each_key, own.keys, owner))]
         if agent_id is not None:
-            found.append(budgets.budget_of(owner, agent_id, _limits(told.each_agent, told.agents, agent_id)))
+            found.append(budgets.budget_of(owner, agent_id, _limits(own.each_agent, own.agents, agent_id)))
         return tuple(budget for budget in found if budget.limits)
 
     def admit(self, owner: str, agent_id: str | None, now: float) -> None:
@@ -55,7 +55,7 @@ class Budgets:
             del self._until[budget.account]
 
     def refuse(self, error: BudgetExceeded, now: float) -> None:
-        """The store has refused a turn of one of these."""
+        """Remember that the store refused a turn."""
         self._count(error)
         self._until = {account: known for account, known in self._until.items() if known[0] > now}
         if error.account is not None and error.retry_after is not None:
@@ -65,8 +65,8 @@ class Budgets:
         self.refused[error.detail["scope"], error.detail["unit"], error.detail["per"]] += 1
 
     async def shown(self, store: Store, owner: str | None, agent_id: str | None, now: float) -> list[JSON]:
-        """What was spent of each limit of this key, or of this agent of it; `owner` None: of every key that has spent
-        something, or has limits of its own. `ends`: seconds since 1970."""
+        """What is spent of each limit of this key, or of one of its agents. `owner` None: of every key that has spent
+        anything or has limits of its own. `ends`: seconds since 1970."""
         if not self._is_set:
             return []
         if owner is not None:

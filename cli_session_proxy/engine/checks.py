@@ -1,4 +1,5 @@
-"""Answers and arguments against the client's JSON Schemas: strangers' programs, run where they can be ended."""
+"""Validates answers and arguments by the client's JSON Schemas. A hostile schema can take for ever, so this runs in a
+process that can be killed."""
 
 from __future__ import annotations
 
@@ -17,7 +18,7 @@ class Checks:
         self._helpers = helpers
 
     def expect(self) -> None:
-        """Start the process that checks, while the model thinks."""
+        """Start the validating process early, while the model thinks."""
         self._helpers.expect()
 
     async def answer(self, format: JSON, output: Sequence[Block]) -> list[Block]:
@@ -30,7 +31,7 @@ class Checks:
         return [*(block for block in output if block.get("type") != "text"), {"type": "text", "text": text}]
 
     async def arguments(self, value: object, schema: JSON) -> str | None:
-        """What is wrong with the arguments of a call (`client_tools.Check`). Raises `InvalidRequest`."""
+        """The error in a call's arguments, if any (`client_tools.Check`). Raises `InvalidRequest`."""
         try:
             return await self._helpers.call(structured.fault_of, value, schema)
         except OutOfBoundsError as exc:

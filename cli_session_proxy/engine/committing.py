@@ -1,7 +1,7 @@
-"""An agent's attempt as a commit: what its path and its summary say, written for the attempts to come.
+"""Writes an agent's attempt at a fix into a git commit message, so that later attempts can read it.
 
-The summary comes from the agent's own conversation, asked in a chain beside it that is removed afterwards: the agent's
-own chain, its session and its head stay as they are.
+The message has the path's turns and a summary by the model. The model is asked in a temporary copy of the chain, so the
+agent's own chain, session and head do not change.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from ..stores.base import Store
 log = logs.get(__name__)
 
 Outcome = Literal["passed", "failed"]
-# Asks the agent, beside its chain, for JSON of `SUMMARY`. Raises `ProxyError`.
+# Asks the model in a temporary copy of the chain for JSON of `SUMMARY`. Raises `ProxyError`.
 Ask = Callable[[Sequence[Turn], str, JSON], Awaitable[str]]
 
-# Of an attempt without an end: its turns in the investigation (the newest), and characters of each line.
+# For an attempt without a summary: how many of its newest turns are listed, and characters of each line.
 STEPS = 400
 STEP = 300
 # How many earlier attempts are named in a new one. Each is a line.
@@ -66,7 +66,7 @@ _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/~^-]{0,255}")
 
 @dataclass(frozen=True, slots=True)
 class CommitOrder:
-    """What is written, and where. `note`: the commit that gets a note, instead of a new one.
+    """What to write, and where. `note`: an existing commit that gets a git note; None: a new commit is made.
 
     `repo` and `options` (of `git commit`) come from a person at the terminal, never from a request.
     """
@@ -81,7 +81,7 @@ class CommitOrder:
 
     @staticmethod
     def read(body: Mapping[str, Any]) -> CommitOrder:
-        """What a request says. Raises `InvalidRequest`, which names the field."""
+        """Parse a request's body. Raises `InvalidRequest`, which names the field."""
         for name, value in body.items():
             if name not in _FIELDS:
                 raise InvalidRequest(
@@ -107,7 +107,7 @@ class CommitOrder:
 
 @dataclass(frozen=True, slots=True)
 class Committed(Recorded):
-    """`commit` is the new one, or the one that has a note now; `message` is what was written."""
+    """`commit` is the new commit, or the one that got the note; `message` is what was written."""
 
     agent_id: str
     fix_id: str
@@ -121,7 +121,7 @@ class Committed(Recorded):
 
 
 async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitOrder, ask: Ask) -> Committed:
-    """Raises `InvalidRequest` where there is nothing to write or nowhere to write it, `ConfigError` where git fails."""
+    """Raises `InvalidRequest` without turns or without a repository, `ConfigError` if git fails."""
     path = await store.path(agent.head) if agent.head else []
     if not path:
         raise InvalidRequest(f"agent {agent.agent_id!r} has no turn yet: there is nothing to write", param="agent_id")
@@ -135,7 +135,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
             param="agent_id",
         )
     fix_id = wanted.fix_id or fix_of(memory, agent)
-    known = await earlier(memory.repo, fix_id, PREVIOUS)  # first: a repository that is none is told at once
+    known = await earlier(memory.repo, fix_id, PREVIOUS)  # first, so that a path without a repository fails at once
     summary: Mapping[str, Any] = {}
     if wanted.by_model:
         said = {None: "", "passed": "It passed.", "failed": "It failed."}[wanted.outcome]
@@ -148,7 +148,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
 
 
 def history(path: Sequence[Turn]) -> tuple[Message, ...]:
-    """The conversation as a client would send it, without thinking: it is sealed for its own chain."""
+    """The conversation as a client would send it, without thinking: its signature is only valid in its own chain."""
     said: list[Message] = []
     for turn in path:
         answer = tuple(block for block in turn.output if block.get("type") not in THINKING)
@@ -159,7 +159,7 @@ def history(path: Sequence[Turn]) -> tuple[Message, ...]:
 def _written(
     agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], wanted: CommitOrder
 ) -> tuple[int, str]:
-    """The attempt's number, and its text without a secret."""
+    """The attempt's number, and its text with secrets redacted."""
     number = min(known.last + 1, records.MOST)
     failed = wanted.outcome == "failed"
     why = wanted.why or (summary.get("why_it_failed") if failed else None) or ""
@@ -196,14 +196,14 @@ def _written(
     }
     headline = str(summary.get("headline") or "") or records.line_of(asked, records.HEADLINE)
     state = "Failed attempt" if failed else "Attempt"
-    # Before anything is cut: half a secret is not known as one.
+    # Redact before cutting: half a secret would not be recognised.
     hidden = {name: redact.text(text) for name, text in sections.items()}
     shown = {name: redact.text(text) for name, text in trailers.items()} | {"Fix-Id": fix_id}
     return number, records.write(FixAttempt(redact.text(f"{state} {number}: {headline}"), shown, hidden))
 
 
 def _words(messages: Sequence[Message]) -> str:
-    """What was said, in one line. Results of tools and images are named only."""
+    """The messages' text in one line. Images and tool results are only named."""
     return " ".join(
         " ".join(str(block["text"]).split()) if block.get("type") == "text" else f"[{block.get('type')}]"
         for message in messages

@@ -1,4 +1,4 @@
-"""How turns end that are not completed: stored, again and again where the store is away, and told to their clients."""
+"""Ends of turns that failed or were cancelled: each is stored (retried while the store is away) and told to clients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .ownership import Instances
 
 log = logs.get(__name__)
 
-# How often the end of a turn that could not be stored is tried again. Seconds.
+# Seconds between attempts to store the end of a turn.
 AGAIN = 1.0
 
 
@@ -34,18 +34,18 @@ class _End:
 
 
 class Ends:
-    """One per engine. Until an end is stored its turn seems to run, and other proxies wait for it."""
+    """One per engine. Until an end is stored, other proxies take its turn for a running one and wait."""
 
     def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
         self._store = store
         self._instances = instances
         self._tasks = tasks
         self._observers = observers
-        self.waiting: dict[str, _End] = {}  # those that are not stored yet, by turn
+        self.waiting: dict[str, _End] = {}  # ends that are not stored yet, by turn
         self._one_at_a_time = asyncio.Lock()
 
     def failed(self, live: LiveTurn, error: ProxyError) -> None:
-        """It waits to be stored from now on (`tell`): the agent's lease is not handed over before."""
+        """Queue its end to be stored (by `tell`). The agent's lease is not handed over before that."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
         now = live.now()
@@ -66,8 +66,8 @@ class Ends:
         live.fail(error)
 
     def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
-        """Nobody knows whether it waits in the store, and its client was told that it does not: where it does, it ends
-        as soon as the store can be told. Others would wait for it."""
+        """Accepting it failed, and its client knows, but the store may have it as queued. If so, end it as soon as the
+        store can be written: other turns would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
         now = self._instances.now()
         self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
@@ -84,7 +84,7 @@ class Ends:
         )  # fmt: skip
 
     async def store_all(self) -> None:
-        """Store every end, also those that failed to be stored before. Raises `StoreUnavailable`."""
+        """Store all queued ends. Raises `StoreUnavailable`."""
         async with self._one_at_a_time:
             for end in list(self.waiting.values()):
                 await self._store_one(end)
@@ -101,7 +101,7 @@ class Ends:
             except LeaseLost:
                 turn = None
             if turn is None:
-                # One that waits is left to its proxy, which we are. The holder of the lease settles all others.
+                # A queued turn is its own proxy's to end: ours. All others are ended by the holder of the lease.
                 now = await self._store.turn(end.turn_id)
                 if now is None or now.status != "queued":
                     return
@@ -112,7 +112,7 @@ class Ends:
             if "status" not in exc.detail:
                 raise
             if exc.detail["status"] in ANSWERED:
-                # The commit was kept after all, and its client was told that it was not.
+                # The commit did succeed, though its client was told that it failed.
                 await self._store.set_delivery(end.turn_id, "undelivered")
             return
         for observer in self._observers:

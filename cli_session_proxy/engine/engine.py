@@ -100,18 +100,18 @@ log = logs.get(__name__)
 HasLeft = Callable[[], bool]
 
 
-# Seconds after the drain in which a CLI may end by itself: SIGTERM has promised an end (see `http.server`).
+# Seconds that a CLI has after the drain to end by itself. Then it is killed: a stop must end (see `http.server`).
 KILL_AFTER = 2.0
-# How long a turn that waits for a limit sleeps at most before it looks at the clock again, in seconds.
+# A turn that waits for a limit looks at the clock at least this often, in seconds.
 LOOK_AT_CLOCK = 20.0
-# And how long before it tries again where the store is away.
+# When the store is away, it tries again after so many seconds.
 STORE_AWAY = 5.0
-# Seconds in which a turn at another proxy ends that was told to, beyond the time in which that one is known to respond.
+# Seconds for another proxy to end a turn on request, on top of `lease`, after which it counts as not responding.
 END_ELSEWHERE = 10.0
 
 
 class Known(NamedTuple):
-    """What was read when a turn was accepted. It is true when the turn begins if its lease was `unused` until then."""
+    """The agent's state when a turn was accepted. Still valid when the turn begins if nobody wrote since `unused`."""
 
     state: AgentState | None
     unused: Unused | None
@@ -126,12 +126,12 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
-        self._ending: dict[str, CancelledBy] = {}  # turns of others that are to end, by whom
+        self._ending: dict[str, CancelledBy] = {}  # turns of other proxies that are being ended
         self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
         self._open = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, Elsewhere))
-        # A turn with a slot finds a process: an idle one makes room for it.
+        # No more slots than processes: a turn with a slot gets a process at once, if need be in place of an idle one.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
         self._lanes = Lanes(settings.lane_limit, settings.queue_limit, self._slots)
         self.budgets = Budgets(settings.budgets)
@@ -225,7 +225,7 @@ class Engine:
         self._tasks.serve(self.forgetting.serve())
 
     async def _introduce(self) -> None:
-        """What must be equal on every host, so that a turn at one of them extends what another one sent."""
+        """Record the facts that must be equal on every host for their requests to extend each other's."""
         facts = {"lease": f"{self.settings.lease:g} s", "system_prompt": self.settings.system_prompt}
         if self.settings.budgets != BudgetSettings():
             facts["budgets"] = self.settings.budgets.model_dump_json(exclude_none=True)
@@ -233,7 +233,7 @@ class Engine:
             facts[f"profile {name}"] = profile.model_dump_json(exclude_defaults=True)
         try:
             await self._ownership.introduce(facts | await self.backend.facts())
-        except ProxyError as exc:  # a CLI that is missing is told by every turn; the other hosts are not compared
+        except ProxyError as exc:  # no CLI: every turn says so, and hosts are not compared
             log.warning("host_not_compared", error=exc.message)
 
     async def stop(self) -> None:
@@ -288,13 +288,13 @@ class Engine:
         return await self._readiness.state()
 
     def store_fails(self) -> str | None:
-        """What the store said when it could not be written last, and cannot yet."""
+        """The store's error while it cannot be written; else None."""
         return self._readiness.why
 
     # what is going on, for /metrics
 
     def queued(self) -> int:
-        """Turns that wait: for the one before them, for another proxy or for a slot; not for the end of a limit."""
+        """Turns that wait for an earlier turn, another proxy or a slot; without those that wait for a limit."""
         return self._lanes.total - self._running - self.put_off()
 
     def put_off(self) -> int:
@@ -311,13 +311,13 @@ class Engine:
                 live.cancel("takeover")
 
     def _end_here(self, turn_id: str, by: CancelledBy) -> None:
-        """Another proxy wants this turn to end."""
+        """End this turn for another proxy."""
         live = self._live.get(turn_id)
         if live is not None and self._deliveries.here(live):
             live.cancel(by)
 
     async def _is_gone(self, instance: str | None) -> bool:
-        """This proxy has ended, or does not respond."""
+        """Whether that proxy has ended or does not respond."""
         if instance == self._instances.id:
             return False
         return await self._instances.is_gone(instance) or not await self.store.responds(instance or "")
@@ -327,7 +327,7 @@ class Engine:
             observer.spawned(seconds)
 
     def busy(self, agent_key: int) -> bool:
-        """A turn of this agent runs or waits in this proxy."""
+        """Whether a turn of this agent runs or waits in this proxy."""
         return bool(self._lanes.waiting(agent_key))
 
     # --- 1, 2: place and accept
@@ -335,12 +335,12 @@ class Engine:
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
         """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
 
-        Nothing is accepted of a client that has left, or where another proxy is to run it (`Elsewhere`).
+        Nothing is stored if the client `has_left`, or if another proxy should run it (raises `Elsewhere`).
         """
         if not self._open:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
-            # Strangers whose histories look alike must not meet in one sandbox where tools can leave something behind.
+            # An unnamed agent is found by its history: two clients with equal histories would share files in a sandbox.
             raise InvalidRequest(
                 "the profile turns the CLI's tools on, so the agent needs a name: send X-Agent-Id", param="agent_id"
             )
@@ -365,27 +365,27 @@ class Engine:
                 passed_over = found
                 continue
             agent, new = found
-            # One at a time: the order of the lane is the order in the store, also where that writes side by side.
+            # One at a time per agent, so that the lane has the store's order even if the store writes concurrently.
             async with self._accepting.setdefault(agent.key, asyncio.Lock()):
                 place = self._lanes.take(agent.key)
                 try:
                     await self._ownership.appear()
                     if has_left is not None and has_left():
-                        # It may have sent the request again elsewhere by now, without anything that says so: that is
-                        # the turn then, and this one would be a second.
+                        # It may have sent the request again to another proxy, without an idempotency key. Running this
+                        # one too would double the turn.
                         log.info("client_left_before_acceptance")
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
                     unused = self._ownership.unused(agent.key)
-                    # Hardly ever: only behind others of its lane.
+                    # Behind a turn that waits for a limit, this one waits for the same limit.
                     whole = request.compose is None or request.composed is not None
                     if whole and self._lanes.waiting(agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
                         new = replace(new, turn=replace(new.turn, limit_wait=wait), durable=new.durable or bool(wait))
                     turn, state = await self.store.accept_next(new)
-                except KeyTaken:  # by the same request, which came in twice at once: it is that turn
+                except KeyTaken:  # by the same request, sent twice at once: use that turn
                     self._lanes.give_up(place)
                     continue
                 except BudgetExceeded as exc:
@@ -396,7 +396,7 @@ class Engine:
                     self._lanes.give_up(place)
                     with contextlib.suppress(StoreUnavailable):
                         if not agent.named and await self.store.agent_by_key(agent.key) is None:
-                            continue  # forgotten meanwhile: the request is placed anew
+                            continue  # the agent was deleted meanwhile: place the request again
                     if exc.detail.get("in_doubt"):
                         self._ends.never_ran(new.turn.id)
                     raise not_run(exc) from exc
@@ -425,36 +425,36 @@ class Engine:
             self.forgetting.accepted(live, request)
         answer = live.attach(timeout=request.timeout)
         if turn.limit_wait is not None:
-            live.waits(turn.limit_wait)
+            live.wait_for(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place, known))
         return answer
 
     # --- turns that wait for the end of a limit
 
     def _waiting_behind(self, live: LiveTurn) -> list[LiveTurn]:
-        """The agent's other turns that wait in this proxy, without those that are not composed yet: their client may
-        leave before they are."""
+        """The agent's other turns in this proxy, without those whose prompt is not known yet (`compose`): these still
+        need their client."""
         key = live.turn.agent_key
         others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
         whole = (one for one in others if one.compose is None or one.composed is not None)
         return [one for one in whole if not one.done and self._deliveries.here(one)]
 
     def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
-        """Let a turn that another proxy left, and that waits for a limit, wait here behind `before` others. Needs the
+        """Take over a turn that waits for a limit from another proxy, behind the first `before` of the lane. Needs the
         agent's lease."""
         assert turn.limit_wait is not None
         place = self._lanes.take_before(agent.key, before)
         live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
-        live.waits(turn.limit_wait)
+        live.wait_for(turn.limit_wait)
         live.task = self._tasks.own(self._run(live, agent, place))
         if (turn.call or {}).get("background"):
-            self.keep(live.attach())  # as its first proxy did: its client asks for it later
+            self.keep(live.attach())  # its client asks for it later
         if (by := self._ending.get(turn.id)) is not None:
             live.cancel(by)
 
     async def _until_over(self, live: LiveTurn, wait: LimitWait) -> None:
-        """Sleep until the limit is over, by the clock that all proxies share: a machine may be suspended meanwhile."""
-        live.does("limit", {"until": wait.until})
+        """Sleep until the limit is over, by the store's clock; in short naps, because the machine may be suspended."""
+        live.now_doing("limit", {"until": wait.until})
         while True:
             left = wait.until - self._instances.now()
             if left <= 0:
@@ -464,7 +464,7 @@ class Engine:
     # --- the same request once more
 
     async def _was_left(self, turn: Turn) -> bool:
-        """Whether all its clients left without its answer. `turn` may be older than what this proxy knows."""
+        """Whether all clients of this turn left without its answer. Looks at the newest state, not only at `turn`."""
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             return live.abandoned
@@ -475,9 +475,9 @@ class Engine:
         return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
 
     async def _again(self, turn_id: str, request: TurnRequest) -> Answer | None:
-        """Attach to the turn while it runs, replay its answer, or else try the same turn again.
+        """Attach to the turn while it runs, replay its answer, or run the same turn again.
 
-        None where its answer never arrived and the conversation went on: the request needs a new turn.
+        None if its answer never arrived and the conversation went on without it: the request needs a new turn.
         """
         while True:
             turn = await self.store.turn(turn_id)
@@ -503,13 +503,13 @@ class Engine:
             except StoreUnavailable as exc:
                 if "status" not in exc.detail:
                     raise not_run(exc) from exc
-                continue  # somebody else was quicker: look again
+                continue  # another request has queued it meanwhile: look again
             return self._launch(turn, agent, place, request)
 
     async def _requeue(self, turn: Turn, agent: Agent) -> tuple[Turn, LanePlace]:
-        """A new attempt, last in its lane. Raises `BudgetExceeded`; `StoreUnavailable`, with a `status` where somebody
-        else was quicker."""
-        if turn.id in self._ends.waiting:  # how the attempt before ended: later it would end this one
+        """Queue a new attempt, last in its lane. Raises `BudgetExceeded`, and `StoreUnavailable`, with a `status` if
+        another request has queued it already."""
+        if turn.id in self._ends.waiting:  # the end of the last attempt: stored later it would end this one
             await self._ends.store_all()
         place = self._lanes.take(turn.agent_key)
         try:
@@ -524,9 +524,10 @@ class Engine:
             raise
 
     async def _attach_elsewhere(self, turn: Turn, agent: Agent, request: TurnRequest | None) -> Answer:
-        """The answer of a turn that another proxy runs: as it comes from there, else by the store, whole.
+        """The answer of a turn that another proxy runs. Raises `Elsewhere` if that proxy can be reached: it streams it.
 
-        With the `request`, which came once more, one that its proxy left open is run here. Raises `Elsewhere`.
+        Else wait until the store has the whole answer. With a `request` (a retry), an unfinished turn of a proxy that
+        has ended or does not respond is run here.
         """
         if self.passing is not None:
             await self.passing.to_turn(turn)
@@ -538,9 +539,9 @@ class Engine:
         return live.attach(replayed=True, timeout=None if request is None else request.timeout)
 
     async def _follow(self, live: LiveTurn, agent: Agent, *, again: bool) -> None:
-        """Wait for a turn that another proxy on this store runs, and give its answer here.
+        """Wait for a turn that another proxy on this store runs, and publish its answer here.
 
-        A turn that its proxy left open, because it ended or does not respond, is run here where `again`.
+        With `again`, the turn is run here if that proxy has ended or does not respond.
         """
         live.begun = True
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
@@ -550,7 +551,7 @@ class Engine:
                 try:
                     async with Limited(deadline, self._executor.too_long):
                         turn = await self._recovery.finished_elsewhere(
-                            live.turn.id, agent, self._ownership.hold, live.seen
+                            live.turn.id, agent, self._ownership.hold, live.follow_stored
                         )
                     break
                 except TurnTimeout:
@@ -579,7 +580,7 @@ class Engine:
             self._forget(live)
 
     async def _take_over(self, live: LiveTurn) -> None:
-        """The turn is answered. Deliver it here where no client of the other proxy waits for it."""
+        """Deliver an answered turn here, unless a client of the other proxy waits for it."""
         if live.turn.delivery not in ("undelivered", "uncertain"):
             return
         if not await self.store.claim(live.turn.id, self._instances.id):
@@ -602,7 +603,7 @@ class Engine:
     async def end(self, turn: Turn, by: CancelledBy) -> None:
         """End a turn, in whichever proxy it waits or runs, and wait until it is stored.
 
-        One whose proxy has ended, or does not respond, is settled here. Raises `SessionBusy` where it does not end.
+        The turn of a proxy that has ended or does not respond is settled here. Raises `SessionBusy` if it does not end.
         """
         live = self._live.get(turn.id)
         if live is not None and self._deliveries.here(live):
@@ -613,7 +614,7 @@ class Engine:
         if turn.instance is None or agent is None:
             return
         patience = END_ELSEWHERE + self.settings.lease
-        self._ending[turn.id] = by  # also where it comes here meanwhile
+        self._ending[turn.id] = by  # it may be taken over by this proxy meanwhile
         await self.store.cancel(turn.id, turn.instance, by)
         try:
             async with asyncio.timeout(patience):
@@ -634,11 +635,11 @@ class Engine:
         return {address for address in there if address is not None}
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
-        """What became of the answer of another proxy at the client that asked this one. The other proxy notes itself
-        whom else it gave the answer to: this is the last word only where that was nobody."""
+        """Store whether a forwarded answer reached the client that asked here. Counts unless the other proxy has noted
+        that another client of the turn got it."""
         try:
             await self.store.set_delivery(turn_id, "delivered" if arrived else "undelivered", soon=arrived)
-        except ProxyError as exc:  # of a turn that was deleted meanwhile, too
+        except ProxyError as exc:  # e.g. the turn was deleted meanwhile
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     def progress(self, agent_key: int | None = None) -> list[Progress]:
@@ -651,21 +652,21 @@ class Engine:
         return [live.progress() for live in sorted(going, key=lambda live: live.turn.seq)]
 
     def keep(self, answer: Answer) -> None:
-        """Let the turn run to its end without a client: kept is as good as delivered, it can be asked for."""
-        token = ORIGIN.set("local_only")  # it is kept here, whoever passed the request on
+        """Let the turn run to its end without a client. It counts as delivered: a client can ask for it later."""
+        token = ORIGIN.set("local_only")  # this proxy runs it, even if another one forwarded it
         try:
             self._tasks.own(kept(answer))
         finally:
             ORIGIN.reset(token)
 
     async def ended(self, turn_id: str) -> None:
-        """Wait until a turn of this proxy is over and stored; at once when it does not run here."""
+        """Wait until a turn of this proxy is over and stored. Returns at once if it does not run here."""
         live = self._live.get(turn_id)
         if live is not None and live.task is not None:
             await asyncio.wait([live.task])
 
     async def tip(self, agent: Agent) -> Turn | None:
-        """The turn that the agent's next one continues: the head, but for answers that never arrived."""
+        """The turn that the agent's next one continues: the head, or what is before answers that never arrived."""
         turn = await self.store.turn(agent.head) if agent.head else None
         while turn is not None and turn.delivery == "undelivered" and not await self._executor.is_awaited(turn):
             turn = await self.store.turn(turn.behind) if turn.behind else None
@@ -714,15 +715,15 @@ class Engine:
 
     async def _fail(self, live: LiveTurn, error: ProxyError) -> None:
         """End the turn with an error. Shielded: a cancellation must not keep the error from its clients."""
-        if live.done:  # it is stored, and its clients were given the answer: what failed behind that is not the turn
+        if live.done:  # the answer is stored and sent; this is an error after that
             log.exception("failed_behind_its_answer", turn_id=live.turn.id, error=error.message)
             return
         if live.wait is not None and isinstance(error, LeaseLost | Interrupted):
-            # In the store it waits on, and another proxy has it, or will.
-            # Noted before they are told to come again: the same request is this turn, at whichever proxy.
+            # The stored turn goes on waiting, at another proxy. Store the delivery before clients are told to retry, so
+            # that every proxy recognises their retry as this turn.
             with contextlib.suppress(ProxyError, TimeoutError):
                 async with asyncio.timeout(self.settings.lease):
-                    await self.store.set_delivery(live.turn.id, live.left_as)
+                    await self.store.set_delivery(live.turn.id, live.delivery_if_left)
             why = "this turn waits for a limit, and goes on waiting at another proxy or after a restart"
             live.fail(Interrupted(f"{why}: send the same request again for its answer", retry_after=error.retry_after))
             return
@@ -732,9 +733,9 @@ class Engine:
         await uninterrupted(self._tasks.own(self._ends.tell(live, error)))
 
     async def _finished_by_the_next(self, live: LiveTurn) -> bool:
-        """Who takes an agent over first looks for what our CLI had finished, and keeps it: its clients hear it then.
+        """The proxy that takes an agent over commits what our CLI had finished. If it did, publish that answer here.
 
-        False where nothing was kept: at once for a turn that had not begun. Bounded by `lease`.
+        False if it committed nothing; at once for a turn that had not begun. Bounded by `lease`.
         """
         give_up = asyncio.get_running_loop().time() + self.settings.lease
         try:
@@ -749,7 +750,7 @@ class Engine:
         except (StoreUnavailable, Interrupted) as exc:  # Interrupted: the conversation went on without it
             log.warning("not_taken_over", turn_id=live.turn.id, error=exc.message)
             return False
-        if not live.spoke:
+        if not live.output_sent:
             replay(live)
         elif live.complete(turn.output):
             live.finish(turn)
@@ -758,9 +759,9 @@ class Engine:
         return True
 
     async def _in_turn(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
-        """Run it. False where it waits for a limit, or for turns that go before it: it holds nothing but its place."""
+        """Run the turn. False if it has to wait, for a limit or for earlier turns; it then holds only its place."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
-        # What was composed by another proxy goes on from where that one said.
+        # A prompt that another proxy composed keeps the parent that it was composed for.
         composed_there = live.compose is None and "behind" in (live.turn.call or {})
         at_head = live.turn.placed.at_head and not composed_there
         async with AsyncExitStack() as held:
@@ -768,12 +769,12 @@ class Engine:
                 try:
                     if self._ends.waiting:
                         await self._ends.store_all()
-                    live.does("lease")
+                    live.now_doing("lease")
                     first = None if known is None or known.state is None or known.state.others else known.unused
                     live.lease = await held.enter_async_context(self._ownership.hold(agent, live.turn, first=first))
-                    if not place.granted.done():  # turns that were accepted before it came from another proxy
+                    if not place.granted.done():  # earlier turns were taken over from another proxy
                         return False
-                    live.does("slot", {"slots": self._slots.limit})
+                    live.now_doing("slot", {"slots": self._slots.limit})
                     waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
                     now = None
@@ -799,7 +800,7 @@ class Engine:
             if wait is not None:
                 for one in (live, *others):
                     if not one.done:
-                        one.waits(wait)
+                        one.wait_for(wait)
             elif self.passing is not None and self._ownership.holds(live.lease):
                 self._tasks.own(self.passing.note(agent, live.turn.session_id, live.lease))
             return wait is None
@@ -807,7 +808,7 @@ class Engine:
     # --- data
 
     async def named(self, owner: str, agent_id: str) -> Agent:
-        """Raises `NotFound`, as all of these do for an agent that is not there."""
+        """Raises `NotFound` for an unknown agent, like all methods below."""
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
@@ -816,9 +817,9 @@ class Engine:
     async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
         """End the agent's process and remove chain, transcripts, sandbox and keys. False when unknown.
 
-        With an `expiry` only what still is to go, also when the chain is removed: a client may have gone on since the
-        agent was chosen. Its turn is not cancelled; it then finds no files, and writes them again from the chain. Of
-        what was archived (`expiry.version`) nothing may be outside the chain.
+        With an `expiry`, delete only if it still applies when the chain is removed: a client may have used the agent
+        since it was chosen. A running turn is not cancelled: if the agent stays, its files are written again from the
+        chain. An archived agent (`expiry.version`) must have nothing outside the chain.
         """
         agent = await self.store.agent(owner, agent_id)
         if agent is None or (expiry is not None and not await self.store.expired_agents(expiry, only=agent.key)):
@@ -847,14 +848,14 @@ class Engine:
             live.cancel("deletion")
         for turn in await self.store.unfinished_of(agent.key):
             if turn.instance not in (None, self._instances.id):
-                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # forgotten with the agent
+                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # this row goes with the agent
         tasks = [live.task for live in running if live.task is not None]
         if tasks:
             await asyncio.wait(tasks)
 
     async def version_at_rest(self, agent: Agent) -> str:
-        """The version of a chain that holds all that there is of the agent. Raises `SessionBusy` where a turn waits or
-        runs, or something is outside the chain, `NotFound` where the agent is gone."""
+        """The chain's version, if the chain is complete. Raises `SessionBusy` if a turn waits or runs, or if something
+        of the agent is outside the chain; `NotFound` if the agent was deleted."""
         async with self._ownership.hold(agent) as lease:
             if await self.store.unfinished_of(agent.key):
                 raise SessionBusy("a turn of it waits or runs")
@@ -867,7 +868,7 @@ class Engine:
         return version
 
     async def _outside(self, agent: Agent) -> str | None:
-        """What there is of the agent outside its chain, and would be lost with it."""
+        """What the agent has outside its chain, and would lose."""
         for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
             if await self.store.mirrored(agent.key, key):
                 return "an application keeps lines of a transcript with it that are no turn yet"
@@ -897,17 +898,17 @@ class Engine:
         if not going:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
-        # All at once: of those in one lane the next one would begin.
+        # All at once: after the first end the next one of the lane would begin.
         await asyncio.gather(*(self.end(turn, "operator") for turn in going))
-        # One that was being committed is whole, and stays.
+        # A turn whose commit had begun is completed all the same.
         found = [await self.store.turn(turn.id) for turn in going]
         return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
 
     async def approve(self, owner: str, agent_id: str, approval_id: str, verdict: Verdict) -> Approval:
-        """A person's word on a tool that waits for it; returns when the CLI was told. This is the one way to answer.
+        """A person's answer to a tool that needs approval. Returns once the CLI has it. Every answer comes this way.
 
-        Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` for one that waits at another proxy, and `SessionBusy` where
-        that one cannot be reached from here.
+        Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` if it waits at another proxy, and `SessionBusy` if that proxy
+        cannot be reached from here.
         """
         agent = await self.named(owner, agent_id)
         ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
@@ -924,7 +925,7 @@ class Engine:
         )
 
     def asked(self, owner: str) -> list[Question]:
-        """The tools that wait here for this owner's word, the first first."""
+        """The tools that wait here for this owner's approval, oldest first."""
         return self._executor.approvals.of(owner)
 
     async def asked_elsewhere(self, owner: str) -> list[tuple[Agent, Turn, Approval]]:
@@ -938,7 +939,7 @@ class Engine:
                 continue
             agent = await self.store.agent_by_key(turn.agent_key)
             if agent is not None and agent.owner == owner:
-                now = len(turn.attempts)  # one of an attempt before waits no longer
+                now = len(turn.attempts)  # requests of earlier attempts are closed
                 found += [(agent, turn, one) for one in open_ones if one.attempt == now]
         return found
 
@@ -978,7 +979,7 @@ class Engine:
         return answer_text(turn.output)
 
     async def mirror(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
-        """Take in what an application said with the Claude Agent SDK; see `mirroring.Mirrors`."""
+        """Store lines of a session that an application runs with the Claude Agent SDK; see `mirroring.Mirroring`."""
         # Own task: an application that is cancelled must not leave it half done.
         await asyncio.shield(self._tasks.own(self.mirrors.append(agent_id, key, lines)))
 
@@ -986,7 +987,7 @@ class Engine:
         """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""
         async with aclosing(self.backend.changes()) as changes:
             async for session_id in changes:
-                # The session is verified before its next use all the same.
+                # If this fails, the session is still verified before its next use.
                 with survived("not_adopted", session_id=session_id):
                     session = await self.store.session(session_id)
                     agent = await self.store.agent_by_key(session.agent_key) if session else None
@@ -997,15 +998,15 @@ class Engine:
                             await self._catch_up(agent, lease)
 
     async def _leave(self, agent: Agent, lease: Lease) -> None:
-        """Before the lease is handed over: store how turns ended, and what a person said here, where the next proxy may
-        be on another host. Raises `StoreUnavailable`."""
+        """Called before the lease is handed over. Store ends of turns, and what a person said in a session if the next
+        proxy may be on another host. Raises `StoreUnavailable`."""
         if self._ends.waiting:
             await self._ends.store_all()
         if self.store.spans_hosts:
             await self._catch_up(agent, lease)
 
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
-        """Adopt what a person said behind the head, where it is complete. Only tries: it is logged where it fails."""
+        """Adopt what a person said in the session after the head, if it is complete. A failure is only logged."""
         with survived("not_adopted", agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None

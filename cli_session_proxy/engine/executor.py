@@ -73,23 +73,22 @@ from ..stores.base import COMPOSED_FIELDS, AgentState, Commit, Home, Lease, Path
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
-from .attempt import Attempt, Course
+from .attempt import Attempt, RetryState
 from .budgets import BudgetsOf
 from .checks import Checks
-from .live import LiveTurn, Observer, cancelled, said
+from .live import LiveTurn, Observer, answer_events, cancelled
 from .ownership import Instances, Ownership
 from .passing import Passing
 from .plan import PlanWatch
 
 log = logs.get(__name__)
 
-# A turn whose exchange is lost before it said anything is run once more by itself; more would hide a broken backend.
+# A turn whose exchange is lost before any output is run a second time; more would hide a broken backend.
 ATTEMPTS = 2
 
-# Events that show that no tool runs any more and that the provider answers. A tuple, because a union would be made
-# anew for each event.
+# Events after which no tool runs and the provider answers. A tuple: for `isinstance`, a union would be built each time.
 SIGNS_OF_LIFE = (BlockStart, AnswerBlocks, ToolActivity, Compacted)
-# What may take long behind them is not silence.
+# After these events a long silence is normal.
 MAY_TAKE_LONG = (ToolActivity, PermissionAsked)
 
 T = TypeVar("T")
@@ -150,24 +149,25 @@ class Executor:
         deadline: float,
         behind: Callable[[], Sequence[str]] = tuple,
     ) -> LimitWait | None:
-        """Run the turn and tell its clients; or tell how long it waits for a limit, as the store has it by then.
+        """Run the turn, and publish its answer to its clients. Returns a `LimitWait` if it has to wait for a limit
+        instead; that is stored by then.
 
-        `deadline` is by the awake clock; `behind`: turns that wait as long. Raises `ProxyError`.
+        `deadline` is by the awake clock. `behind` are turns that wait for the same limit. Raises `ProxyError`.
         """
         lease = live.lease
         assert lease is not None
-        course = Course()
+        retrying = RetryState()
         again = False
         while True:
-            if live.cancelled_by is not None:  # while what the attempt before left was put away
+            if live.cancelled_by is not None:  # while the last attempt was discarded
                 raise asyncio.CancelledError
-            live.at("queued")
+            live.reached("queued")
             live.used = Usage()
-            attempt = Attempt.of(live, lease, state.agent, course, at_head=at_head)
+            attempt = Attempt.of(live, lease, state.agent, retrying, at_head=at_head)
             failed: ProxyError | None = None
             try:
                 async with Limited(deadline, self.too_long):
-                    if again:  # what the attempt before left of the session is read anew
+                    if again:  # the last attempt may have changed the session
                         state = await self._state(lease, live.turn.parent_id, at_head=at_head)
                     end = await self._answered(attempt, state, deadline)
                 ending = self._refused(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
@@ -178,39 +178,39 @@ class Executor:
             except ProxyError as error:
                 failed = error
             except PathChanged:
-                log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: it begins anew on the path as it is
+                log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: start over on the new path
             except structured.InvalidOutput as invalid:
-                if course.tries == ATTEMPTS or attempt.uses_tools:
+                if retrying.tries == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
-                course.fault = invalid.fault
+                retrying.fault = invalid.fault
                 attempt.ended("failed", code=OUTPUT_REFUSED, why=invalid.fault)
                 log.warning("turn_repeated", turn_id=live.turn.id, why="invalid structured output")
-                course.once_more()
+                retrying.once_more()
             finally:
                 again = True
-                await self._put_away(attempt)
-            if failed is not None and (wait := await self._instead(attempt, failed, deadline, behind)) is not None:
+                await self._discard(attempt)
+            if failed is not None and (wait := await self._recover(attempt, failed, deadline, behind)) is not None:
                 return wait
 
     def _lost(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
-        """Why the turn fails; None where it is run once more."""
-        course = attempt.course
+        """The turn's error; None if it is run once more."""
+        retrying = attempt.retrying
         attempt.ended("failed", why=lost.why)
         attempt.noted = True
-        if lost.remedy is not None and lost.remedy not in course.remedies:
-            course.remedies |= {lost.remedy}
-            spent = bool(attempt.tools)  # what has been done cannot be done again
+        if lost.remedy is not None and lost.remedy not in retrying.remedies:
+            retrying.remedies |= {lost.remedy}
+            spent = bool(attempt.tools)  # tool calls must not be repeated
         else:
-            spent = course.tries >= ATTEMPTS + len(course.remedies) or attempt.uses_tools
-        if spent or attempt.live.spoke:
+            spent = retrying.tries >= ATTEMPTS + len(retrying.remedies) or attempt.uses_tools
+        if spent or attempt.live.output_sent:
             return lost.error
         log.warning("turn_repeated", turn_id=attempt.live.turn.id, why=lost.why)
-        course.once_more()
+        retrying.once_more()
         return None
 
-    async def _put_away(self, attempt: Attempt) -> None:
-        """The exchange of an attempt that was not committed knows a prompt that is not on the path: it must be gone
-        before the agent's next turn."""
+    async def _discard(self, attempt: Attempt) -> None:
+        """Discard the exchange of an attempt that was not committed: its session holds a prompt that is not on the
+        path."""
         if attempt.exchange is None or attempt.committed:
             return
         owned = self._ownership.holds(attempt.lease)
@@ -218,25 +218,25 @@ class Executor:
             await uninterrupted(self._own(attempt.exchange.discard(owned=owned)))
         except (ProxyError, asyncio.CancelledError):
             raise
-        except Exception:  # how the turn ended is for its client; a file that stays is used by nobody
+        except Exception:  # the client gets the turn's own error; a file that stays is never used
             log.exception("not_discarded", turn_id=attempt.live.turn.id)
         finally:
-            if owned and attempt.used is not None:  # else who has the agent counts it
+            if owned and attempt.used is not None:  # else the new holder of the lease counts it
                 await uninterrupted(self._own(self._count(attempt, attempt.used)))
 
-    async def _instead(
+    async def _recover(
         self, attempt: Attempt, failed: ProxyError, deadline: float, behind: Callable[[], Sequence[str]]
     ) -> LimitWait | None:
-        """What happens instead of the failed attempt. The wait for a limit, as it is stored; or None: another model is
-        asked next. Raises the error if the turn fails."""
-        live, course = attempt.live, attempt.course
-        # Where another proxy has taken the agent over, it ended our CLI: that says more than how the CLI ended.
+        """What follows a failed attempt: a wait for a limit (already stored), or None: the next attempt asks another
+        model. Raises the error if the turn fails."""
+        live, retrying = attempt.live, attempt.retrying
+        # If another proxy took the agent over, it killed our CLI: `LeaseLost` explains more than the CLI's end.
         with suppress(StoreUnavailable):
             await self._ownership.verify(attempt.lease)
-        if live.cancelled_by is not None:  # while what the attempt left was put away
+        if live.cancelled_by is not None:  # while the attempt was discarded
             raise asyncio.CancelledError
-        first = course.first
-        stood_in = first is not None and not isinstance(failed, fallbacks.OWN)  # who stood in cannot take it either
+        first = retrying.first
+        stood_in = first is not None and not isinstance(failed, fallbacks.OWN)  # a fallback model failed, too
         if not (stood_in or fallbacks.helps(failed)):
             raise failed
         if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
@@ -245,26 +245,26 @@ class Executor:
             if wait is not None:
                 if not attempt.noted:
                     attempt.ended("failed", code=failed.code, why=failed.message)
-                told = live.attempts, live.timings
-                live.turn = await self.store.postpone(attempt.lease, live.turn.id, wait, *told, behind=behind())
+                record = live.attempts, live.timings
+                live.turn = await self.store.postpone(attempt.lease, live.turn.id, wait, *record, behind=behind())
                 log.warning("waits_for_limit", turn_id=live.turn.id, until=wait.until, why=failed.message)
                 return wait
             if on_limit == "error":
                 raise failed
-        first = course.first = first or failed
+        first = retrying.first = first or failed
         async with Limited(deadline, self.too_long):
-            fallback = await self._elsewhere(attempt, first)
+            fallback = await self._next_fallback(attempt, first)
         if fallback is None:
             raise first
         if not attempt.noted:
             attempt.ended("failed", code=failed.code, why=failed.message)
         by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
         log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
-        course.elsewhere(fallback)
+        retrying.fall_back(fallback)
         return None
 
     async def _count(self, attempt: Attempt, used: Used) -> None:
-        """Count what a failed attempt used: the provider bills it all the same."""
+        """Count the usage of a failed attempt in the budgets: the provider bills it, too."""
         budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
         if not budgets or used.usage == Usage():
             return
@@ -274,29 +274,29 @@ class Executor:
             log.warning("spending_not_noted", turn_id=attempt.live.turn.id, error=exc.message)
 
     def _waits(self, attempt: Attempt, error: ProxyError) -> LimitWait | None:
-        """How long the turn may wait for the end of the limit that it met.
+        """How long the turn may wait for the limit that it met; None: it may not.
 
-        One that has called tools, or of which a client was given words, is not repeated; one that is to be forgotten is
-        not kept for later.
+        It cannot be run again once it has called tools or a client has a part of its answer. A request that asked not
+        to be stored is not kept for later either.
         """
         once = attempt.agent.agent_id.startswith(f"{ONCE}_")
-        if attempt.tools or attempt.live.spoke or once:
+        if attempt.tools or attempt.live.output_sent or once:
             return None
         before = attempt.live.waited
         return fallbacks.wait_for(error, before, attempt.live.now(), self.settings.max_limit_wait)
 
-    async def _elsewhere(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
-        """Who may answer this turn in the place of the model that could not; None: nobody, and the turn fails.
+    async def _next_fallback(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
+        """The model to ask next; None: there is none, and the turn fails.
 
-        A turn that has called tools, or of which a client was given words, is not repeated elsewhere.
+        A turn cannot be run again once it has called tools or a client has a part of its answer.
         """
         job = attempt.job
-        if job is None or attempt.tools or attempt.live.spoke:
+        if job is None or attempt.tools or attempt.live.output_sent:
             return None
         asked = self.settings.model_for(attempt.live.turn.model, job.profile)
         names = self.settings.fallbacks_for(asked, job.profile)
         before = attempt.fallback
-        # In order, each once: the ones up to the model that has just failed have had their turn.
+        # In order, each once: skip those up to the model that has just failed.
         left = names[names.index(job.model) + 1 :] if job.model in names else names
         for name in left:
             window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
@@ -311,7 +311,7 @@ class Executor:
     async def _answered(self, attempt: Attempt, state: AgentState, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
         try:
-            # A proxy that was paused must not touch the sessions of an agent that another one writes by now.
+            # This proxy may have been paused, and replaced meanwhile: then it must not touch the agent's sessions.
             await self._ownership.verify(attempt.lease)
             state = await self._continued(attempt, state)
             if attempt.live.compose is not None:
@@ -322,16 +322,16 @@ class Executor:
                 self._checks.expect()  # the process that checks starts while the model thinks
             exchange = attempt.exchange = await self._prepared(attempt, job)
             await self._begin(attempt, job, exchange, home)
-            attempt.live.goes_out()
+            attempt.live.limit_over()
         except StoreUnavailable as exc:
             raise not_run(exc) from exc
-        end = await self._heard(attempt, exchange, deadline)
+        end = await self._receive(attempt, exchange, deadline)
         if isinstance(end, Completed) and attempt.format is not None:
             attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
 
     async def _continued(self, attempt: Attempt, state: AgentState) -> AgentState:
-        """The turn to continue: decided by the request, or the head as it is now, less what never arrived."""
+        """The turn to continue: the one that the request names, or the head, without answers that never arrived."""
         while attempt.at_head and (before := state.parent) is not None and before.delivery == "undelivered":
             if await self.is_awaited(before):
                 break
@@ -341,15 +341,15 @@ class Executor:
         parent = attempt.parent = state.parent
         behind = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
         if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
-            # Continuing past an answer settles its delivery: from now on the same words are said anew. Not where
-            # both waited for the same limit: then this one was asked before there was an answer.
+            # Continuing past an answer settles its delivery: from now on a repeat of its request is a new turn. Unless
+            # both waited for the same limit: then this request was sent before there was an answer.
             await self.store.set_delivery(parent.id, "delivered")
         return state
 
     async def _recalled(self, attempt: Attempt) -> Recall | None:
-        """Earlier attempts at the same fix, to be told with the prompt that begins one.
+        """Earlier attempts at the same fix. They go into the first prompt of a new attempt.
 
-        An attempt begins where no turn of its path was run here: there is none, or its client brought it.
+        It is the first if no turn of the path was run here: the path is empty, or a client brought all of it.
         """
         memory, parent = self.settings.profile_for(attempt.live.turn.profile).git_memory, attempt.parent
         if memory is None:
@@ -362,7 +362,8 @@ class Executor:
         return await recall(memory, attempt.agent)
 
     async def _home(self, attempt: Attempt) -> Home | None:
-        """The host on which the turn's tools leave their files. Where earlier ones are missing here, that is noted."""
+        """The host on which the turn's tools leave their files. Notes if the agent's earlier files are on another
+        host."""
         if self._passing is None or not self._passing.keeps_files(attempt.live.turn.profile):
             return None
         missing = await self._passing.missing(attempt.agent)
@@ -371,7 +372,7 @@ class Executor:
         return self._passing.home
 
     async def _prepared(self, attempt: Attempt, job: Job) -> Execution:
-        """The exchange. What somebody else said in the session meanwhile is adopted first."""
+        """The exchange. Turns that a person added to the session meanwhile are adopted first."""
         ready = await self._backend.prepare(job)
         if isinstance(ready, Adoptable):
             parent = attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
@@ -385,7 +386,7 @@ class Executor:
         live = attempt.live
         unmet = list(exchange.unmet)
         tokens: int | None = None
-        if "max_tokens" in unmet:  # then the core honours it
+        if "max_tokens" in unmet:  # the backend cannot: the core cuts the answer
             unmet.remove("max_tokens")
             tokens = job.wants.parameters.max_tokens
         if job.wants.stop or tokens is not None:
@@ -394,15 +395,15 @@ class Executor:
         if unmet or attempt.evidence.unmet:
             attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
         live.evidence = attempt.evidence
-        live.at("session_ready")
+        live.reached("session_ready")
         now = live.now()
         entry: JSON = {
-            "n": attempt.course.number,
+            "n": attempt.retrying.number,
             "session_id": exchange.session_id,
             "frame_uuid": job.frame_uuid,
             "started_at": now,
         }
-        if exchange.evidence.repaired is not None:  # an attempt that fails stores this, but not its links
+        if exchange.evidence.repaired is not None:  # links are only stored with an answer
             entry["repaired"] = exchange.evidence.repaired.as_json()
         live.attempts.append(entry)
         attempt.asked = True
@@ -428,24 +429,27 @@ class Executor:
         )
 
     async def is_awaited(self, turn: Turn) -> bool:
-        """A client at some proxy waits for this answer, so that an undelivered one stays on the path."""
+        """Whether a client at some proxy waits for this answer. If so, it stays on the path though it is
+        undelivered."""
         return await self._instances.any_waits(await self.store.followers(turn.id))
 
     async def _composed(self, attempt: Attempt, compose: Compose, state: AgentState) -> AgentState:
-        """Decide what the turn says, now that the path before it moves no more, and where it goes on from."""
+        """Compose the turn's prompt, now that the path before it is final, and decide which turn it continues."""
         live, before = attempt.live, state.parent
         composed = await compose(before)
-        if live.said is None and composed == live.composed:  # the turn was stored so
+        if live.recomposed is None and composed == live.composed:  # as stored at acceptance
             attempt.parent = before
             return state
-        if live.said is None or live.said[0] != composed:  # else its exchanges are stored already
-            live.said = (composed, *await self._say(attempt.agent, live.turn, composed, before))
-        _, said, attempt.takes = live.said
+        if (
+            live.recomposed is None or live.recomposed[0] != composed
+        ):  # else an earlier attempt has stored its exchanges
+            live.recomposed = (composed, *await self._say(attempt.agent, live.turn, composed, before))
+        _, said, attempt.takes = live.recomposed
         live.turn = replace(live.turn, **{name: getattr(said, name) for name in COMPOSED_FIELDS})
         if said.parent_id != (before.id if before else None):
             attempt.at_head = False
             if before is not None and before.delivery != "delivered":
-                # What it said stands on the path from now on, told anew.
+                # The client sent this answer back as part of its prompt, so it has it.
                 await self.store.set_delivery(before.id, "delivered")
             state = await self._state(attempt.lease, said.parent_id, at_head=False)
         attempt.parent = state.parent
@@ -461,7 +465,7 @@ class Executor:
         turn, parent = attempt.live.turn, state.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
-            # A delta without a system prompt keeps its parent's. It is stored with this turn for the next one.
+            # A request with only the new message keeps its parent's system prompt. It is stored with this turn, too.
             attempt.kept_system = parent.system
         brought = BroughtResults(rest=tuple(block for message in turn.input for block in message.content))
         tools = turn.options.tools
@@ -472,7 +476,7 @@ class Executor:
         offers = Offers.of(tools) if tools else Offers()
         wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
         prompt: tuple[Block, ...] = ()
-        fault = attempt.course.fault
+        fault = attempt.retrying.fault
         if brought.rest or not brought.results or fault is not None:  # results alone go out as they are
             prompt = brought.rest
             if attempt.format is not None:
@@ -480,7 +484,7 @@ class Executor:
             if wants.choice.mode == "required":
                 prompt = (*prompt, instruction(wants.choice, [tool.name for tool in wants.offers.tools]))
         if recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
-            # Part of the prompt, and of its record: the next request extends it, after a repair too.
+            # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
             attempt.evidence = replace(attempt.evidence, recalled=recalled.evidence)
         by_name = self.settings.model_for(turn.model, profile)
@@ -491,7 +495,7 @@ class Executor:
         return Job(
             agent=state.agent,
             parent=parent,
-            # A side call leaves the conversation's own session and its process alone: it runs in a branch.
+            # A side call runs in a branch: the conversation's session and process stay as they are.
             session=None if turn.placed.side else state.session,
             turn=turn,
             frame_uuid=str(uuid.uuid4()),
@@ -504,14 +508,14 @@ class Executor:
             answers=brought,
             check=self._checks.arguments,
             adopt=attempt.at_head,
-            remedies=attempt.course.remedies,
+            remedies=attempt.retrying.remedies,
             window=self.settings.window_for(model, profile, turn.options.window),
         )
 
     # --- 4: the prompt goes out, the answer comes back
 
-    async def _heard(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
-        """Pass the events on. Give up after `idle_timeout` without one, unless a tool runs."""
+    async def _receive(self, attempt: Attempt, exchange: Execution, deadline: float) -> Completed | Called | Refused:
+        """Publish the events. Give up after `idle_timeout` without one, unless a tool runs."""
         clock_of = awake_clock(asyncio.get_running_loop())
         idle = self.settings.idle_timeout
         cutter, cut = attempt.cutter, False
@@ -530,21 +534,21 @@ class Executor:
                 waits = isinstance(event, MAY_TAKE_LONG) or asking.is_open
                 limit.move(deadline if waits else clock_of() + idle)
                 if isinstance(event, SIGNS_OF_LIFE):
-                    attempt.live.goes_on()
+                    attempt.live.backend_spoke()
                 match event:
                     case Completed() | Called() | Refused():
                         cost = None if isinstance(event, Refused) else event.cost_usd
                         attempt.used = Used(event.usage, cost)
-                        attempt.live.at("result")
+                        attempt.live.reached("result")
                         return event
                     case Used():
                         attempt.used, attempt.live.used = event, event.usage
                     case BlockStart() | BlockDelta() | BlockStop() if not cut:
-                        for told in [event] if cutter is None else cutter.feed(event):
-                            if attempt.format is None:  # else told when it is known to be valid
+                        for part in [event] if cutter is None else cutter.feed(event):
+                            if attempt.format is None:  # a structured answer is published once it is validated
                                 if not attempt.started:
                                     attempt.start()
-                                attempt.live.publish(told)
+                                attempt.live.publish(part)
                         if cutter is not None and cutter.ended is not None:
                             cut = True
                             attempt.output.append(cutter.last)
@@ -558,7 +562,7 @@ class Executor:
                         attempt.check()
                         attempt.tools.append({**event.entry, "at": attempt.live.now()})
                         if event.entry.get("type") == "tool_use":
-                            attempt.live.does("tool", {"name": event.entry.get("name")})
+                            attempt.live.now_doing("tool", {"name": event.entry.get("name")})
                     case PermissionAsked() if not cut:
                         asking.ask(event)
                     case PermissionWithdrawn():
@@ -566,14 +570,14 @@ class Executor:
                     case Retried():
                         attempt.check()
                         attempt.retries.append({**event.detail, "at": attempt.live.now()})
-                        attempt.live.does("retry", event.detail)
+                        attempt.live.now_doing("retry", event.detail)
                     case PlanTold():
-                        if attempt.job is not None and attempt.job.profile.login_env is None:  # else another plan
-                            self._plan.told(event.detail)
+                        if attempt.job is not None and attempt.job.profile.login_env is None:  # not its own plan
+                            self._plan.report(event.detail)
                     case Compacted():
                         is_first = attempt.evidence.compacted is None
                         attempt.evidence = replace(attempt.evidence, compacted=event.detail)
-                        with suppress(StoreUnavailable):  # for a turn that fails: the commit stores it anyway
+                        with suppress(StoreUnavailable):  # only a failed turn needs it: a commit stores it, too
                             if is_first:
                                 await self.store.note(attempt.lease, attempt.live.turn.id, attempt.evidence)
                     case _:
@@ -581,7 +585,7 @@ class Executor:
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))
 
     async def _note_approval(self, attempt: Attempt, approval: Approval) -> None:
-        """Store a request with its turn, in the place of what was stored of it before. Raises `StoreUnavailable` and
+        """Store an approval request with its turn, or replace its former state. Raises `StoreUnavailable`,
         `LeaseLost`."""
         others = [one for one in attempt.evidence.approvals if one.id != approval.id]
         attempt.evidence = replace(attempt.evidence, approvals=(*others, approval))
@@ -601,7 +605,7 @@ class Executor:
         partial: set[int] = set()
         for at, block in enumerate(attempt.output):
             if block.get("type") == "tool_use" and block.get("id") not in calls:
-                continue  # a message that the provider cut, and that was asked for again, may have left it: never made
+                continue  # a call from a message that the provider cut and sent again: it was never made
             if at in attempt.partial:
                 partial.add(len(answer))
             answer.append(block)
@@ -610,7 +614,7 @@ class Executor:
         status: Status = "requires_action" if called else "completed"
         stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
-        live.at("committed")
+        live.reached("committed")
         commit = Commit(
             lease=attempt.lease,
             turn=replace(
@@ -621,7 +625,7 @@ class Executor:
                 usage=end.usage,
                 cost_usd=end.cost_usd,
                 attempts=attempt.ended(status, session_id=exchange.session_id),
-                delivery=live.left_as if live.abandoned else "pending",
+                delivery=live.delivery_if_left if live.abandoned else "pending",
                 evidence=replace(
                     attempt.evidence,
                     retries=tuple(attempt.retries) or attempt.evidence.retries,
@@ -637,24 +641,24 @@ class Executor:
             budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
         committed = await self._stored(commit)
-        # From here on the turn stands: what fails is logged, and its clients get their answer.
+        # The turn is committed: later errors are only logged, and its clients get their answer.
         attempt.committed = True
         delivery = committed.delivery
         wanted: Delivery
-        while delivery != (wanted := live.left_as if live.abandoned else "pending"):
-            # Its clients left, or came back, meanwhile: the commit may have overwritten what was noted of that.
+        while delivery != (wanted := live.delivery_if_left if live.abandoned else "pending"):
+            # Clients left or came back during the commit, which may have overwritten the delivery noted then.
             delivery = wanted
             try:
                 await self.store.set_delivery(turn.id, delivery)
-                committed = replace(committed, delivery=delivery)  # else it is as the store has it
-            except Exception as exc:  # ProxyError: of a turn that was deleted meanwhile, too
+                committed = replace(committed, delivery=delivery)  # on an error keep what the store has
+            except Exception as exc:  # ProxyError: e.g. the turn was deleted meanwhile
                 trace = not isinstance(exc, ProxyError)
                 log.warning("delivery_not_noted", turn_id=turn.id, error=str(exc), exc_info=trace)
         try:
-            # The clients first: the observers' turn comes when the answers have been handed over.
+            # Clients first; observers are notified after the answers were handed over.
             attempt.start()
             if attempt.format is not None:
-                for event in said(committed.output):
+                for event in answer_events(committed.output):
                     live.publish(event)
         finally:
             self._finish(live, committed, commit.links)
@@ -667,9 +671,9 @@ class Executor:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
     async def _refused(self, attempt: Attempt, end: Refused) -> None:
-        """The model refused. Its client gets what was said as an answer; the head, the session and the path stay.
+        """Store a refusal of the model, and publish its words as the answer. Head, session and path do not change.
 
-        What the exchange knows of it is discarded by the caller.
+        The caller discards the exchange.
         """
         live, turn = attempt.live, attempt.live.turn
         output = [block for block in attempt.output if block.get("type") != "tool_use"]
@@ -677,7 +681,7 @@ class Executor:
         refusal = Refusal(end.category, end.explanation, behind)
         added: list[Block] = []
         if not any(str(block.get("text", "")).strip() for block in output):
-            # Every wire has words then, and every client sends them back: an answer without any would be lost.
+            # A client cannot send an empty answer back in its history: give it words.
             added.append({"type": "text", "text": refusal.words})
         commit = Commit(
             lease=attempt.lease,
@@ -703,14 +707,13 @@ class Executor:
         refused = await self._stored(commit)
         attempt.used = None
         attempt.start()
-        for event in said(added if attempt.format is None else refused.output, live.next_block):
+        for event in answer_events(added if attempt.format is None else refused.output, live.next_block):
             live.publish(event)
         log.info("refused", turn_id=turn.id, category=end.category)
         self._finish(live, refused, ())
 
     async def _refused_before(self, turn: Turn, parent: Turn | None) -> int:
-        """How many turns in a row before this one were refused behind the same parent: what all of them share may be
-        what is refused."""
+        """How many siblings in a row before this turn were refused. Several suggest that the path itself is refused."""
         if parent is None:
             return 0
         count = 0

@@ -1,8 +1,7 @@
-"""When a model cannot answer: whether another one does in its place, until when, and who is asked next; or how long
-the turn waits. Pure.
+"""When a model cannot answer: which model is asked instead and until when, or how long the turn waits. Pure.
 
-The decision is kept with the turn (`domain.models.Fallback`) and read from the turn that the next one continues. So it
-holds for this path, at every proxy and after every restart, and there is nothing else that could disagree with it.
+The decision is stored with the turn (`domain.models.Fallback`), and the next turn reads it from its parent. So it holds
+for this path at every proxy and after every restart; there is no second place that could disagree.
 """
 
 from __future__ import annotations
@@ -27,34 +26,34 @@ from ..errors import (
     UpstreamError,
 )
 
-# Seconds until a model is asked again that did not say when it can answer.
+# Seconds until a model is tried again whose error did not say when.
 PAUSE = 60.0
-# A limit that is said to last longer is looked at again all the same: a week, the longest that is known.
+# A model is tried again after a week at the latest, the longest limit known.
 LONGEST = 7 * 24 * 3600.0
 
-# A limit is over so long (seconds) after the time that the provider gave: clocks differ.
+# Seconds added to the time that the provider gave: clocks differ.
 MARGIN = 1.0
-# Between two askings of a turn that waits: at least, doubled each time, up to.
+# Seconds between two tries of a waiting turn: at first, doubled each time, at most.
 SHORTEST_PAUSE, LONGEST_PAUSE = 1.0, 300.0
 
-# What is the proxy's own, or the turn's time: nobody else's answer changes it.
+# Errors of the proxy itself, or a turn out of time: another model would not help.
 OWN = (Interrupted, LeaseLost, SandboxError, SessionBusy, StoreUnavailable, TurnCancelled, TurnTimeout)
 
 
 def helps(error: ProxyError) -> bool:
-    """Whether another model may answer where this one ended so: the fault lies with it, not with the request."""
+    """Whether another model may succeed after this error: the fault is the model's, not the request's."""
     if isinstance(error, RateLimited | ClaudeNotLoggedIn | ClaudeUnavailable | Overloaded):
         return True
     if not isinstance(error, UpstreamError):
         return False
-    status = error.detail.get("status")  # the provider's; without one, with the code of a process that ended
+    status = error.detail.get("status")  # the provider's HTTP status
     return "exit_code" in error.detail or (isinstance(status, int) and status >= 500)
 
 
 def wait_for(error: ProxyError, before: LimitWait | None, now: float, longest: float) -> LimitWait | None:
-    """How long a turn waits that met a limit, in all at most `longest` seconds. `before`: it has waited already.
+    """How long a turn waits for the limit that it met, in all at most `longest` seconds. `before`: its last wait.
 
-    None: nobody knows when the limit is over, or it lasts too long.
+    None: the end of the limit is unknown or too far.
     """
     if not isinstance(error, RateLimited) or error.retry_after is None:
         return None
@@ -65,15 +64,15 @@ def wait_for(error: ProxyError, before: LimitWait | None, now: float, longest: f
 
 
 def begun(asked: str, model: str, error: ProxyError, now: float) -> Fallback:
-    """A fallback that begins: `model` answers instead, because of `error`."""
+    """A new fallback: `model` answers instead, because of `error`."""
     wait = PAUSE if error.retry_after is None else min(error.retry_after, LONGEST)
     return Fallback(asked, model, error.code, now + wait)
 
 
 def going_on(before: Fallback, asked: str, names: Collection[str], now: float) -> Fallback | None:
-    """What of the parent's fallback holds for a turn that asks for `asked`, and may go to `names`.
+    """The parent's fallback, if it still holds for a turn that asks for `asked` and may go to `names`.
 
-    None: it is over, so that this turn asks the model itself again, or it was taken out of the settings.
+    None: its time is over, or the settings no longer allow it. The turn asks the model itself.
     """
     if before.until <= now:
         return None

@@ -1,6 +1,7 @@
-"""What a client's history shows, as the model takes it: one image that is too large would fail every later request.
+"""Fits images and documents of a client's history to the model's limits: one that is too large would fail every later
+request.
 
-The chain keeps what the client sent, and knows the history again by it; only what is made for the model is smaller.
+The chain keeps the originals, by which it recognises the history; only the copy for the model is smaller.
 """
 
 from __future__ import annotations
@@ -20,18 +21,17 @@ from ..errors import InvalidRequest
 
 @dataclass
 class RequestFitting:
-    """One for each request: the same data is looked at once."""
+    """One per request, so that equal data is checked once."""
 
     aside: Aside
-    _changed: Counter[Code] = field(init=False)  # of the exchange that is looked at
+    _changed: Counter[Code] = field(init=False)  # in the current exchange
 
     @cached_property
     def _media(self) -> Media:
         return Media(self.aside)
 
     async def check(self, document: Block) -> None:
-        """Raises `InvalidRequest` for a PDF in the newest message that cannot be read: no later turn is to meet it
-        again."""
+        """Raises `InvalidRequest` for an unreadable PDF in the newest message, before it becomes part of the chain."""
         source = document.get("source")
         if not isinstance(source, dict) or source.get("type") != "base64":
             return
@@ -44,7 +44,7 @@ class RequestFitting:
             )
 
     async def fit(self, past: Past) -> Past:
-        """The exchange as the model takes it, with notes of what was changed in it."""
+        """The exchange as the model accepts it, with notes of what was changed."""
         self._changed = Counter()
         asked = tuple([Message(one.role, await self._blocks(one.content)) for one in past.input])
         notes = tuple(Note(code, number) for code, number in self._changed.items())

@@ -1,4 +1,4 @@
-"""What is not kept: requests that asked for it, one-shots, and agents that nobody came back to in time."""
+"""Deletes agents that are not to be kept: of requests that asked for it, of one-shots, and those idle for too long."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from .live import LiveTurn
 log = logs.get(__name__)
 
 HOUR = 3600.0
-# Clients whose habit is known; of those that were not here for longest it is learned anew.
+# How many clients' habits are remembered. The least recently seen are dropped, and learned again.
 CLIENTS = 1000
-# Later than any turn: an agent of this kind goes however young it is.
+# Later than any turn: these agents are deleted at any age.
 ANY_AGE = float("inf")
 
 
 @dataclass(slots=True)
 class Habit:
-    """What a client does that asks for nothing to be stored, seen from its requests so far.
+    """Whether a client asks one-shot questions, judged by its requests so far.
 
-    Where two of its requests followed each other and neither goes on from anything, it asks once, until one does.
+    It does if two requests in a row continue nothing, until one continues something.
     """
 
     goes_on: bool = False
     asked: int = 0
-    answered: list[int] = field(default_factory=list)  # agents that go when it turns out that it asks once
+    answered: list[int] = field(default_factory=list)  # to be deleted if these prove to be one-shots
 
 
 class Forgetting:
-    """`now`: seconds since 1970, the same for all proxies of the store. `delete`: False where the agent stays."""
+    """`now`: seconds since 1970 by the store's clock. `delete` returns False if the agent stays."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Forgetting:
         self._tasks = tasks
         self._now = now
         self._delete = delete
-        self.expires: Callable[[Agent], None] = lambda _agent: None  # told of each named agent before it is deleted
+        self.expires: Callable[[Agent], None] = lambda _agent: None  # called with each named agent before its deletion
         self._habits: OrderedDict[tuple[str, str], Habit] = OrderedDict()
         self._of: WeakKeyDictionary[LiveTurn, Habit] = WeakKeyDictionary()
 
     def accepted(self, live: LiveTurn, request: TurnRequest) -> None:
-        """A new turn of this request. What its client was given before may be forgotten now."""
+        """A new turn of this request was accepted. Its client's earlier one-shots may be deleted now."""
         if request.client is None:
             return
         client = request.owner, request.client
@@ -88,7 +88,7 @@ class Forgetting:
             habit.answered.clear()
 
     async def _forget(self, key: int, expiry: Expiry) -> None:
-        """Where that fails, `idle` does it later."""
+        """If it fails, `idle` deletes it later."""
         with survived("not_forgotten"):
             agent = await self._store.agent_by_key(key)
             if agent is not None and not agent.named:
@@ -116,4 +116,4 @@ class Forgetting:
                 if agent.named:
                     self.expires(agent)
                 if await self._delete(agent.owner, agent.agent_id, expiry):
-                    log.info("expired")  # without its name: nothing is left of it
+                    log.info("expired")  # without its name: it is deleted

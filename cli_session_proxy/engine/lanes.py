@@ -1,8 +1,8 @@
-"""One ordered lane per agent, and the slots that the agents' turns share: who waits, in which order, and how long.
+"""One ordered lane per agent, and the slots that all agents' turns share.
 
 A place is taken before the turn is stored and given up if storing fails, so the order of the lane is the
 order of acceptance. Only the first of a lane asks for a slot, and slots are given first come, first served: however
-many turns one agent has waiting, each other agent waits for one of them at most.
+many turns one agent has queued, any other agent waits for at most one of them.
 Everything waits on a future that its own task owns: a cancelled turn leaves no trace.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from ..errors import QueueFull
 from ..tasks import Average
 
-# What a queued client is told to wait for when nothing was measured yet, in seconds.
+# The assumed time of a turn until one was measured, in seconds.
 FIRST_GUESS = 5.0
-# Nobody is asked to come again sooner than this, in seconds.
+# The least Retry-After, in seconds.
 LEAST_WAIT = 0.1
-# How many agents' turn times are remembered; any other's are taken to be like everybody's.
+# How many agents' turn times are remembered; for others the average of all is used.
 KNOWN = 1024
 
 
@@ -31,7 +31,7 @@ class Slots:
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.running = 0
-        self.time = Average(FIRST_GUESS)  # of a turn that has its slot
+        self.time = Average(FIRST_GUESS)  # of a turn, without its wait for a slot
         self._free = asyncio.Semaphore(limit)  # first come, first served
 
     @asynccontextmanager
@@ -56,15 +56,15 @@ class LanePlace:
     began: float = 0.0
 
     async def again(self) -> None:
-        """Wait until it is the first once more, where others were put before it; how long that took does not count."""
+        """Wait until it is the first again, if others were put before it. This wait is not part of the turn's time."""
         await self.granted
         self.began = asyncio.get_running_loop().time()
 
 
 class Lanes:
-    """`limit` bounds how many turns wait or run in one lane, `waiting` how many wait in all of them for `slots`.
+    """`limit`: how many turns may wait or run in one lane; `waiting`: how many may wait in all lanes for `slots`.
 
-    Beyond it a request is refused (`QueueFull`), with the time in which those before it should be done.
+    Beyond these a request is refused (`QueueFull`), with the estimated time until there is room.
     """
 
     def __init__(self, limit: int, waiting: int, slots: Slots) -> None:
@@ -73,14 +73,14 @@ class Lanes:
         self._slots = slots
         self._lanes: dict[int, deque[LanePlace]] = {}
         self._total = 0
-        self._time = Average(FIRST_GUESS)  # of a turn at the head of its lane, with its wait for a slot
+        self._time = Average(FIRST_GUESS)  # of a turn, with its wait for a slot
         self._times: OrderedDict[int, Average] = OrderedDict()
 
     def take(self, key: int) -> LanePlace:
         """The last place in this agent's lane. Raises `QueueFull`."""
         lane = self._lanes.get(key, deque())
         if len(lane) >= self._limit:
-            # Seconds that the lane needs for its turns, the running one less what it has had.
+            # Seconds until the lane is empty, by the average turn and how long the running one runs.
             each = self._times.get(lane[0].key, self._time).value
             left = max(0.0, each - (asyncio.get_running_loop().time() - lane[0].began))
             raise QueueFull(
@@ -97,8 +97,8 @@ class Lanes:
         return place
 
     def take_before(self, key: int, at: int) -> LanePlace:
-        """The place behind the first `at` ones, for a turn that was accepted before the others. The one that was the
-        first is so no more: its turn asks (`LanePlace.granted`) once it has the agent, before it begins."""
+        """A place after the first `at` ones, for a turn that was accepted before the others. If another turn loses the
+        first place by that, it notices (`LanePlace.granted`) when it has the lease, before it begins."""
         place = LanePlace(key, asyncio.get_running_loop().create_future())
         lane = self._lanes.setdefault(key, deque())
         if lane and at == 0:
@@ -110,10 +110,10 @@ class Lanes:
         return place
 
     def admit(self) -> None:
-        """Raises `QueueFull` while too many wait in all lanes together."""
+        """Raises `QueueFull` if too many turns wait in all lanes together."""
         ahead = self._total - self._slots.running
         if ahead >= self._most_waiting:
-            # A lane has one turn at once, so few lanes cannot use all slots.
+            # Each lane runs one turn at a time, so few lanes cannot use all slots.
             parallel = max(1, min(self._slots.limit, len(self._lanes)))
             raise QueueFull(
                 f"{ahead} requests are waiting already: send this one again later, or raise queue_limit",

@@ -1,4 +1,4 @@
-"""A turn while it runs: what it tells its clients, who of them is still there, and whether its answer arrived."""
+"""A turn while it runs: its events, its connected clients, and whether its answer arrived."""
 
 from __future__ import annotations
 
@@ -43,33 +43,32 @@ log = logs.get(__name__)
 
 # The W3C trace context of the HTTP request that is being answered: `traceparent` and `tracestate`, as they came.
 TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", default=None)
-# `arrived`: a client has it (said once, last). `passed on`: it was given to another proxy for its client, and to nobody
-# else so far; that one notes whether it arrived. `left`: all have left without it, perhaps while it is being made.
+# What became of the answer. `arrived`: a client has it (final). `passed on`: so far only another proxy has it, which
+# notes whether its client gets it. `left`: all clients left without it, perhaps before it was complete.
 Handover = Literal["arrived", "passed on", "left"]
-# What a turn does, or waits for: the turn before it, another proxy that holds the agent, a free slot; a session that is
-# made ready; the model's first word, its next ones, a tool of the CLI's, a person's word on one, the time at which the
-# provider is asked again; the commit; the end of a limit.
+# What a turn does or waits for, in this order: an earlier turn; another proxy's lease; a slot; its session; the model's
+# first word; the rest of the answer; a tool of the CLI; an approval; the next retry; the commit; the end of a limit.
 Doing = Literal[
     "lane", "lease", "slot", "preparing", "thinking", "answering", "tool", "approval", "retry", "storing", "limit"
 ]
-# The step that was reached last, and what follows it.
+# After each step: what the turn does next.
 _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
     "committed": "storing",
 }  # fmt: skip
-# Of an answer that is being made, the end is shown: enough for a screen, little enough to be sent again and again.
+# Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000
-# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic): a client that
-# hears nothing before the whole answer waits no longer for a limit.
+# The longest Retry-After that the SDKs of OpenAI and Anthropic wait for, in seconds. A client that does not stream
+# waits no longer for a limit.
 PATIENCE = 60.0
-# Characters in front of it that are searched for secrets, too: half of one would not be recognised.
+# Characters before that end that are also searched for secrets: half a secret would not be recognised.
 BEFORE = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Requested:
-    """Of a turn's request what observers are told beside the turn: it is not stored. `accepted_at`: seconds since 1970,
-    from which the turn's timings count. A turn that was settled for another proxy has no request here."""
+    """Facts of a turn's request for observers. They are not stored, so a turn that was settled for another proxy has
+    none. `accepted_at`: seconds since 1970; the turn's timings count from it."""
 
     owner: str
     agent_id: str
@@ -82,10 +81,11 @@ class Observer:
     """Receives what the engine did, for metrics and live views. Must not fail or block."""
 
     def adopted(self, turn: Turn, link: Link) -> None:
-        """Turns held outside the proxy were adopted into the chain; `turn` is the last, the link names all."""
+        """Turns that a person added to a session were adopted into the chain. `turn` is the last; the link names
+        all."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
-        """A turn was committed, with these links, or it failed or was cancelled; it was stored `at` (UTC)."""
+        """A turn was committed with these links, or it failed or was cancelled. Stored `at` (UTC)."""
 
     def spawned(self, seconds: float) -> None:
         """A process gave its first output this long after its start."""
@@ -93,10 +93,10 @@ class Observer:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A turn that waits or runs here, for somebody who watches: what it does since when, with the data of that.
+    """A snapshot of a turn that waits or runs here, for watchers: what it is `doing` since when, with data on that.
 
-    `text` is the end of the answer as far as it was said, secrets and all, behind `skipped` characters of it. `asking`:
-    tools that wait for a person's word. `used`: what this attempt has used so far.
+    `text` is the end of the answer so far, with secrets, after `skipped` characters. `asking`: tools that wait for
+    approval. `used`: tokens of this attempt so far.
     """
 
     turn: Turn
@@ -111,7 +111,7 @@ class Progress:
 
 @dataclass(slots=True)
 class _Tail:
-    """The end of what was said, followed from event to event."""
+    """The end of the answer so far, updated from event to event."""
 
     read: int = 0
     length: int = 0
@@ -132,9 +132,9 @@ class LiveTurn:
     """One turn's events, from the first one on, for any number of clients that come and go.
 
     The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
-    What one client was given every client gets: a stream that broke off is read on from where it was.
-    `on_empty` is called `grace` seconds after the last client left a turn that is not finished. `on_delivery`
-    tells what became of the answer (see `Handover`); `on_return`, that somebody waits for it again.
+    Events that one client got every client gets, so that a broken stream can be resumed.
+    `on_empty` is called `grace` seconds after the last client left an unfinished turn; `on_delivery`, with what
+    became of the answer (see `Handover`); `on_return`, if a client comes back before that.
     """
 
     def __init__(
@@ -149,9 +149,9 @@ class LiveTurn:
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.turn = turn
-        self.now = clock  # of all that is stored of the turn, in seconds since 1970
+        self.now = clock  # for all stored times, in seconds since 1970
         self.attempts: list[JSON] = list(turn.attempts)
-        self.evidence = turn.evidence  # as it was stored last
+        self.evidence = turn.evidence  # as last stored
         self._steps: dict[str, float] = {}
         self.accepted_at = clock()
         self._doing: tuple[Doing, float, JSON] = ("lane", time.time(), {})
@@ -161,31 +161,31 @@ class LiveTurn:
         self.agent_id = agent_id
         self.cancelled_by: CancelledBy | None = None
         self.requested: Requested | None = None
-        self.lease: Lease | None = None  # under which it runs
-        self.compose: Compose | None = None  # decides what it says when it runs
-        self.composed: TurnRequest | None = None  # what it says if the path is as it was at acceptance
-        self.said: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = None  # see `Placement.say`
+        self.lease: Lease | None = None  # while it runs
+        self.compose: Compose | None = None  # makes its prompt when it runs
+        self.composed: TurnRequest | None = None  # its prompt if the path has not changed since acceptance
+        self.recomposed: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = None  # see `Placement.say`
         self.task: asyncio.Task[None] | None = None
-        self.waited: LimitWait | None = None  # for which limit it waits, or waited last; the store has it so
-        self._waits = False  # until it has begun again
+        self.waited: LimitWait | None = None  # the limit it waits for or last waited for, as stored
+        self._waits = False  # true while it waits for `waited`
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
-        self.begun = False  # a task cancelled before its first step would never run its own clean-up
+        self.begun = False  # its task runs: one cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
-        self._given = 0  # how many of them some client was given
+        self._given = 0  # how many of them a client has received
         self._error: ProxyError | None = None
         self._done = False
         self._waiters: list[asyncio.Future[None]] = []
         self._finished = asyncio.Event()
-        self._told = asyncio.Event()  # it has finished, or waits for a limit
+        self._finished_or_waits = asyncio.Event()
         self._clients = 0
-        self._acknowledged = self._arrived = False  # some client was given it; it is noted that it arrived
+        self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self._grace = grace
         self._on_return = on_return
         self._on_empty = on_empty
         self._on_delivery = on_delivery
         self._timer: asyncio.TimerHandle | None = None
 
-    # what the engine says
+    # used by the engine
 
     def publish(self, event: TurnEvent) -> None:
         self._events.append(event)
@@ -193,9 +193,9 @@ class LiveTurn:
             self._wake()
 
     def withdraw(self, blocks: Collection[int]) -> list[Block]:
-        """Remove the events of these blocks that no client was given. Returns the parts that one was given."""
+        """Remove the events of these blocks that no client has received. Returns the parts that one has."""
         start, first = len(self._events), min(blocks, default=0)
-        for at in reversed(range(start)) if blocks else ():  # not what stands before them: there may be very many
+        for at in reversed(range(start)) if blocks else ():  # from the end: there may be very many
             event = self._events[at]
             if isinstance(event, BlockStart):
                 start = at if event.index in blocks else start
@@ -224,28 +224,28 @@ class LiveTurn:
         self._wake()
         return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
 
-    def waits(self, wait: LimitWait, *, here: bool = True) -> None:
-        """It is sent when a limit is over; its clients are told. If this proxy (`here`) sends it, they may leave."""
+    def wait_for(self, wait: LimitWait, *, here: bool = True) -> None:
+        """The turn waits for a limit; its clients are told. If it waits in this proxy (`here`), they may leave."""
         self.waited, self._waits = wait, True
         self.runs_unattended = self.runs_unattended or here
         if here:
             self._stop_timer()
-        self.does("limit", {"until": wait.until})
-        self._told.set()
+        self.now_doing("limit", {"until": wait.until})
+        self._finished_or_waits.set()
         self.publish(Waits(wait))
 
-    def seen(self, turn: Turn) -> None:
-        """It is another proxy's, and stands so in the store."""
+    def follow_stored(self, turn: Turn) -> None:
+        """Another proxy runs it: follow its stored state."""
         if turn.limit_wait is None:
-            self.goes_out()
+            self.limit_over()
         elif turn.limit_wait != self.wait:
-            self.waits(turn.limit_wait, here=False)
+            self.wait_for(turn.limit_wait, here=False)
 
-    def goes_out(self) -> None:
+    def limit_over(self) -> None:
         """The turn begins: it no longer waits for a limit."""
         if self._waits:
             self._waits = False
-            self._told.clear()
+            self._finished_or_waits.clear()
 
     @property
     def wait(self) -> LimitWait | None:
@@ -257,7 +257,7 @@ class LiveTurn:
         self._done = True
         self._stop_timer()
         self._finished.set()
-        self._told.set()
+        self._finished_or_waits.set()
         self.publish(Finished(turn))
 
     def fail(self, error: ProxyError) -> None:
@@ -267,7 +267,7 @@ class LiveTurn:
         self._done = True
         self._stop_timer()
         self._finished.set()
-        self._told.set()
+        self._finished_or_waits.set()
         self._wake()
 
     @property
@@ -276,19 +276,18 @@ class LiveTurn:
         return self._clients == 0 and not self._acknowledged
 
     @property
-    def left_as(self) -> Delivery:
+    def delivery_if_left(self) -> Delivery:
         """The delivery of an answer whose clients have left. After a wait for a limit they were allowed to: the answer
         stays on the path, and the same request gets it."""
         return "uncertain" if self.runs_unattended else "undelivered"
 
     @property
-    def spoke(self) -> bool:
-        """Clients were given a part of the answer: running it again would be visible."""
+    def output_sent(self) -> bool:
+        """Whether a part of the answer was published: running the turn again would be visible."""
         return any(isinstance(event, BlockStart) for event in self._events)
 
     def complete(self, output: Sequence[Block]) -> bool:
-        """Publish what is missing of this answer, of which clients were given the beginning. False, and nothing is
-        published, where they were given something else."""
+        """Publish the rest of this answer, if what was published so far is its beginning. Else return False."""
         blocks: dict[int, Block] = {}
         ended: set[int] = set()
         for event in self._events:
@@ -316,7 +315,7 @@ class LiveTurn:
             self.publish(BlockDelta(last, rest))
         if last not in ended:
             self.publish(BlockStop(last))
-        for event in said(output[len(blocks) :], last + 1):
+        for event in answer_events(output[len(blocks) :], last + 1):
             self.publish(event)
         return True
 
@@ -330,7 +329,7 @@ class LiveTurn:
         return self._done
 
     def cancel(self, by: CancelledBy) -> None:
-        """End the turn: its task is cancelled, and fails with `cancelled(by)`."""
+        """End the turn: cancel its task, which then fails with `cancelled(by)`."""
         if self._done or self.cancelled_by is not None:
             return
         self.cancelled_by = by
@@ -348,23 +347,23 @@ class LiveTurn:
             self._timer.cancel()
             self._timer = None
 
-    def at(self, step: str) -> None:
-        """Record when a step was reached: queued, session_ready, first_block, result, committed (the commit begins).
+    def reached(self, step: str) -> None:
+        """Record the time of a step: queued, session_ready, first_block, result, committed (the commit begins).
 
         A retry overwrites all but `queued`.
         """
         if step not in self._steps or step != "queued":
             self._steps[step] = self.now()
-        self.does(_AFTER[step])
+        self.now_doing(_AFTER[step])
 
-    def does(self, what: Doing, detail: JSON | None = None) -> None:
+    def now_doing(self, what: Doing, detail: JSON | None = None) -> None:
         """Record what the turn does from now on, for watchers."""
         self._doing = (what, time.time(), detail or {})
 
-    def goes_on(self) -> None:
-        """The backend sent something: the provider answers, and no tool runs."""
+    def backend_spoke(self) -> None:
+        """Record that the provider answers: no tool runs any more."""
         if self._doing[0] in ("tool", "retry"):
-            self.does("answering" if self.spoke else "thinking")
+            self.now_doing("answering" if self.output_sent else "thinking")
 
     def progress(self) -> Progress:
         """A snapshot for watchers, who do not count as clients."""
@@ -379,7 +378,7 @@ class LiveTurn:
         """Milliseconds from the acceptance to the end of each step."""
         return {step: round((at - self.accepted_at) * 1000, 1) for step, at in self._steps.items()}
 
-    # what its clients do
+    # used by its clients
 
     def attach(self, *, replayed: bool = False, timeout: float | None = None) -> Answer:
         """`timeout` (seconds) is how long this client waits; then its answer is a `TurnTimeout`."""
@@ -392,7 +391,7 @@ class LiveTurn:
     def _detach(self, *, acknowledged: bool) -> None:
         self._clients -= 1
         if acknowledged and not self._arrived:
-            # Of the first client only: where others were given it as well, it arrived, whatever becomes of that one.
+            # Only if nobody else has it: an answer that reached one client has arrived.
             passed_on = ORIGIN.get() == "forwarded" and not self._acknowledged
             self._acknowledged, self._arrived = True, not passed_on
             self._on_delivery("passed on" if passed_on else "arrived")
@@ -420,17 +419,17 @@ class LiveTurn:
 
 
 def with_end(attempts: Sequence[JSON], how: JSON) -> list[JSON]:
-    """Complete the entry of the attempt that was under way; of one that never began, make it."""
+    """These attempts with the end of the last one; one entry is made if none had begun."""
     if attempts and "status" not in attempts[-1]:
         return [*attempts[:-1], attempts[-1] | how]
     return [*attempts, how]
 
 
 class Answer:
-    """One client's view of a running (or replayed) turn. `replayed`: the answer was there before it asked. `timeout` is
-    how long the client waits in all, in seconds.
+    """One client's view of a running or replayed turn. `replayed`: another request started it. `timeout`: how long the
+    client waits in all, in seconds.
 
-    Its holder calls `leave` in the end, in a `finally`, after `acknowledge` where the answer was delivered.
+    Its holder calls `acknowledge` once the answer is delivered, and always `leave`, in a `finally`.
     """
 
     def __init__(self, live: LiveTurn, *, replayed: bool, timeout: float | None = None) -> None:
@@ -443,12 +442,12 @@ class Answer:
         self.replayed = replayed
 
     def another(self) -> Answer:
-        """One more view of the same turn, for one more client."""
+        """A view of the same turn for another client."""
         return self._live.attach(replayed=self.replayed)
 
     @property
     def accepted(self) -> Turn:
-        """The turn as it is known now; at the latest since `events` or `turn` has ended, the committed one."""
+        """The turn as known now. After `events` or `turn` has ended, the committed one."""
         return self._live.turn
 
     async def events(self) -> AsyncIterator[TurnEvent]:
@@ -461,22 +460,23 @@ class Answer:
                 yield event
 
     def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:
-        """The same events; those that are there at once come together, and none waits for the next one."""
+        """The same events in batches: each has all events that are available, without waiting for more."""
         return self._live._follow(self._wait)
 
     @property
     def wait(self) -> LimitWait | None:
-        """Until when the turn waits for a limit just now."""
+        """The limit that the turn waits for, if any."""
         return self._live.wait
 
     async def turn(self, *, patience: float | None = None) -> Turn:
         """The committed turn. Raises the turn's `ProxyError` when it failed or was cancelled.
 
-        With `patience` (seconds), `RateLimited` at once where it waits longer than that for a limit; the turn stays.
+        With `patience` (seconds): raises `RateLimited` at once if it has to wait longer for a limit. The turn stays
+        queued.
         """
         live = self._live
         if patience is not None:
-            await self._wait(live._told.wait())
+            await self._wait(live._finished_or_waits.wait())
             if live.wait is not None and (left := live.wait.until - live.now()) > patience:
                 raise limit_reached(live.wait, left)
         await self._wait(live._finished.wait())
@@ -516,7 +516,7 @@ class Answer:
         self._live.cancel("client")
 
 
-# Seconds in which a proxy that is restarted surely answers again.
+# A restarted proxy answers again within this many seconds.
 RESTART = 5.0
 _WHY: Mapping[CancelledBy, str] = {
     "client": "cancelled by the client",
@@ -527,7 +527,7 @@ _WHY: Mapping[CancelledBy, str] = {
 
 
 def cancelled(by: CancelledBy) -> ProxyError:
-    """The error of a turn that was ended from outside. It asks for a retry only where the proxy itself ended it."""
+    """The error of a turn that was cancelled. It asks for a retry only if the proxy itself cancelled it."""
     if by == "stopping":
         why = "the proxy stopped before this turn was finished, and nothing of it was kept: send it again"
         return Interrupted(why, retry_after=RESTART)
@@ -548,17 +548,17 @@ def limit_reached(wait: LimitWait, left: float) -> RateLimited:
 
 
 def replay(live: LiveTurn) -> None:
-    """Give a finished turn's answer again, as if it had just been said."""
+    """Publish a finished turn's answer again, as if it had just been produced."""
     turn = live.turn
     session = turn.session_id or "", turn.continuity or "started", turn.evidence.unmet, turn.evidence.told
     told_model = turn.told_model if turn.backend else None
     live.publish(Started(live.agent_id, turn.id, *session, turn.backend, told_model))
-    for event in said(turn.output):
+    for event in answer_events(turn.output):
         live.publish(event)
     live.finish(turn)
 
 
-def said(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
+def answer_events(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
     """The events of a complete answer, its blocks numbered from `first`."""
     for index, block in enumerate(output, first):
         yield BlockStart(index, _opening(block))
@@ -592,7 +592,7 @@ def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
 
 
 def leave(accepting: asyncio.Task[Answer]) -> None:
-    """The caller was cancelled meanwhile."""
+    """Leave an answer whose caller was cancelled during acceptance."""
     if not accepting.cancelled() and accepting.exception() is None:
         accepting.result().leave()
 
@@ -609,24 +609,24 @@ async def kept(answer: Answer) -> None:
         raise
 
 
-# --- Whether the answer arrived: the next turn needs to know, so the store keeps it as clients come and go
+# --- Deliveries. The next turn needs to know whether an answer arrived, so the store is told as clients come and go.
 
 
 class Deliveries:
-    """Makes live turns that note their delivery. `grace`: seconds that a turn runs on without a client."""
+    """Makes live turns that store their delivery. `grace`: seconds that a turn runs on without a client."""
 
     def __init__(
         self, store: Store, instances: Instances, tasks: Tasks, grace: float, delivered: Callable[[LiveTurn], None]
     ) -> None:
-        """`delivered` is told of each turn whose answer has arrived, once that is noted."""
+        """`delivered` is called with each turn whose answer has arrived, once that is stored."""
         self._delivered = delivered
         self._store = store
         self._instances = instances
         self._tasks = tasks
         self._grace = grace
-        self._elsewhere: set[str] = set()  # turns that another proxy runs, and delivers to its own clients
-        self._notes: dict[str, asyncio.Task[None]] = {}  # by turn: the last one, until it is stored
-        self._arrived: set[str] = set()  # turns of which that one says so
+        self._elsewhere: set[str] = set()  # turns that another proxy runs
+        self._notes: dict[str, asyncio.Task[None]] = {}  # by turn: the last write, until it is done
+        self._arrived: set[str] = set()  # turns whose last write is "delivered"
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
@@ -653,11 +653,11 @@ class Deliveries:
         return live
 
     def here(self, live: LiveTurn) -> bool:
-        """Whether this proxy runs the turn, now or later."""
+        """Whether this proxy runs or will run the turn."""
         return live.turn.id not in self._elsewhere
 
     async def came_here(self, live: LiveTurn) -> None:
-        """From now on this proxy delivers the answer, or runs the turn. Raises `StoreUnavailable`."""
+        """From now on this proxy runs the turn, or delivers its answer. Raises `StoreUnavailable`."""
         self._elsewhere.discard(live.turn.id)
         await self._store.unfollow(live.turn.id, self._instances.id)
 
@@ -666,9 +666,10 @@ class Deliveries:
         elsewhere = turn_id in self._elsewhere
         try:
             if arrived or (how == "left" and not elsewhere):
-                # "pending" and "delivered" are the same to the next turn; an undelivered one it would leave off.
+                # To the next turn "pending" and "delivered" are the same, but it would leave an undelivered one off the
+                # path.
                 soon = arrived and live.turn.delivery == "pending"
-                delivery: Delivery = "delivered" if arrived else live.left_as
+                delivery: Delivery = "delivered" if arrived else live.delivery_if_left
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)
             if elsewhere:
                 await self._store.unfollow(turn_id, self._instances.id)
@@ -689,13 +690,13 @@ class Deliveries:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
     def _note(self, turn_id: str, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Store what became of the turn's clients, behind what was noted of them before."""
+        """Store the turn's delivery, after its earlier notes."""
         before = self._notes.get(turn_id)
         self._arrived.discard(turn_id)
 
         async def noting() -> None:
             try:
-                if before is not None:  # a store may write side by side
+                if before is not None:  # a store may write concurrently
                     await asyncio.wait([before])
                 await note()
             finally:
@@ -706,11 +707,11 @@ class Deliveries:
         self._notes[turn_id] = self._tasks.own(noting())
 
     def has_arrived(self, turn_id: str) -> bool:
-        """A client has the answer, and the note of that is on its way to the store: nobody needs to wait for it."""
+        """Whether a client has the answer, though the store may not have been told yet."""
         return turn_id in self._arrived
 
     async def noted(self, turn_id: str) -> None:
-        """Wait until the store knows what became of the turn's clients."""
+        """Wait until the turn's delivery is stored."""
         if (note := self._notes.get(turn_id)) is not None:
             await asyncio.wait([note])
 

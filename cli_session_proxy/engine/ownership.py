@@ -108,10 +108,10 @@ class Instances:
         """Learn what time it is on the store, where its proxies may be on several hosts. Raises `StoreUnavailable`."""
         if self._elsewhere is not None:
             asked = _steady()
-            told = await self._elsewhere.clock()
+            server_time = await self._elsewhere.clock()
             took = _steady() - asked
             if took <= max(EXACT, self._took):
-                self._ahead, self._took = told - asked - took / 2, took
+                self._ahead, self._took = server_time - asked - took / 2, took
 
     def now(self) -> float:
         """Seconds since 1970, by a clock that all proxies of the store share, so that the age of another host's turn is
@@ -496,11 +496,11 @@ class Ownership:
 
 def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:
     """What is not the same on all hosts: of each fact that differs, its values ("": none), and the hosts with each."""
-    told = list(hosts)
+    known = list(hosts)
     found: dict[str, dict[str, list[str]]] = {}
-    for name in sorted({name for _, facts in told for name in facts}):
+    for name in sorted({name for _, facts in known for name in facts}):
         values: dict[str, list[str]] = {}
-        for host, facts in told:
+        for host, facts in known:
             values.setdefault(facts.get(name, ""), []).append(host)
         if len(values) > 1:
             found[name] = values

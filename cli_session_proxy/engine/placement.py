@@ -407,8 +407,8 @@ def _pieces(messages: Sequence[Message], items: Sequence[str | None]) -> list[_P
             sizes = tuple(len(message.content) for message in messages[start:end])
             asked_as = list(items[start:end])
         else:
-            told = zip(messages[start:end], items[start:end], strict=True)
-            said_as = [item for one, item in told for block in one.content if block.get("type") not in THINKING]
+            paired = zip(messages[start:end], items[start:end], strict=True)
+            said_as = [item for one, item in paired for block in one.content if block.get("type") not in THINKING]
             ids = tuple(item for item in (*asked_as, *said_as) if item is not None)
             call: JSON = {"items": {"input": asked_as, "output": said_as}}
             pieces.append(_Piece(new_id("turn"), sizes, ids, call))

@@ -34,7 +34,7 @@ class PlanWatch:
         """Load what the provider reported before this start."""
         self._plan = self._kept = await stored(self._store)
 
-    def told(self, detail: JSON) -> None:
+    def report(self, detail: JSON) -> None:
         plan = Plan.read(detail, time.time())
         if plan is None:
             return

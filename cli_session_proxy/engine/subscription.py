@@ -73,8 +73,8 @@ class Follower:
         self._links = len(every)
         ended = [turn for turn in changed if turn.status in FINISHED]
         own = {turn.id: links.pop(turn.id, ()) for turn in ended}
-        told = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
-        return told if goes_on else told + [late async for late in self._late(changed[-1], links)]
+        news = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
+        return news if goes_on else news + [late async for late in self._late(changed[-1], links)]
 
     async def _late(self, last: Turn, links: Mapping[str | None, Sequence[Link]]) -> AsyncIterator[Happened]:
         """Links of turns that were read before these were stored: each turn again, as it is now, with its own.

@@ -94,7 +94,7 @@ def test_the_plan_is_told_with_its_shares_and_resets() -> None:
 async def test_the_plan_is_known_without_a_server_too(claude_2: Path, make_settings: MakeSettings) -> None:
     settings = make_settings(claude_bin=claude_2)
     async with running(settings) as engine:
-        engine.plan.told({"status": "allowed", "rateLimitType": "five_hour", "utilization": 0.5, "resetsAt": 9e10})
+        engine.plan.report({"status": "allowed", "rateLimitType": "five_hour", "utilization": 0.5, "resetsAt": 9e10})
     seen, served = await command.look(settings)
     assert served is None
     assert seen.plan is not None

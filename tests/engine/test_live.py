@@ -90,9 +90,9 @@ async def test_what_nobody_was_given_is_taken_back() -> None:
     live.publish(BlockStop(0))
     say(live, 1, "void")
     assert live.withdraw({1}) == []
-    assert live.spoke
+    assert live.output_sent
     assert live.withdraw({0}) == []
-    assert not live.spoke
+    assert not live.output_sent
     say(live, 2, "whole")
     live.publish(BlockStop(2))
     live.finish(TURN)

@@ -26,11 +26,11 @@ async def test_it_is_kept_once_at_a_time_however_often_it_is_told(tmp_path: Path
     try:
         watch = PlanWatch(store, own)
         for number in range(1000):
-            watch.told({"status": ("allowed", "rejected")[number % 2]})
+            watch.report({"status": ("allowed", "rejected")[number % 2]})
             await asyncio.sleep(0)
         await asyncio.gather(*begun)
         assert most == 1
-        watch.told({"status": "allowed_warning"})
+        watch.report({"status": "allowed_warning"})
         await asyncio.gather(*begun)
         kept = await stored(store)
         assert kept is not None

@@ -25,7 +25,7 @@ async def test_answers_of_turns_tell_the_windows(tmp_path: Path) -> None:
     ):
         before = await http.post("/chat/completions", json=BODY)
         assert not [name for name in before.headers if "ratelimit" in name]
-        engine.plan.told({"status": "allowed", "rateLimitType": "five_hour", "utilization": 0.42, "resetsAt": reset})
+        engine.plan.report({"status": "allowed", "rateLimitType": "five_hour", "utilization": 0.42, "resetsAt": reset})
         for more in ({}, {"stream": True}):
             told = (await http.post("/chat/completions", json={**BODY, **more})).headers
             assert {name: value for name, value in told.items() if "ratelimit" in name} == {

@@ -9,7 +9,7 @@ from typing import Any
 from google.genai.types import FinishReason, GenerateContentResponse
 
 from cli_session_proxy.domain.models import Finished, Turn, TurnEvent, Usage
-from cli_session_proxy.engine.live import said
+from cli_session_proxy.engine.live import answer_events
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.wires.generate import body as generate
 
@@ -39,7 +39,7 @@ def text(chunks: list[GenerateContentResponse], *, thought: bool | None = None) 
 def test_a_stream_tells_the_same_as_the_whole() -> None:
     whole = GenerateContentResponse.model_validate(generate.answer(DONE, thoughts=True))
     assert whole.text == "One.\n\nTwo."
-    for events in ([], list(said(DONE.output))):  # a CLI without partial messages, and one with
+    for events in ([], list(answer_events(DONE.output))):  # a CLI without partial messages, and one with
         for thoughts in (True, False):
             chunks = told(DONE, events, thoughts=thoughts)
             assert text(chunks) == whole.text

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import (
     Turn,
     TurnEvent,
 )
-from cli_session_proxy.engine.live import cancelled, said
+from cli_session_proxy.engine.live import answer_events, cancelled
 from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.wires.interactions import body as interactions
 from cli_session_proxy.wires.interactions.stream import InteractionsWriter
@@ -144,5 +144,5 @@ def test_every_status_has_the_wires_word(fields: dict[str, Any], status: str) ->
 
 def test_a_whole_answer_is_told_by_a_replay_too() -> None:
     writer = InteractionsWriter(replace(DONE, output=()))
-    events = events_of([p for e in [started(), *said(DONE.output), Finished(DONE)] for p in writer.feed(e)])
+    events = events_of([p for e in [started(), *answer_events(DONE.output), Finished(DONE)] for p in writer.feed(e)])
     assert told(events) == ["Hmm, 猫.", "Hello there."]

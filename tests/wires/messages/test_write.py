@@ -10,7 +10,7 @@ from anthropic.types import Message, RawMessageStreamEvent
 from pydantic import TypeAdapter
 
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Usage
-from cli_session_proxy.engine.live import said
+from cli_session_proxy.engine.live import answer_events
 from cli_session_proxy.errors import Overloaded
 from cli_session_proxy.wires.messages import body as messages
 
@@ -96,7 +96,7 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
     whole = messages.message(waiting)
     Message.model_validate(whole, strict=True)
     assert (whole["content"], whole["stop_reason"]) == ([{**TOLD_TEXT, "text": "I look."}, TOLD_CALL], "tool_use")
-    events = told([started(), *said([waiting.output[0]]), Finished(waiting)])
+    events = told([started(), *answer_events([waiting.output[0]]), Finished(waiting)])
     assert rebuilt(events) == whole["content"]
 
 

@@ -9,7 +9,7 @@ import pytest
 from ollama import ChatResponse, GenerateResponse
 
 from cli_session_proxy.domain.models import Finished, Turn, TurnEvent, Usage
-from cli_session_proxy.engine.live import said
+from cli_session_proxy.engine.live import answer_events
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.wires.ollama import body as ollama
 from cli_session_proxy.wires.ollama.body import Door, OllamaCall
@@ -48,7 +48,7 @@ def test_a_stream_tells_the_same_as_the_whole(door: Door) -> None:
         whole = kind.model_validate(ollama.answer(DONE, call))
         assert words(whole) == "One.\n\nTwo."
         assert words(whole, "thinking") == ("Hm." if thoughts else "")
-        for events in ([], list(said(DONE.output))):  # a CLI without partial messages, and one with
+        for events in ([], list(answer_events(DONE.output))):  # a CLI without partial messages, and one with
             told = lines(DONE, events, call)
             assert "".join(map(words, told)) == words(whole)
             assert "".join(words(one, "thinking") for one in told) == words(whole, "thinking")
@@ -73,7 +73,7 @@ def test_calls_of_the_clients_tools_come_out_once_and_whole() -> None:
     turn = replace(DONE, output=({"type": "text", "text": "Look."}, CALL), status="requires_action")
     shown = {"id": "toolu_1", "function": {"index": 0, "name": "look", "arguments": {"at": 1}}}
     assert ollama.answer(turn, CALLS["chat"])["message"]["tool_calls"] == [shown]
-    told = lines(turn, list(said(turn.output)), CALLS["chat"])
+    told = lines(turn, list(answer_events(turn.output)), CALLS["chat"])
     made = [call for one in told if isinstance(one, ChatResponse) for call in one.message.tool_calls or []]
     assert [(call.function.name, call.function.arguments) for call in made] == [("look", {"at": 1})]
     # The CLI's own tools are not the client's business.
