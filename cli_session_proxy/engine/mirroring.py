@@ -1,7 +1,7 @@
 """Sessions that an application runs by itself with the Claude Agent SDK, on the chain of an agent.
 
-Lines are durable as they come. As soon as an exchange is whole it is a turn: behind the one that its session ended at,
-and behind what the chain said meanwhile, where it went on from there.
+Lines are stored as they come. As soon as an exchange is complete it becomes a turn: after the last turn of its session,
+or after the turns that the chain has added to that one meanwhile.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from .ownership import Ownership
 
 log = logs.get(__name__)
 
-# An application in this process is the user's own.
+# An application in this process belongs to the local user.
 OWNER = "local"
 
 
@@ -49,7 +49,7 @@ class Mirroring:
         return await self._store.ensure_agent(OWNER, agent_id, directory, named=True, now=time.time())
 
     async def directory(self, agent_id: str) -> Path:
-        """The agent's sandbox, made where it is not there."""
+        """The agent's sandbox. It is created if it does not exist."""
         agent = await self.agent(agent_id)
         return await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
 
@@ -61,7 +61,7 @@ class Mirroring:
             await self._take_over(agent, key)
 
     async def load(self, agent_id: str, key: MirrorKey) -> list[str] | None:
-        """The transcript as the chain has it, and what is no turn yet; None for one that is not this agent's."""
+        """The transcript: the chain's records, and lines that are no turn yet. None for another agent's session."""
         agent = await self.agent(agent_id)
         waiting = await self._store.mirrored(agent.key, key)
         session = await self._store.session(key.session_id) if not key.subpath else None

@@ -1,12 +1,12 @@
-"""Who may write: which proxies on one `var/` are alive, and which one of them writes an agent.
+"""Which proxies on one `var/` are alive, and which of them may write an agent.
 
 A proxy writes an agent's turns and sessions while it holds the agent's lease (see `stores.base.Leases`). It keeps the
 lease between turns, with the warm process, until another proxy asks for it. The store refuses every write of a holder
 that was replaced, so a proxy that was paused for a minute cannot write over its successor.
 
-On one machine the kernel says at once that a holder has ended: a proxy holds flock(2) on a file of its own as long
-as it lives. Of proxies on another `var/` or host only their heartbeats in the store tell: one that does not respond is
-replaced when its lease has expired.
+On one machine the kernel shows at once that a holder has ended: each proxy holds flock(2) on a file of its own while it
+lives. A proxy on another `var/` or host is only known by its heartbeats in the store: without them it is replaced when
+its lease has expired.
 
     <var>/run/<instance>.lock        held as long as the proxy lives
     <var>/run/<instance>/<pid>       a CLI of that proxy: its pid, start time and directory (see `recovery`)
@@ -42,17 +42,17 @@ log = logs.get(__name__)
 
 # A heartbeat is due when this share of the lease has passed: two may be missed before it expires.
 HEARTBEAT = 0.3
-# How often a lease that another proxy holds is asked for: soon at first, as most turns are short. Seconds.
+# Seconds between requests for a lease that another proxy holds: short at first, as most turns are short.
 FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
-# So many times `LAST_WAIT` the turns here wait until the proxy that a lease was handed over to has taken it.
+# After a lease was handed over, turns here wait so many times `LAST_WAIT` for the other proxy to take it.
 GAP = 40
-# A reading of the store's clock that took no longer (seconds) replaces any other: in a longer one this process may have
-# been paused.
+# A reading of the store's clock within so many seconds always replaces the last one; during a longer one this process
+# may have been paused.
 EXACT = 1.0
-# A proxy that is told when others ask something of it looks by itself when this share of the lease has passed, too.
+# Even a proxy that gets notifications polls for requests of others, after this share of the lease.
 LOOK = 0.1
-# A proxy that has no peers looks so often, in seconds, whether one has come: to look costs a wake-up.
+# A proxy without peers looks for new ones so often, in seconds: each look costs a wake-up.
 ALONE = 0.5
 
 
@@ -67,9 +67,9 @@ _steady = steady_clock()
 
 
 class Instances:
-    """The proxies on this `var/`: this one, and which others there are or were.
+    """The proxies on this `var/`: this one and all others, alive or dead.
 
-    `elsewhere`: a store on which there may be proxies with another `var/`, too.
+    `elsewhere`: a store that proxies with another `var/` may use, too.
     """
 
     def __init__(self, var: Path, elsewhere: Leases | None = None) -> None:
@@ -77,12 +77,12 @@ class Instances:
         self._run = var / RUN
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
-        self._ahead: float | None = None  # the store's clock less the steady one of this host
-        self._took = float("inf")  # how long it took to read that, in seconds
+        self._ahead: float | None = None  # the store's clock minus this host's steady clock
+        self._took = float("inf")  # seconds that this reading took
         self._fd: int | None = None
 
     def enter(self) -> None:
-        """Count as alive from now on. The file appears under its name only when it is locked."""
+        """Count as alive from now on. The lock file gets its name once it is locked."""
         if self._fd is not None:
             return
         self._folder(self.id).mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -97,7 +97,7 @@ class Instances:
         self._fd = fd
 
     def leave(self, *, settled: bool) -> None:
-        """Count as dead from now on. If some turn has no stored end, another proxy settles it. Idempotent."""
+        """Count as dead from now on. With `settled` False another proxy settles the turns left. Idempotent."""
         if self._fd is not None:
             if settled:
                 self.forget(self.id)
@@ -105,7 +105,7 @@ class Instances:
             self._fd = None
 
     async def set_clock(self) -> None:
-        """Learn what time it is on the store, where its proxies may be on several hosts. Raises `StoreUnavailable`."""
+        """Read the store's clock, if its proxies may be on several hosts. Raises `StoreUnavailable`."""
         if self._elsewhere is not None:
             asked = _steady()
             server_time = await self._elsewhere.clock()
@@ -114,18 +114,18 @@ class Instances:
                 self._ahead, self._took = server_time - asked - took / 2, took
 
     def now(self) -> float:
-        """Seconds since 1970, by a clock that all proxies of the store share, so that the age of another host's turn is
-        true: the clocks of hosts may differ by hours, and jump."""
+        """Seconds since 1970 by the store's clock, which all its proxies share: the clocks of hosts may differ by
+        hours, and jump."""
         return time.time() if self._ahead is None else self._ahead + _steady()
 
     def others(self) -> list[str]:
-        """The ids of all other proxies that are not forgotten yet, alive or dead."""
+        """The ids of all other known proxies, alive or dead."""
         with os.scandir(self._run) as entries:
             names = [entry.name for entry in entries if entry.name.endswith(SUFFIX)]
         return [name[: -len(SUFFIX)] for name in names if name != self.id + SUFFIX]
 
     def alive(self, instance: str | None) -> bool:
-        """A proxy on this `var/`, by the kernel."""
+        """Whether a proxy on this `var/` lives, according to the kernel."""
         if instance == self.id:
             return self._fd is not None
         if instance is None:
@@ -133,12 +133,12 @@ class Instances:
         return is_held(self._file(instance))
 
     def has_ended(self, instance: str) -> bool:
-        """Whether this proxy has certainly ended. One on another host may live, though nothing is known of it here."""
+        """Whether that proxy has certainly ended. An unknown one may live on another host."""
         known_here = self._elsewhere is None or instance == self.id or self._file(instance).exists()
         return known_here and not self.alive(instance)
 
     async def is_gone(self, instance: str | None) -> bool:
-        """It has ended; of one that is elsewhere: it does not respond. Raises `StoreUnavailable`."""
+        """Whether it has ended or, on another `var/`, does not respond. Raises `StoreUnavailable`."""
         if self._elsewhere is None or instance in (None, self.id) or self._file(instance or "").exists():
             return not self.alive(instance)
         return not await self._elsewhere.responds(instance or "")
@@ -155,10 +155,10 @@ class Instances:
         shutil.rmtree(self._folder(instance), ignore_errors=True)
         self._file(instance).unlink(missing_ok=True)
 
-    # turns of this proxy that failed while the store could not be told
+    # turns of this proxy that failed while the store was away
 
     def failed(self, turn_id: str) -> None:
-        """Remember it beside the store: its client was told that it was not kept, whatever its transcript holds."""
+        """Note in a file that the turn failed: its client knows, so its transcript must not be adopted as an answer."""
         try:
             (self._folder(self.id) / f"{turn_id}.failed").touch()
         except OSError as exc:
@@ -170,22 +170,22 @@ class Instances:
     # the CLIs of a proxy
 
     def on_spawn(self, pid: int, start_time: str | None, cwd: Path) -> None:
-        """Note a CLI of this proxy, before it is given anything to do; again when it gets another directory."""
+        """Note a CLI of this proxy before its first frame, and again when its directory changes."""
         note = self._folder(self.id) / str(pid)
         try:
             note.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd)}))
-        except OSError as exc:  # it may run all the same: it dies with us
+        except OSError as exc:  # it may run without a note: it dies with us
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def on_exit(self, pid: int) -> None:
         note = self._folder(self.id) / str(pid)
         try:
             note.unlink(missing_ok=True)
-        except OSError as exc:  # its readers compare the start time
+        except OSError as exc:  # harmless: readers compare the start time
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:
-        """(pid, start time) of every CLI it noted and did not reap; with `cwd`, of those that work there."""
+        """(pid, start time) of each CLI that it noted and has not reaped; with `cwd`, only of those that work there."""
         for path in sorted(self._folder(instance).glob("[0-9]*")):
             try:
                 data = json.loads(path.read_text())
@@ -207,7 +207,7 @@ class Ownership:
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
     - `leave(agent, lease)` stores what only this proxy knows, before the lease is handed over.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
-    - `fenced(agent_key)` is told of a lease that was lost: whatever runs for this agent here has to stop.
+    - `fenced(agent_key)` is called when a lease was lost: whatever runs for this agent here has to stop.
     - `busy()`: turns wait or run here, `in_lane(agent_key)`: turns of this agent; `end(turn_id, by)` ends one of them,
       as another proxy wants.
     """
@@ -240,8 +240,8 @@ class Ownership:
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
-        self._asked: dict[int, float] = {}  # since when others ask for these leases, by the loop's time
-        self._lost: list[Agent] = []  # agents that another proxy has taken over, with a process of ours left perhaps
+        self._asked: dict[int, float] = {}  # when others first asked for these leases, by the loop's time
+        self._lost: list[Agent] = []  # agents that another proxy took over; a process of ours may be left
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._pauses = PauseWatch(self.proxy.lease)
 
@@ -249,14 +249,14 @@ class Ownership:
         """Renew the leases. Runs until it is cancelled."""
         while True:
             await asyncio.sleep(HEARTBEAT * self.proxy.lease)
-            if self._held or self._instances.spans_hosts:  # other hosts need a heartbeat for turns that wait here, too
+            if self._held or self._instances.spans_hosts:  # other hosts need heartbeats even if turns only wait here
                 try:
                     await self._renew()
                 except StoreUnavailable as exc:
                     log.warning("lease_not_renewed", error=exc.message)
 
     async def hand_over(self) -> None:
-        """Hand over leases that other proxies ask for once no turn uses them, and end turns that they cancel. Runs
+        """Hand over leases that other proxies ask for, once no turn uses them, and end turns that others cancel. Runs
         until it is cancelled."""
         looks, peers = True, True
         while True:
@@ -273,7 +273,7 @@ class Ownership:
                 if not peers or not (self._held or self._busy()):
                     continue
                 asked = await self._store.asked(self.proxy.id)
-            except (ProxyError, OSError) as exc:  # OSError: no descriptor is free
+            except (ProxyError, OSError) as exc:  # OSError: e.g. out of descriptors
                 if looks:  # logged once, however long it lasts
                     log.warning("leases_not_looked_at", error=str(exc))
                 looks = False
@@ -298,20 +298,20 @@ class Ownership:
             log.warning("hosts_differ", what=what, values=values)
 
     async def appear(self) -> None:
-        """Be known to respond, before a turn is accepted here: the other proxies give way to it only then."""
+        """Store a first heartbeat before a turn is accepted here: others hand over only to a proxy that responds."""
         if asyncio.get_running_loop().time() - self._renewed >= HEARTBEAT * self.proxy.lease:
             await self._renew()
 
     def unused(self, agent_key: int) -> Unused | None:
-        """The agent's lease while nobody here writes under it: what is read of the agent from now on stays true until
-        then (`since`)."""
+        """The agent's lease, if nobody here writes under it now. What is read of the agent stays true as long as
+        `since` says so."""
         held = self._held.get(agent_key)
         if held is None or not held.settled or self._users[agent_key]:
             return None
         return Unused(held.lease, held.uses)
 
     def since(self, unused: Unused | None) -> bool:
-        """Nobody wrote the agent since then but who holds it now."""
+        """Whether nobody has written the agent since then, except the present user of the lease."""
         held = None if unused is None else self._held.get(unused.lease.agent_key)
         return held is not None and unused == Unused(held.lease, held.uses - 1)
 
@@ -319,11 +319,11 @@ class Ownership:
     async def hold(
         self, agent: Agent, turn: Turn | None = None, *, first: Unused | None = None
     ) -> AsyncIterator[Lease]:
-        """Write this agent, in the turn's place in the order of acceptance (None: it has none). `first`: when the turn
-        was accepted no other proxy had an unfinished one.
+        """Take the agent's lease, in the turn's place in the order of acceptance (None: at any time). `first`: no other
+        proxy had an unfinished turn when this one was accepted.
 
-        Another holder is asked to hand over, and waited for. One that has ended is replaced at once, one that does not
-        respond when its lease has expired. Unbounded in time: the caller has the turn's limit around it.
+        Another holder is asked to hand over. One that has ended is replaced at once, one that does not respond when its
+        lease has expired. Waits without a limit: the caller bounds it.
         """
         async with self._exclusively(agent.key):
             if agent.key in self._asked:
@@ -339,15 +339,15 @@ class Ownership:
             try:
                 yield lease
             except LeaseLost:
-                if self.holds(lease):  # the next turn asks for it anew, and does not wait for a heartbeat to find out
+                if self.holds(lease):  # lost: forget it, so that the next turn asks for it at once
                     del self._held[agent.key]
                 raise
 
     @asynccontextmanager
     async def hold_if_free(self, agent: Agent) -> AsyncIterator[Lease | None]:
-        """The agent's lease where nobody uses it here and no other proxy holds it; else None.
+        """The agent's lease, if nobody uses it here and no other proxy holds it; else None.
 
-        Its holder is not asked for it: that would end a warm process for nothing.
+        Another holder is not asked for it: that would end a warm process for nothing.
         """
         if self._users[agent.key]:
             yield None
@@ -361,12 +361,12 @@ class Ownership:
         return held is not None and held.lease == lease
 
     def has(self, agent_key: int) -> bool:
-        """This proxy holds the agent's lease, as far as it knows."""
+        """Whether this proxy holds the agent's lease, as far as it knows."""
         return agent_key in self._held
 
     async def verify(self, lease: Lease) -> None:
-        """Raise `LeaseLost` unless the lease is still ours. Asked before files are written: a proxy that was paused may
-        have been replaced."""
+        """Raise `LeaseLost` unless the store says that the lease is ours. Called before files are written: this proxy
+        may have been paused, and replaced."""
         await self.appear()
         if not self.holds(lease):
             raise LeaseLost("another proxy has taken this agent over: send it again", retry_after=1.0)
@@ -386,7 +386,7 @@ class Ownership:
                 del self._users[agent_key], self._locks[agent_key]
 
     async def _acquired(self, agent: Agent, *, asks: bool = True) -> Lease | None:
-        """The lease, once a former holder's turns are settled. None while another proxy has it, which it may ask."""
+        """The lease, after a former holder's turns are settled. None while another proxy has it; `asks` requests it."""
         held = self._held.get(agent.key)
         if held is None:
             got = await self._store.acquire(agent.key, self.proxy, awake=self._pauses.was_awake, asks=asks)
@@ -427,19 +427,18 @@ class Ownership:
         return True
 
     async def _release_unused(self, agent_key: int) -> None:
-        # A turn that uses the lease checks for requests when it ends. One in the lane runs first, or gives it back.
+        # A turn that uses the lease checks for requests when it ends. A queued one runs first, or gives way.
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._exclusively(agent_key):
-            with survived("lease_not_handed_over"):  # tried again at the next look: the other agents do not wait
+            with survived("lease_not_handed_over"):  # tried again at the next look
                 await self._release(agent_key)
 
     async def _give_way(self, agent_key: int) -> None:
-        """Hand the lease over before the next turn here, where others have asked for it as long as a lease lasts: while
+        """Hand the lease over before the next turn here, if others have waited for it for the time of a lease: while
         turns follow each other without a pause, `hand_over` never finds it unused.
 
-        Another proxy's turn needs none of this: it comes in the order of acceptance (`_is_first`), unless it is tried
-        again.
+        New turns of other proxies do not need this: they have their place in the order of acceptance (`_is_first`).
         """
         clock = asyncio.get_running_loop().time
         if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
@@ -453,20 +452,20 @@ class Ownership:
                 if (await self._store.whereabouts(agent_key)).holder is not None:
                     return
                 await asyncio.sleep(LAST_WAIT)
-        except ProxyError as exc:  # it is asked for once more
+        except ProxyError as exc:  # the other proxy asks again
             log.warning("lease_not_handed_over", error=exc.message)
 
     async def _retire_lost(self, agent: Agent) -> None:
-        """End the process of an agent that goes on elsewhere: its memory is not the path any more."""
-        if self._users[agent.key] or agent.key in self._held:  # whoever uses it compares it with the path
+        """End our process of an agent that another proxy has taken over: it no longer has the path."""
+        if self._users[agent.key] or agent.key in self._held:  # its user compares it with the path
             return
         async with self._exclusively(agent.key):
-            # Its next turn here compares it with the path, and ends it.
+            # The agent's next turn here compares it with the path, and ends it.
             with survived("process_not_retired", agent=agent.agent_id):
                 await self._retire(agent)
 
     async def _release(self, agent_key: int) -> None:
-        """Give the lease back, when no process of ours is left on the agent's sessions."""
+        """Give the lease back, after our processes on the agent's sessions have ended."""
         held = self._held.pop(agent_key, None)
         if held is None:
             return
@@ -476,7 +475,7 @@ class Ownership:
             await self._store.release(held.lease)
             self._asked.pop(agent_key, None)
         except BaseException:
-            # Still ours in the store: kept, so that the next look hands it over, or the next heartbeat finds it gone.
+            # It is still ours in the store: keep it. The next look hands it over, or a heartbeat finds it lost.
             self._held[agent_key] = held
             raise
 
@@ -491,11 +490,11 @@ class Ownership:
                 log.warning("lease_lost", agent=held.agent.agent_id, epoch=held.lease.epoch)
                 self._fenced(agent_key)
                 self._lost.append(held.agent)
-        await self._instances.set_clock()  # last: a lease that is lost is told at once, and whatever comes of this
+        await self._instances.set_clock()  # last, so that a failure here does not hide a lost lease
 
 
 def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[str]]]:
-    """What is not the same on all hosts: of each fact that differs, its values ("": none), and the hosts with each."""
+    """The facts that differ between hosts: for each its values ("": none), and for each value its hosts."""
     known = list(hosts)
     found: dict[str, dict[str, list[str]]] = {}
     for name in sorted({name for _, facts in known for name in facts}):
@@ -508,17 +507,17 @@ def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[
 
 
 class PauseWatch:
-    """Whether this process was paused within the last `lease` seconds. It finds out by being asked, at least once in
-    `HEARTBEAT` of these, from any thread.
+    """Whether this process was paused within the last `lease` seconds. It must be called at least every `HEARTBEAT` of
+    these to notice; from any thread.
 
-    If the machine slept, so did the other proxies: that their heartbeats have expired says nothing until they had the
-    time for new ones.
+    If the machine slept, the other proxies did, too: their expired heartbeats mean nothing until they had time to renew
+    them.
     """
 
     def __init__(self, lease: float) -> None:
         self._lease = lease
-        self._ran = time.time()  # when this process was last seen to run
-        self._woke = 0.0  # when it woke up from its last pause
+        self._ran = time.time()  # when this was last called
+        self._woke = 0.0  # when its last pause ended
 
     def was_awake(self) -> bool:
         now = time.time()
@@ -530,17 +529,17 @@ class PauseWatch:
 
 @dataclass(slots=True, eq=False)
 class _Holding:
-    """A lease of this proxy. `settled`: nothing of a former holder is left to settle."""
+    """A lease of this proxy. `settled`: the former holder's turns and processes are settled."""
 
     lease: Lease
     agent: Agent
     settled: bool
-    uses: int = 0  # how often it was written under
+    uses: int = 0  # how often turns have used it
 
 
 @dataclass(frozen=True, slots=True)
 class Unused:
-    """A lease that nobody writes under, after so many uses."""
+    """A lease that nobody used, with its count of uses at that time."""
 
     lease: Lease
     uses: int

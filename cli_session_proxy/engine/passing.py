@@ -1,8 +1,8 @@
-"""Whether another proxy is to run a request: the one that has the agent warm, or the host that has its files.
+"""Decides whether another proxy should run a request: the one that has the agent warm, or the host with its files.
 
-It is asked once the agent is known, and before anything is kept of the request; nothing is sent from here. `Elsewhere`
-goes up to the door, which has the request as it came (see `http.relay`): where the other proxy is not reached, the door
-brings it once more, and it runs here. The lease decides who writes, whatever is decided here.
+Decided once the agent is known and before anything is stored. The result is raised as `Elsewhere` to the HTTP layer,
+which has the original request and forwards it (see `http.relay`). If the other proxy cannot be reached, the request
+comes once more and runs here. This is only routing: the lease decides who writes.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from ..stores.registry import Registry
 
 log = logs.get(__name__)
 
-# How a request came. `from_client`: it may be passed on. `forwarded`: another proxy has passed it on, so it runs here.
-# `websocket`: a message over a WebSocket, which is not passed on: it runs here, but never without its agent's files.
-# `local_only`: nothing could pass it on, or the proxy that it would go to was not reached.
+# How a request came. `from_client`: it may be forwarded. `forwarded`: another proxy forwarded it, so it runs here.
+# `websocket`: a message over a WebSocket cannot be forwarded: it runs here, or is refused if its agent's files are
+# elsewhere. `local_only`: it has no HTTP request, or the other proxy was not reached.
 Origin = Literal["from_client", "forwarded", "websocket", "local_only"]
 ORIGIN: ContextVar[Origin] = ContextVar("origin", default="local_only")
 
 
 class Elsewhere(Exception):
-    """The proxy at this address is to answer for the agent. `home`: it has the agent's files, so it is waited for.
+    """The proxy at this address should run the request. `home`: it has the agent's files, so wait for it.
 
-    Nothing was kept of the request here.
+    Nothing of the request was stored here.
     """
 
     def __init__(self, address: str, agent_key: int, *, home: bool = False) -> None:
@@ -41,7 +41,7 @@ class Elsewhere(Exception):
 
 
 class Passing:
-    """Of one engine. `here` is this proxy, with the address at which the others reach it."""
+    """One per engine. `here` is this proxy with the address at which others reach it."""
 
     def __init__(self, settings: Settings, secret: str, store: Store, registry: Registry, here: Proxy) -> None:
         redact.know([secret])
@@ -49,11 +49,16 @@ class Passing:
         self._store = store
         self._registry = registry
         self._here = here
-        # The files of a `var` stay where they are, whatever becomes of its proxies; a container's host name does not.
+        # Files stay in their `var`, so it is part of the host's name. The address also counts: a container's name
+        # changes.
         self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)
 
     async def to_agent(self, agent: Agent, profile: str | None, *, held: bool) -> None:
-        """`held`: this proxy has the agent's lease. Raises `Elsewhere`, `SessionBusy` and `StoreUnavailable`."""
+        """Raises `Elsewhere` if another proxy should run a turn of this agent; also `SessionBusy` and
+                `StoreUnavailable`.
+
+        `held`: this proxy has the agent's lease.
+        """
         origin = ORIGIN.get()
         if origin in ("forwarded", "local_only"):
             return
@@ -79,30 +84,30 @@ class Passing:
             raise Elsewhere(found.address, agent.key)
 
     async def to_turn(self, turn: Turn) -> None:
-        """To the proxy at which it waits or runs. Raises `Elsewhere`, and `StoreUnavailable`."""
+        """Raises `Elsewhere` if another proxy runs this unfinished turn and can be reached; also `StoreUnavailable`."""
         if ORIGIN.get() == "from_client" and (address := await self.address_of(turn)) is not None:
             raise Elsewhere(address, turn.agent_key)
 
     async def address_of(self, turn: Turn) -> str | None:
-        """Where the proxy of an unfinished turn is reached; None where it is this one, or nobody knows."""
+        """The address of the proxy that runs an unfinished turn; None if it is this one, or unknown."""
         if turn.instance in (None, self._here.id):
             return None
         there = await self._store.proxy(turn.instance or "")
         return None if there is None or there.address == self._here.address else there.address
 
     def keeps_files(self, profile: str | None) -> bool:
-        """Whether its tools leave files on this host, which other hosts do not see."""
+        """Whether the profile's tools leave files on this host only."""
         return self._settings.sandboxes == "own" and bool(self._settings.profile_for(profile).tools)
 
     def is_here(self, home: Home) -> bool:
         return self.home is not None and (home.host == self.home.host or home.address == self.home.address)
 
     async def missing(self, agent: Agent) -> Home | None:
-        """The host that has the agent's files, where it is another one."""
+        """The other host that has the agent's files; None if they are here or there are none."""
         home = (await self._store.whereabouts(agent.key)).home
         return None if home is None or self.is_here(home) else home
 
     async def note(self, agent: Agent, session_id: str | None, lease: Lease) -> None:
-        """Note that the agent was used here just now."""
+        """Register that this proxy used the agent just now."""
         if self._here.address is not None:
             await self._registry.note(agent, self._here, session_id, lease.epoch)

@@ -1,4 +1,4 @@
-"""Step 1 of a request: whose conversation is it, what does it continue, has it been here before?"""
+"""Step 1 of a request: which agent and turn does it continue, and is it a repeat of an earlier request?"""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ from ..stores.base import NewTurn, Store, WholeTurn
 from .budgets import BudgetsOf
 from .fitting import RequestFitting
 
-# A finished turn is a client's own retry's only this long (seconds): afterwards the same words are said anew.
-# The SDKs wait for at most 60 s (the longest Retry-After that they heed).
+# Seconds after a turn's end in which an equal request counts as a retry of it. Later it is a new turn. The SDKs retry
+# after at most 60 s (the longest Retry-After that they heed).
 RETRY_WINDOW = 90.0
 
 HOUR = 3600.0
 
-# Messages, and characters of their texts, that are hashed on the event loop (about 3 ms); more go to a thread.
+# Up to so many messages and characters are hashed on the event loop (about 3 ms); larger ones in a thread.
 SHORT = 500
 SHORT_TEXT = 512 * 1024
-# Turns of a client's history that are made and stored at once: 20 ms of a thread, and of the store.
+# Turns of a client's history that are stored in one transaction: 20 ms of a thread, and of the store.
 PIECE = 100
 
 
@@ -74,10 +74,10 @@ class Placement:
         self._store = store
         self._backend = backend
         self._aside = aside
-        self._instance = instance  # the proxy that runs what is accepted here
+        self._instance = instance  # this proxy's id
         self._hours = idempotency_hours
-        self._is_gone = is_gone  # a proxy that has ended, or does not respond
-        self._was_left = was_left  # all clients of a turn have left this proxy without its answer
+        self._is_gone = is_gone  # whether a proxy has ended or does not respond
+        self._was_left = was_left  # whether all clients of a turn left without its answer
         self._budgets = budgets
         self._clock = clock  # seconds since 1970, the same for all proxies of the store
 
@@ -89,11 +89,12 @@ class Placement:
         passed_over: Turn | None = None,
         send_on: Callable[[Agent], Awaitable[None]] | None = None,
     ) -> Turn | tuple[Agent, NewTurn]:
-        """The turn that already is this request, or a new one to accept. The history before a new one is stored.
+        """The existing turn that this request repeats, or a new turn to accept. The history of a new one is stored
+        first.
 
-        A repeated request is found by its idempotency key, as a retry, or as an undelivered turn; but never as
-        `passed_over`, a turn that the conversation went on without. `send_on` is called once the agent is known, as
-        another proxy may have to run it; `admit` before anything is stored. What either raises goes to the caller.
+        A repeat is recognised by its idempotency key, as a retry, or as a claim of an undelivered answer; never as
+        `passed_over`, a turn that the conversation went on without. `send_on` is called once the agent is known:
+        another proxy may have to run it. `admit` is called before anything is stored. Both may raise.
         """
         if not request.kept:
             _check_once(request)
@@ -142,7 +143,7 @@ class Placement:
         return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, durable, budgets)
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
-        """`agent` is the one that the request names, where it is known."""
+        """Decide which turn of which agent the request continues. `agent`: the one that it names, if that exists."""
         if request.compose is not None:
             assert request.agent_id is not None
             if agent is None:
@@ -158,7 +159,7 @@ class Placement:
         else:
             if request.agent_id is not None and agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
-            # Where there is no answer yet, there is none of ours to go on from.
+            # Without an answer in the history there is nothing of ours to match.
             if not request.fresh and "assistant" in map(_ROLE, messages):
                 match, messages, refused = await self._matched(request, agent)
                 known = match[0] if match is not None else refused
@@ -175,7 +176,7 @@ class Placement:
         )
         if decision.placed.rule == "id":
             decision = replace(decision, parent=continues)
-        # Whatever comes next goes on from the head: what continues that is never suspected.
+        # A turn at the head is never taken for a side call.
         at_head = decision.placed.rule == "head"
         if not at_head and side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
             decision = replace(decision, placed=replace(decision.placed, side=True))
@@ -193,8 +194,8 @@ class Placement:
         return agent, decision
 
     async def _named_turn(self, request: TurnRequest) -> tuple[Agent, str | None]:
-        """The agent of the turn that the request names, and the turn to continue: where that was refused, the one that
-        it was to continue itself."""
+        """The agent of the turn that the request names, and the turn to continue: that one or, if the model refused it,
+        its parent."""
         assert request.continues is not None
         turn = await self._store.turn(request.continues)
         agent = await self._store.agent_by_key(turn.agent_key) if turn else None
@@ -207,9 +208,9 @@ class Placement:
     async def _matched(
         self, request: TurnRequest, agent: Agent | None
     ) -> tuple[tuple[Turn, HistoryEnding] | None, tuple[Message, ...], Turn | None]:
-        """What `match` finds, the messages without the exchanges that were refused here, and the last turn of those.
+        """The result of `match`, the messages without exchanges that the model refused here, and the last refused turn.
 
-        A refused exchange is on no path: what follows it continues what is before it.
+        A refused exchange is on no path: the message after it continues the turn before it.
         """
         refused: Turn | None = None
         messages = request.messages
@@ -226,7 +227,8 @@ class Placement:
     async def match(
         self, owner: str, messages: tuple[Message, ...], agent: Agent | None
     ) -> tuple[Turn, HistoryEnding] | None:
-        """The deepest turn whose path the history repeats; within the named agent, else among the unnamed."""
+        """The deepest turn whose path equals the beginning of the history; within the named agent, else of unnamed
+        ones."""
         if _is_short(messages):
             found = lineage.endings(messages)
         else:
@@ -238,10 +240,9 @@ class Placement:
     async def say(
         self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
     ) -> tuple[Turn, tuple[tuple[str, str], ...]]:
-        """The turn as it goes on and speaks now, and the hand-written items of it, each with the turn that it is part
-        of: exchanges in front of what it says are stored as turns.
+        """The turn with its composed prompt and its parent, and its items, each with the turn that it belongs to.
 
-        The path ends with `before` until then.
+        `before` is the end of the path so far. Exchanges that the prompt brings along are stored as turns after it.
         """
         decision = lineage.decide(
             composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
@@ -274,10 +275,10 @@ class Placement:
     async def _store_history(
         self, agent: Agent, decision: Decision, model: str, fitting: RequestFitting, pieces: Sequence[_Piece] = ()
     ) -> Decision:
-        """Store the exchanges that the chain does not know; what is new behind them.
+        """Store the exchanges of the history that the chain does not have. Returns the decision to continue the last.
 
-        In pieces, so that others' writes go on. What is stored of a history that is cut off is a path like any other:
-        the same request finds its deepest turn, and goes on from there.
+        In several transactions, so that others can write between them. If this is interrupted, the same request later
+        finds the deepest stored turn and continues there.
         """
         above = await self._store.turn(decision.parent) if decision.parent else None
         known = await self._store.records(above.id) if above else []
@@ -312,19 +313,19 @@ class Placement:
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery == "undelivered":
             return latest
-        # It may have arrived. It is claimed for as long as a key is known; later the same words are meant anew.
+        # It may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.
         recent = now - (latest.finished_at or now) < self._hours * HOUR
         if latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent:
             left = latest.delivery == "uncertain" or await self._was_left(latest)
-            if left or await self._is_gone(latest.instance):  # where its proxy has ended, nobody knows
+            if left or await self._is_gone(latest.instance):  # its proxy cannot say any more
                 return latest
         if (latest.error or {}).get("code") == Interrupted.code:
-            return latest  # a crash left it open
+            return latest  # its proxy crashed
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
 
 
 def _check_once(request: TurnRequest) -> None:
-    """Raises `InvalidRequest` where a request that keeps nothing is part of what is kept, or is asked for later."""
+    """Raises `InvalidRequest` if a request with `X-Chain: none` continues something, or is to be asked for later."""
     for given, what in (
         (request.agent_id, "a named agent is kept: leave out its name"),
         (request.continues, "it cannot go on from an id: send the whole conversation"),
@@ -335,7 +336,7 @@ def _check_once(request: TurnRequest) -> None:
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
-    """Short enough to be hashed on the event loop, in a few milliseconds."""
+    """Whether they can be hashed on the event loop, in a few milliseconds."""
     if len(messages) > SHORT:
         return False
     texts = (block.get("text", "") for message in messages for block in message.content)
@@ -382,8 +383,7 @@ def _imported(
 
 
 class _Piece(NamedTuple):
-    """An exchange of a conversation's items, as a turn: how many blocks each message of its input has, and which items
-    they are."""
+    """The items of one exchange that becomes a turn: how many blocks each input message has, and the items' ids."""
 
     turn_id: str
     sizes: tuple[int, ...]
@@ -397,7 +397,7 @@ class _Piece(NamedTuple):
 
 
 def _pieces(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Piece]:
-    """`messages` end with an answer. `items` are as in `TurnRequest`; an answer's stand for each of its blocks."""
+    """One piece per exchange. `messages` end with an answer; `items` are as in `TurnRequest`, one per answer block."""
     pieces: list[_Piece] = []
     sizes: tuple[int, ...] = ()
     asked_as: list[str | None] = []

@@ -1,5 +1,4 @@
-"""What the provider says of the subscription's windows: kept for the page, the metrics, answers' headers, and the next
-start."""
+"""The subscription's usage windows as the provider reports them: for the page, metrics, headers and the next start."""
 
 from __future__ import annotations
 
@@ -14,9 +13,9 @@ from ..domain.plan import Plan
 from ..stores.base import Findings
 from ..tasks import survived
 
-# The findings of the store under which it is kept, one of each host.
+# The store's key for it, with one value per host.
 SUBJECT = "plan"
-# Between two notes of the same status, in seconds: the shares move at every turn.
+# Seconds between two stored reports of equal status: the used shares change at every turn.
 SELDOM = 30.0
 
 
@@ -28,7 +27,7 @@ class PlanWatch:
         self._own = own
         self._plan: Plan | None = None
         self._kept: Plan | None = None
-        self._keeping: asyncio.Task[None] | None = None  # one at a time: a shell in a CLI's place may tell any number
+        self._keeping: asyncio.Task[None] | None = None  # one write at a time, however many reports come
 
     async def load(self) -> None:
         """Load what the provider reported before this start."""
@@ -45,7 +44,7 @@ class PlanWatch:
             self._keeping = self._own(self._keep(plan))
 
     def now(self) -> Plan | None:
-        """The plan's windows that still hold; None where none were reported, as when a CLI is billed by use."""
+        """The plan's current windows; None if none were reported, e.g. for a CLI that is billed by use."""
         return None if self._plan is None else self._plan.current(time.time())
 
     async def _keep(self, plan: Plan) -> None:
@@ -54,6 +53,6 @@ class PlanWatch:
 
 
 async def stored(store: Findings) -> Plan | None:
-    """The newest that any host of the store was told."""
+    """The newest report to any host of the store."""
     found = await store.findings(SUBJECT)
     return Plan.from_json(found[-1].found) if found else None

@@ -1,4 +1,4 @@
-"""Can a turn be accepted now? Asked of the store itself, which has to write and to read."""
+"""Can a turn be accepted now? Tested by a write and a read of the store."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ log = logs.get(__name__)
 
 State = Literal["ready", "draining", "store_unavailable"]
 
-# Seconds in which the store has to answer. It takes a few milliseconds; probes have a timeout of their own.
+# The store's timeout in seconds. It usually takes milliseconds; probes have a timeout of their own.
 PATIENCE = 2.0
-# Seconds that an answer is kept: probes may come often, and each look waits for the disk.
+# Seconds that a result is reused: probes may come often, and each test waits for the disk.
 KEPT = 1.0
 
 
@@ -32,10 +32,10 @@ class Readiness:
         self._probe: asyncio.Task[None] | None = None
         self._until = 0.0  # the loop's time
         self._last: State = "ready"
-        self.why: str | None = None  # the store cannot be written, in its own words
+        self.why: str | None = None  # the store's error
 
     async def state(self) -> State:
-        """Takes no longer than `PATIENCE`."""
+        """The result of the newest probe, at most `PATIENCE` later."""
         if not self._is_open():
             return "draining"
         clock = asyncio.get_running_loop().time

@@ -1,10 +1,10 @@
-"""What a proxy that ended, or that was replaced, left of an agent: its CLIs are ended, its turns settled.
+"""Settles what a dead or replaced proxy left of an agent: ends its CLIs, and gives its unfinished turns an end.
 
-It is done under the agent's lease. A turn that was running is looked for in its transcript. Its whole exchange is
-there: it is committed like any other, and whether the client has the answer is `uncertain`. Anything less: it is
-cancelled as `interrupted`, and its session verified before use, so that the prompt does not reach the model again.
-Queued turns were never sent: those that wait for a limit wait on here; of the others, those of a proxy that ended are
-cancelled, those of a living one stay its own.
+This needs the agent's lease. A turn that was running is looked for in its transcript. If the whole exchange is there,
+it is committed, with delivery `uncertain`. Else it is cancelled as `interrupted`, and its session is verified before
+its next use, so that the prompt does not reach the model again.
+Queued turns were never sent. Those that wait for a limit go on waiting here. Others are cancelled if their proxy has
+ended, and left to it if it lives.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ from .ownership import Instances
 
 log = logs.get(__name__)
 
-# Gives an agent's lease: waited for, or None where it is in use.
+# Take an agent's lease: `Hold` waits for it, `HoldIfFree` gives None if it is in use.
 Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]
-# A turn of another proxy's is this one's: it goes before all that wait here, but for so many.
+# Takes over a turn of another proxy: it is queued after so many of the turns here.
 Resume = Callable[[Agent, Turn, int], None]
 HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 
-# How often it is looked whether a proxy beside this one has ended. Seconds.
+# Seconds between checks whether another proxy has ended.
 NEIGHBOURS = 1.0
-# How long the heartbeat of a proxy elsewhere has been expired when all that it left is settled: it may be a pause
-# of its machine. An agent that is asked for meanwhile is taken over as soon as its lease has expired. Seconds.
+# Seconds after its last heartbeat expired until all that a proxy on another host left is settled: its machine may only
+# be paused. An agent that gets a request is taken over as soon as its lease has expired.
 SILENT = 60.0
-# How often a turn that another proxy runs is looked at: the store is all that is shared. Seconds.
+# Seconds between looks at a turn that another proxy runs: only the store is shared.
 FOLLOW = 0.1
 FOLLOW_WAITING = 1.0  # of one that waits for a limit
 
@@ -58,7 +58,7 @@ class Recovery:
         budgets: BudgetsOf,
         resume: Resume | None = None,
     ) -> None:
-        """`resume` is told of each turn that waits for a limit, once it is this proxy's; None: they are left."""
+        """`resume` takes over each turn that waits for a limit; None: such turns are left alone."""
         self._store = store
         self._backend = backend
         self._instances = instances
@@ -68,12 +68,12 @@ class Recovery:
         self.resume = resume
 
     async def settle(self, agent: Agent, lease: Lease) -> None:
-        """End what other proxies left of this agent. Raises `StoreUnavailable`; the rest is settled later."""
+        """Settle what other proxies left of this agent. Raises `StoreUnavailable`; other errors are retried later."""
         cwd = self._sandboxes.path(agent.dir)
-        # First of all: nobody may write a transcript while it is read.
+        # First: nobody may write a transcript while it is read.
         strays = [stray for other in self._instances.others() for stray in self._instances.children(other, cwd)]
         if not await self._backend.end_strays(strays):
-            # A process that cannot be ended may go on writing its session: the next turn is told in a new one.
+            # A process that cannot be ended may go on writing its session, so the next turn gets a new session.
             chain = await self._store.chain(agent.key)
             for session in chain.sessions if chain else ():
                 await self._store.save_session(replace(session, tip_turn_id=None, mark=None))
@@ -82,7 +82,7 @@ class Recovery:
             if turn.instance == self._instances.id:
                 continue
             if turn.limit_wait is not None:
-                # Whoever may write the agent sends it: its proxy may not any more, whether it lives or not.
+                # Only the holder of the lease may send it: its former proxy may not, even if it lives.
                 if self.resume is not None and await self._store.take_over(lease, turn.id, self._instances.id):
                     self.resume(agent, turn, resumed)
                     resumed += 1
@@ -95,39 +95,39 @@ class Recovery:
         await self._uncertain(agent.key)
 
     async def _uncertain(self, agent_key: int | None = None) -> None:
-        """Mark answers that an ended proxy was about to deliver: whether they arrived is unknown."""
+        """Mark answers as `uncertain` that a dead proxy was about to deliver."""
         for turn in await self._store.pending_deliveries():
             if agent_key in (None, turn.agent_key) and await self._instances.is_gone(turn.instance):
                 await self._store.set_delivery(turn.id, "uncertain")
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
-        """Recover what proxies beside this one leave when they end. Until it is cancelled."""
+        """Recover what other proxies leave when they end. Runs until it is cancelled."""
         pause, looked = NEIGHBOURS, time.monotonic()
         while True:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, SILENT)  # until nothing fails: what cannot be settled is tried less and less often
+            pause = min(2 * pause, SILENT)  # after failures, retry less and less often
             with survived("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
                 if time.monotonic() - looked > SILENT:
                     looked = time.monotonic()
-                    # A turn may wait for a limit whose proxy was stopped, and has not been started again.
+                    # A turn of a stopped proxy may still wait for a limit.
                     waits = {one.instance async for one in self._store.unfinished() if one.limit_wait is not None}
                     ended = ended or any([await self._instances.is_gone(instance) for instance in waits])
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
                     pause = NEIGHBOURS
 
     async def _silent(self) -> list[str]:
-        """The proxies elsewhere that have not responded for so long that what they left is settled for them."""
+        """The proxies on other hosts that have not responded for `SILENT` seconds."""
         if not self._instances.spans_hosts:
             return []
         return [other for other in await self._store.silent(SILENT) if not self._instances.alive(other)]
 
     async def recover(self, hold_if_free: HoldIfFree) -> bool:
-        """Settle all that ended proxies left, of every agent, and forget them. Safe to run by several at once, and
-        again. Raises `StoreUnavailable`.
+        """Settle what dead proxies left of every agent, and forget these proxies. Several may run it at once, and
+        repeatedly. Raises `StoreUnavailable`.
 
-        False where an agent could not be settled: the log says why. Its proxy is not forgotten, so that this is tried
-        again, at the latest by the agent's next turn.
+        False if an agent could not be settled (logged). Its proxy is not forgotten, so this is tried again, at the
+        latest by the agent's next turn.
         """
         dead = [other for other in self._instances.others() if not self._instances.alive(other)]
         silent = await self._silent()
@@ -142,7 +142,7 @@ class Recovery:
             try:
                 async with hold_if_free(agent) as lease:
                     if lease is None:
-                        in_use = True  # its holder settles this agent; the dead proxy is forgotten later
+                        in_use = True  # the lease's user settles it; forget the dead proxy later
                     else:
                         await self.settle(agent, lease)
             except StoreUnavailable:
@@ -159,10 +159,10 @@ class Recovery:
     async def finished_elsewhere(
         self, turn_id: str, agent: Agent, hold: Hold, seen: Callable[[Turn], None] | None = None
     ) -> Turn | None:
-        """Wait for the end of a turn that another proxy runs. Where that one has ended or does not respond: settle it.
-        `seen`: how it stands until then, at each look.
+        """Wait for the end of a turn that another proxy runs. If that one has ended or does not respond, settle it here.
+        `seen` is called with the turn's state at each look.
 
-        None without the turn: its agent was deleted. Unbounded: the caller has a limit.
+        None if its agent was deleted meanwhile. Waits without a limit: the caller bounds it.
         """
         while True:
             turn = await self._store.turn(turn_id)
@@ -178,7 +178,7 @@ class Recovery:
                 await self.settle(agent, lease)
                 turn = await self._store.turn(turn_id)
                 if turn is not None and turn.status == "queued" and turn.limit_wait is None:
-                    await self._interrupted(lease, turn)  # its proxy does not respond: somebody else waits for it here
+                    await self._interrupted(lease, turn)  # its proxy does not respond
 
     # --- turns
 
@@ -222,9 +222,10 @@ class Recovery:
         log.info("settled", turn_id=turn.id, session_id=kept.session.id)
 
     async def _found(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        """The answer of this turn, unless the chain has gone on without it, or its client was told that it failed."""
+        """The turn's answer from its transcript; None if the chain went on without it, or its client knows that it
+        failed."""
         if turn.status == "queued" or self._instances.has_failed(turn) or turn.options.format is not None:
-            return None  # a structured answer was never checked: its client must not get it
+            return None  # a structured answer was not validated: do not deliver it
         head = await self._store.turn(agent.head) if agent.head else None
         if head is not None and (head.finished_at or 0.0) > (turn.started_at or 0.0):
             return None

@@ -1,4 +1,4 @@
-"""The head goes back along its path: what follows branches there, and the tree stays as it is."""
+"""Moves the head back along its path. The next turn branches there; no turn is removed."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .ownership import Ownership
 
 log = logs.get(__name__)
 
-# Another proxy that holds the agent between turns hands over in about 0.1 s, a dead one's lease expires in 10. Seconds.
+# Seconds to wait for the lease: an idle holder hands it over in about 0.1 s, a dead one's expires in 10 s.
 PATIENCE = 30.0
 _BACK = re.compile(r"-[1-9][0-9]{0,8}")
 
 
 @dataclass(frozen=True, slots=True)
 class Rewound(Recorded):
-    """Where the head was and where it is now (None: before the first turn); how many turns that is."""
+    """The head before and now (None: before the first turn), and by how many turns it moved."""
 
     agent_id: str
     was: str | None
@@ -49,7 +49,7 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
         last = await store.turn(now.head) if now.head else None
         path = [turn.id for turn in await store.path(last.id)] if last is not None else []
         if last is not None and last.delivery == "undelivered" and last.behind not in (None, last.parent_id):
-            # In front of an answer that never arrived stands what the path is without it.
+            # Answers that never arrived do not count: the path is the one without them.
             path = [*(turn.id for turn in await store.path(last.behind or "")), last.id]
         kept = _kept(path, to)
         head = path[kept - 1] if kept else None

@@ -1,7 +1,7 @@
-"""What happens in a chain, as it happens: turns that began or ended, and the links that explain them.
+"""Follows a chain live: turns that began or ended, and their links.
 
-The store is asked again and again, so it does not matter which process runs the turns. What is remembered is the
-turns that may still change, and these are bounded by the agent's lane.
+It polls the store, so any process may run the turns. It remembers only turns that may still change; the agent's lane
+bounds these.
 """
 
 from __future__ import annotations
@@ -14,15 +14,15 @@ from ..domain.models import ANSWERED, FINISHED, Agent, Link, Status, Turn
 from ..domain.ordering import by_turn, sorted_by_parent
 from ..stores.base import Store
 
-# How soon a change is seen (seconds): quick enough for a person, 2 indexed reads a second for the store.
+# Seconds between polls: quick enough for a person, and 2 indexed reads a second for the store.
 POLL = 0.5
-# Failed turns that are watched on, because a retry gives them another attempt; older ones are forgotten.
+# How many failed turns are still watched, because a retry may run them again; older ones are dropped.
 WATCHED = 256
 
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A turn in a new status, with the links that came with it. `seq` goes on where another reader left off."""
+    """A turn in a new status, with its new links."""
 
     turn: Turn
     links: tuple[Link, ...]
@@ -66,7 +66,7 @@ class Follower:
             return []
         for turn in changed:
             self._watch(turn)
-        goes_on = self._links is None  # where another reader stopped: the links until then were told
+        goes_on = self._links is None  # continues another reader: links until now are old
         chain = await self._store.chain(self._agent.key)
         every = chain.links if chain else ()
         links = by_turn(every[self._links or 0 :])
@@ -77,9 +77,9 @@ class Follower:
         return news if goes_on else news + [late async for late in self._late(changed[-1], links)]
 
     async def _late(self, last: Turn, links: Mapping[str | None, Sequence[Link]]) -> AsyncIterator[Happened]:
-        """Links of turns that were read before these were stored: each turn again, as it is now, with its own.
+        """New links of turns that were reported earlier: each turn again, in its present state, with its new links.
 
-        A link of no turn goes with the last one.
+        Links without a turn are reported with `last`.
         """
         for turn_id, own in links.items():
             turn = await self._store.turn(turn_id) if turn_id is not None else None
@@ -92,9 +92,9 @@ class Follower:
         return await self._store.agent_by_key(self._agent.key) is None
 
     async def follow(self, beat: float = POLL) -> AsyncIterator[list[Happened]]:
-        """What happens, a list each `beat` seconds (mostly empty: a sign of life), until the agent is deleted.
+        """Yield a list of changes every `beat` seconds (mostly empty, as a sign of life) until the agent is deleted.
 
-        The store is asked each `POLL` seconds, however short a beat is.
+        The store is polled every `POLL` seconds, however short a beat is.
         """
         await self.start()
         beats = max(1, round(POLL / beat))
