@@ -159,7 +159,7 @@ class Recovery:
     async def finished_elsewhere(
         self, turn_id: str, agent: Agent, hold: Hold, seen: Callable[[Turn], None] | None = None
     ) -> Turn | None:
-        """Wait for the end of a turn that another proxy runs. If that one has ended or does not respond, settle it here.
+        """Wait for the end of a turn of another proxy. If that one has ended or does not respond, settle the turn here.
         `seen` is called with the turn's state at each look.
 
         None if its agent was deleted meanwhile. Waits without a limit: the caller bounds it.

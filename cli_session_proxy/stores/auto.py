@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 def store_for(settings: Settings, telling: Telling = logged) -> Store:
-    """The store of these settings; not opened, and the directory is the caller's. `telling` hears of its migration.
+    """The store of these settings, not opened yet. Its directory must exist. `telling` gets the progress of a
+    migration.
 
-    Raises `ConfigError` for a URL that is none, and where the driver is not installed.
+    Raises `ConfigError` for a wrong URL or a missing driver.
     """
     if settings.store is None:
         return SqliteStore(settings.var / FILE, telling=telling)
@@ -27,7 +28,7 @@ def store_for(settings: Settings, telling: Telling = logged) -> Store:
 
 
 def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
-    """Raises `ConfigError` for a URL that is none, and where the client is not installed."""
+    """Raises `ConfigError` for a wrong URL or a missing Redis client."""
     rows = StoreRegistry(store)
     if settings.registry is None:
         return rows
@@ -42,7 +43,7 @@ def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
 
 
 def is_new(settings: Settings) -> bool:
-    """Whether no store exists there yet. A command that only reads must not create one."""
+    """Whether there is no store yet. A command that only reads must not create one."""
     return settings.store is None and not (settings.var / FILE).exists()
 
 

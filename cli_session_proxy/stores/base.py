@@ -1,8 +1,8 @@
-"""What a store must do. The chain is the truth, and this is where it is kept.
+"""The contract of a store, which keeps the chains.
 
 - Every method is one transaction: all of it is durable when it returns, or nothing is.
 - A failed write raises `StoreUnavailable` and leaves the store as it was; it never loses an earlier commit. With
-  `in_doubt` in its `detail` the write is there whole or not at all, and only a read tells: a server was lost meanwhile.
+`in_doubt` in its `detail` a server was lost meanwhile: the write is there whole or not at all, and only a read tells.
 - Two stores on one database see each other's commits; concurrent writers wait, bounded, then `StoreUnavailable`.
 - Rows belong to an owner: no method that takes an owner ever returns another owner's rows.
 - Images are kept once by hash and come back verbatim, in inputs, outputs and records alike.
@@ -42,7 +42,7 @@ from ..domain.models import (
 )
 from ..domain.searching import Found, Indexed, Search
 
-# How often a proxy looks whether another one asks something of it, where nothing tells it. Seconds.
+# Seconds between polls for requests of other proxies, if there are no notifications.
 ASKED_POLL = 0.05
 
 
@@ -51,15 +51,15 @@ class TellStep(Protocol):
         """Progress of a step of a migration: `done` of `total`. Called on a thread of the store."""
 
 
-# Entered while a store is opened; what it gives hears of the migration, where there is one.
+# A context manager around the opening of a store. It gives the callback for the progress of a migration.
 Telling = Callable[[], AbstractContextManager[TellStep]]
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy as the store knows it. `lease`: for how many seconds it is taken to respond after each heartbeat.
+    """A proxy as the store knows it. `lease`: for how many seconds a heartbeat counts.
 
-    `address`: where the other proxies reach it; None where they cannot.
+    `address`: where other proxies reach it; None if they cannot.
     """
 
     id: str
@@ -70,7 +70,7 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The host that has an agent's files. `host` names its `var` for ever, `address` leads to a proxy there."""
+    """The host that has an agent's files. `host` names it and its `var`; `address` is that of a proxy there."""
 
     host: str
     address: str
@@ -80,7 +80,7 @@ class Home:
 class Whereabouts:
     """Who may write an agent just now, and where its files are.
 
-    `holder` is a proxy that responds, `address` where it is reached. `home` is where its last turn with tools ran.
+    `holder` is a proxy that responds, at `address`. `home` is where the agent's last turn with tools ran.
     """
 
     holder: str | None = None
@@ -99,14 +99,14 @@ class PeerRequests:
         return bool(self.leases or self.cancels)
 
 
-# What has to be the same on every host that shares a store, by its name.
+# Values by name that have to be the same on every host that shares a store.
 Facts = dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`, also from a store that
-    was put back from a backup: none is ever granted twice."""
+    """The right to write one agent's turns and sessions. Each new holder gets a higher `epoch`, even after the store
+    was restored from a backup: no epoch is granted twice."""
 
     agent_key: int
     holder: str
@@ -115,7 +115,7 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """`taken_from`: the holder that did not release it, whose unfinished turns and processes are to be settled."""
+    """`taken_from`: the last holder, if it did not release the lease. Its turns and processes have to be settled."""
 
     lease: Lease
     taken_from: str | None
@@ -123,14 +123,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """Another proxy holds the lease and responds; it is asked to hand over."""
+    """Another proxy holds the lease and responds. It was asked to hand over."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease of ours. `wanted`: the proxy that asks for it."""
+    """A lease that the proxy holds. `wanted`: another proxy that asks for it."""
 
     lease: Lease
     wanted: str | None
@@ -159,13 +159,14 @@ class WholeTurn:
     records: tuple[Record, ...]
 
 
-# What a chain consists of; in this order, but a turn may come before its parent.
+# The parts of a chain, in this order; a turn may come before its parent.
 ChainPart = WholeTurn | Session | Link | Conversation | Item
 
 
 @dataclass(frozen=True, slots=True)
 class NewChain:
-    """An agent that comes with a history; it began at `created_at` and is taken in `now`. `head`: one of its turns."""
+    """An agent to import with its history. It began at `created_at`, and is imported `now`. `head`: one of its
+    turns."""
 
     owner: str
     agent_id: str
@@ -187,7 +188,7 @@ class MirrorKey:
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What was found out about a subject, under a name, and when."""
+    """A named result about a subject, e.g. of a self-check, and when it was found."""
 
     subject: str
     name: str
@@ -197,7 +198,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """The first `lines` of a mirrored transcript that are turns from now on."""
+    """The first `lines` of a mirrored transcript, which become turns."""
 
     key: MirrorKey
     lines: int
@@ -255,7 +256,7 @@ ENDED = (
 class AgentState:
     """An agent when its turn begins: the turn to continue, and the session that ends there.
 
-    `others`: turns of the agent that other proxies accepted before this one may be unfinished.
+    `others`: other proxies may have unfinished earlier turns of the agent.
     """
 
     agent: Agent
@@ -266,7 +267,7 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutline:
-    """Of a turn what a drawing of the whole chain needs; the images of its input are cut out."""
+    """The fields of a turn for a drawing of the whole chain, without images."""
 
     id: str
     seq: int
@@ -297,9 +298,9 @@ class TurnPage:
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """Of a turn what sums and charts are made of. `model` is who answered, or was asked for; `code` its error's.
+    """The fields of a turn for sums and charts. `model` answered or, without an answer, was asked for. `code`: its
 
-    `repairs`: how many links of it stand for a repair.
+    error's. `repairs`: how many of its links are repairs.
     """
 
     id: str
@@ -318,8 +319,8 @@ class TurnFacts:
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """The shape of an agent's turns from one place on in the order of acceptance: of each the place of its parent (0:
-    none), and the places of those at which a session was repaired or adopted. Places begin with 1."""
+    """The shape of a part of a chain, in the order of acceptance: for each turn the number of its parent (0: none), and
+    the numbers of turns with a repair or an adoption. Turns are numbered from 1."""
 
     parents: tuple[int, ...]
     marked: tuple[int, ...]
@@ -330,9 +331,10 @@ class Leases(Protocol):
 
     - One proxy at a time holds an agent's lease. `begin`, `commit`, `adopt` and the end of a running turn carry it and
       raise `LeaseLost` once another proxy has been granted it, in the transaction of the write itself.
-    - A lease is as old as its holder's last heartbeat. One that expired, and that nobody took, is still its holder's.
-    - None of these waits for the disk: after a power cut no holder is left to be fenced out.
-    - `stale_writes` counts the writes that were refused so since this store was made.
+    - A heartbeat renews all leases of a proxy. An expired lease still belongs to its holder until another proxy takes
+      it.
+    - None of these methods waits for the disk: after a power cut no holder is left.
+    - `stale_writes` counts the writes that raised `LeaseLost` since this store was opened.
     """
 
     stale_writes: int = 0
@@ -353,55 +355,55 @@ class Leases(Protocol):
         awake: Callable[[], bool] = lambda: True,
         asks: bool = True,
     ) -> Granted | LeaseHeld:
-        """The agent's lease, or who has it. `dead` are proxies that the caller knows to have ended. A holder whose
-        heartbeat has expired is replaced, unless the caller itself was asleep: `awake` is called after that heartbeat
-        was read, perhaps on another thread. Without `asks` a holder is not asked to hand it over."""
+        """The agent's lease, or who has it. `dead`: proxies that the caller knows to have ended. A holder whose
+        heartbeat has expired is replaced if `awake()`: the caller was not paused. It is called after that heartbeat was
+        read, perhaps on another thread. Without `asks` a holder is not asked to hand over."""
 
     async def release(self, lease: Lease) -> None:
-        """Give it back, if it is still held."""
+        """Release it, if it is still held."""
 
     async def asked(self, proxy_id: str) -> PeerRequests:
-        """What the others want of this proxy. One look for all of it: it comes many times a second."""
+        """What other proxies ask of this one. A single query, because it runs many times a second."""
 
     async def until_asked(self, proxy_id: str, longest: float) -> None:  # noqa: ARG002 - of one that is told
-        """Return when it is time for that look, after `longest` seconds at most. Here: again and again."""
+        """Wait until `asked` should be called: at a notification if the store has them, after `longest` at most."""
         await asyncio.sleep(min(ASKED_POLL, longest))
 
     async def cancel(self, turn_id: str, proxy_id: str, by: CancelledBy) -> None:
-        """Ask this proxy to end a turn that waits or runs there. Idempotent; who asks calls `forget_cancel` then."""
+        """Ask that proxy to end a turn. Idempotent; the caller calls `forget_cancel` afterwards."""
 
     async def forget_cancel(self, turn_id: str) -> None: ...
 
     async def whereabouts(self, agent_key: int) -> Whereabouts: ...
 
     async def proxy(self, proxy_id: str) -> Proxy | None:
-        """A proxy that responds. Its `lease` is what is left of it."""
+        """That proxy, if it responds. Its `lease` is the remaining time."""
 
     async def addresses(self) -> frozenset[str]:
-        """Where the proxies that respond are reached."""
+        """The addresses of all proxies that respond."""
 
     async def responds(self, proxy_id: str) -> bool:
-        """Its last heartbeat has not expired."""
+        """Whether its last heartbeat has not expired."""
 
     async def silent(self, seconds: float) -> list[str]:
-        """The proxies whose last heartbeat expired longer ago than this, and that nobody has made resign."""
+        """The proxies whose last heartbeat expired longer ago than this, and that have not resigned."""
 
     async def introduce(self, proxy_id: str, facts: Facts) -> None:
-        """Note what this proxy's host is like, until it resigns."""
+        """Store the facts of this proxy's host, until it resigns."""
 
     async def hosts(self) -> list[tuple[str, Facts]]:
         """The host name of each proxy that responds and has introduced itself, and its facts."""
 
     async def resign(self, proxy_id: str) -> None:
-        """Forget a proxy that has ended, or is about to: its leases are free, its clients are gone."""
+        """Remove a proxy that has ended or is about to: its leases become free, and its clients no longer wait."""
 
 
 class Expiry(NamedTuple):
-    """Which agents are to be forgotten, by when they were last active (None: none of that kind): those before `before`;
-    one-shots; and those that were to be deleted once their answer was delivered (`once`).
+    """Which agents to delete: each field is a time, and agents of that kind last active before it match (None: none of
+    that kind). `before`: any agent; `once`: those to be deleted once their answer was delivered.
 
-    A one-shot is an unnamed agent with one turn, whose client was given no id to come back with. With a `version` only
-    where the chain still has it: what was archived is forgotten as it was archived.
+    A one-shot is an unnamed agent with one turn, whose client got no id to come back with. With a `version`, an agent
+    matches only while its chain has that version: it was archived in that state.
     """
 
     before: float | None = None
@@ -412,7 +414,7 @@ class Expiry(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Forgotten:
-    """Requests whose unnamed agents are forgotten: of one hour, which began `at`, one owner and one model."""
+    """Deleted one-shots, summed up by hour (which began `at`), owner and model."""
 
     at: float
     owner: str
@@ -422,7 +424,7 @@ class Forgotten:
 
 
 class Agents(Protocol):
-    """Whose conversations there are."""
+    """The agents of all owners."""
 
     async def agent(self, owner: str, agent_id: str) -> Agent | None: ...
 
@@ -432,39 +434,40 @@ class Agents(Protocol):
         """The agent, created when new. Two callers at once get the same one."""
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
-        """Remove the agent and all that is its own: turns, sessions, links, records, keys, unshared images.
+        """Remove the agent with its turns, sessions, links, records, keys and unshared images.
 
-        Nothing of it is left in what the store has freed. With an `expiry` only where it still is one of those: then
-        what an unnamed agent of one request cost is counted (`forgotten`). False where nothing was removed.
+        Freed space is overwritten. With an `expiry`, remove it only if it still matches, and add the cost of an unnamed
+        agent with one request to `forgotten`. False if nothing was removed.
         """
 
     async def forget_copies(self, agent: Agent) -> None:
-        """Remove the agent from copies that the store has made of itself; `StoreUnavailable` where one resists."""
+        """Remove the agent from backup copies that the store has made. Raises `StoreUnavailable` if that fails."""
 
     async def named_by(self, agent_key: int) -> list[str]:
-        """The ids of its turns and sessions, and of sessions that only its turns name: what else may speak of it."""
+        """The ids of its turns and sessions, also of sessions that only its turns name: other places may mention
+        them."""
 
     async def expired_agents(self, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
-        """Those that are to be forgotten; of the agent `only`, where one is given."""
+        """The agents that match; `only`: look at this agent alone."""
 
     async def version(self, agent_key: int) -> str | None:
-        """Another one after every change of the chain: turns and their delivery, head, sessions, links, and what is
-        kept beside it (conversations, mirrors). None where there is no agent."""
+        """A value that differs after every change of the chain: turns, deliveries, head, sessions, links,
+        conversations, mirrors. None if there is no agent."""
 
     def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
         """One row an agent (of every owner when None), last active first; without one-shots older than `folded`."""
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
-        """How many one-shots were last active in this time, and what they cost; with those that are forgotten."""
+        """How many one-shots were last active in this time, and what they cost; deleted ones included."""
 
     async def forgotten(self, owner: str | None, since: float) -> list[Forgotten]:
-        """What unnamed agents of one request cost that are forgotten by now and were active since then, to the hour."""
+        """The cost of deleted one-shots that were active since then, by the hour."""
 
     async def spent(self, account: str | None = None) -> list[Spent]:
-        """What this account spent in the running periods and in earlier ones; None: the accounts of all keys."""
+        """What this account spent, in current and earlier periods. None: all keys' accounts."""
 
     async def spend(self, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
-        """Count for these budgets what a turn used that is not committed."""
+        """Count the usage of a turn that is not committed in these budgets."""
 
     async def chain(self, agent_key: int) -> Chain | None: ...
 
@@ -473,7 +476,7 @@ class Turns(Protocol):
     """The life of a turn: accepted, begun, and committed or failed."""
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
-        """The latest turn with this fingerprint, whatever its status, and the agent of this name, if there is one."""
+        """The latest turn with this fingerprint, in any status, and the agent of this name, if they exist."""
 
     async def agent_state(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
         """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
@@ -490,8 +493,8 @@ class Turns(Protocol):
         """
 
     async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
-        """`accept`, for a turn that may be the next one of its agent: with the state in which that would begin, as
-        `agent_state` tells it; None where it has to be read by itself."""
+        """`accept`, and the agent's state as `agent_state` returns it, for a turn that may run next. The state may be
+        None: then read it separately."""
 
     async def begin(self, begun: TurnStart) -> None:
         """Journal: status `running`. Called before the frame is sent; again for each new attempt.
@@ -502,10 +505,10 @@ class Turns(Protocol):
         """
 
     async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
-        """Replace what a running turn has to show. It survives a power cut before this returns."""
+        """Replace a running turn's evidence. It is on the disk when this returns."""
 
     async def commit(self, commit: Commit) -> Turn:
-        """One transaction for all that a finished turn changes, with what its budgets have spent. Returns the turn as
+        """Store everything that a finished turn changes, its spending included, in one transaction. Returns the turn as
         stored."""
 
     async def fail(
@@ -522,8 +525,8 @@ class Turns(Protocol):
     ) -> Turn:
         """End a turn as `failed` or `cancelled`, and mark its session dirty. The head does not move.
 
-        Without a `lease` only a turn that has never begun, or that has ended so already; with an `instance` only while
-        that proxy is to run it.
+        Without a `lease`, only a turn that has never begun or has already ended like this; with an `instance`, only a
+        turn of that proxy.
         """
 
     async def requeue(
@@ -544,12 +547,12 @@ class Turns(Protocol):
         *,
         behind: Collection[str] = (),
     ) -> Turn:
-        """A turn that met a limit is `queued` until it is over, and its session is marked dirty; those of its proxy's
-        queued turns that are `behind` it wait as long. `begin`, `fail` and `requeue` end the wait."""
+        """Queue a turn again that met a limit, and mark its session dirty. The queued turns `behind` it get the same
+        wait. `begin`, `fail` and `requeue` end the wait."""
 
     async def take_over(self, lease: Lease, turn_id: str, instance: str) -> Turn | None:
-        """A queued turn that waits for a limit is this proxy's to run, its delivery `uncertain`: its clients were the
-        other's. None where it waits for none any more."""
+        """Give a queued turn that waits for a limit to this proxy, with delivery `uncertain`: its clients were at the
+        other one. None if it no longer waits."""
 
     async def turn(self, turn_id: str) -> Turn | None: ...
 
@@ -563,30 +566,29 @@ class Turns(Protocol):
         """The unfinished turns of one agent in the order of acceptance, without those of the instance `excluding`."""
 
     async def add_to_call(self, turn_id: str, more: JSON) -> None:
-        """Add to what a stateful wire keeps with the turn, whatever was written there meanwhile."""
+        """Merge these values into what a stateful wire keeps with the turn."""
 
 
 class Answers(Protocol):
-    """Whether answers arrived, and who still wants them."""
+    """Deliveries of answers, and which proxies wait for them."""
 
     async def set_delivery(
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
     ) -> None:
         """Note whether the answer arrived. `delivered` is final: a later word does not change it.
 
-        An answer that another turn continues has arrived: `undelivered` does not change it; neither does it where
-        another proxy than `by` has claimed the answer for its own client. `soon`: it may be stored a moment later,
-        as nothing depends on it yet.
+        `undelivered` does not change an answer that another turn continues, or one that another proxy than `by` has
+        claimed for its own client. `soon`: it may be stored a moment later.
         """
 
     async def claim(self, turn_id: str, instance: str | None) -> bool:
-        """Take an undelivered answer for the client that asks again: it is `pending` from now on.
+        """Set an undelivered answer to `pending`, for a client that asks again.
 
-        True where the conversation goes on from this answer, or still can; False where it goes on without it.
+        False if the conversation went on without this answer.
         """
 
     async def follow(self, turn_id: str, proxy_id: str) -> None:
-        """Clients at this proxy wait for the answer of a turn that another proxy runs. Idempotent."""
+        """Note that clients at this proxy wait for the answer of another proxy's turn. Idempotent."""
 
     async def unfollow(self, turn_id: str, proxy_id: str) -> None: ...
 
@@ -601,11 +603,11 @@ class Paths(Protocol):
     """The tree of turns, and what a session is made of."""
 
     async def deepest(self, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
-        """The turn with an answer at the last of these hashes that is known; bounded work. It may be a refused one.
+        """The answered (or refused) turn at the last of these hashes that the store has. Bounded work.
 
-        Within one agent, or, with `agent_key` None, among the owner's agents that are not named.
-        The hashes lead down one path: where one is known, those before it are. Very many turns may share a hash;
-        of the newest few a head is preferred, then one on a path, then one whose answer arrived, then the newest.
+        Within one agent or, with `agent_key` None, among the owner's unnamed agents. The hashes go down one path: if
+        one is stored, all before it are. Very many turns may have the same hash; of the newest few a head is preferred,
+        then one on a path, then one whose answer arrived, then the newest.
         """
 
     async def path(self, turn_id: str) -> list[Turn]:
@@ -626,7 +628,7 @@ class Paths(Protocol):
         """All turns of an agent in the order of acceptance, streamed."""
 
     def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
-        """The same turns, of each only its outline: less than half the work."""
+        """The outlines of the same turns: less than half the work."""
 
     async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
         """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first.
@@ -635,7 +637,7 @@ class Paths(Protocol):
         """
 
     async def tree(self, agent_key: int, *, after: int = 0) -> Tree:
-        """The shape of the turns behind the first `after` ones."""
+        """The shape of the turns after the first `after` ones."""
 
     async def places(self, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
         """The places of these turns in the order of acceptance (1 is the agent's first turn)."""
@@ -657,7 +659,7 @@ class Paths(Protocol):
 
 
 class Transfers(Protocol):
-    """Turns from elsewhere: finished, with their transcript records."""
+    """Finished turns from elsewhere, with their transcript records."""
 
     async def import_turns(self, turns: Sequence[WholeTurn], head: str | None = None) -> None:
         """Store finished turns, parents first, all or none; `head` moves the agent's head to that turn."""
@@ -670,97 +672,95 @@ class Transfers(Protocol):
         links: Sequence[Link],
         taken: Taken | None = None,
     ) -> Turn:
-        """What somebody else had in a session, all or none: these turns, the head at the last of them, the session that
-        ends there, and why; `taken` is not mirrored any more. Returns the last one."""
+        """Add turns that somebody made in a session outside the proxy, all or none. The head moves to the last of them,
+        which is returned. `session` ends there; `taken` lines are no longer mirrored."""
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
-        """Move the agent's head back to a turn before it, None for before the first; nothing else changes.
+        """Move the agent's head back to an earlier turn (None: before the first). Nothing else changes.
 
         `SessionBusy` while a turn of the agent waits or runs, in any proxy.
         """
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        """Store a whole chain: nobody sees anything of it before all of it is there, and nothing is left otherwise.
+        """Store a whole chain. It becomes visible when all of it is stored; after a failure nothing is left.
 
-        `parts` is read once, piece by piece, on a thread. `new.head` is asked after the last part. `InvalidRequest`
-        where the agent has turns already or a part does not fit the others. Other writers wait for one piece.
+        `parts` is read once, piece by piece, on a thread. `new.head` is read after the last part. `InvalidRequest` if
+        the agent has turns already or the parts do not fit together. Other writers wait for one piece at most.
         """
 
 
 class Mirrors(Protocol):
     """Transcripts of sessions that an application runs with the Claude Agent SDK.
 
-    Those of the sessions themselves wait here until their exchanges are whole, and then are turns; those of sub-agents
-    stay.
+    Lines of a session stay here until their exchange is complete and becomes a turn; lines of sub-agents stay for good.
     """
 
     async def mirror(self, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
-        """Append these lines, in order; without those whose uuid is known already, here or among the session's latest
+        """Append these lines in order, without those whose uuid is stored already, here or in the session's latest
         turns."""
 
     async def mirrored(self, agent_key: int, key: MirrorKey) -> list[Record] | None:
-        """The lines that no turn has taken over; None where nothing was ever mirrored under this key."""
+        """The lines that have not become turns; None if nothing was ever mirrored under this key."""
 
     async def mirrors(self, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
-        """What was mirrored of this project, and when last."""
+        """The mirrored transcripts of this project, and when each was last written."""
 
 
 class Findings(Protocol):
-    """What was found out about subjects that others name, so that of all who share the store one finds it out.
+    """Named results about subjects, shared so that only one proxy has to find them (e.g. the self-check of a binary).
 
-    A finding is kept for a bit more than a year.
+    They are kept for a bit more than a year.
     """
 
     async def claim_finding(self, subject: str, name: str, seconds: float) -> bool:
-        """Whether the caller is to find it out, within so many seconds. False where it is found already, or somebody
-        else has claimed it and has time left."""
+        """Claim the search for a result for so many seconds. False if it is stored already, or claimed by another."""
 
     async def keep_findings(self, subject: str, found: Mapping[str, JSON]) -> None:
-        """Insert or replace them, by name; a claim of that name is over."""
+        """Insert or replace results by name, and end claims of these names."""
 
     async def findings(self, subject: str | None = None) -> list[Finding]:
-        """All that was found, or that of one subject, the oldest first."""
+        """All results, or those of one subject, oldest first."""
 
 
 class Conversations(Protocol):
-    """What OpenAI's Conversations keep beside the chain."""
+    """Data of OpenAI's Conversations beside the chain."""
 
     async def conversation(self, agent_key: int) -> Conversation | None: ...
 
     async def annotate(self, agent_key: int, metadata: JSON) -> None:
-        """Replace the client's notes. What was taken out stays."""
+        """Replace the client's metadata. Removed items stay removed."""
 
     async def add_items(self, agent_key: int, new: Sequence[Item]) -> None: ...
 
     async def items(self, agent_key: int) -> list[Item]:
-        """All that was written by hand, in order."""
+        """All items that a client wrote itself, in order."""
 
     async def items_off(self, agent_key: int, tip: str | None) -> list[Item]:
-        """The hand-written items whose latest turn is not on the path to `tip` (None: the path is empty), in order."""
+        """The client's own items whose latest turn is not on the path to `tip` (None: the path is empty), in order."""
 
     async def take_out(self, agent_key: int, item_id: str) -> None:
-        """Note that an item was taken out; one that no turn has begun with is gone."""
+        """Mark an item as removed. One that no turn has used is deleted."""
 
 
 class Searches(Protocol):
-    """All that was said, found by its words; agents, sessions and turns by a part of what they are called.
+    """Full-text search of turns; agents, sessions and turns are also found by a part of their name or id.
 
-    The index follows the chains when somebody asks for it, beside every turn: none waits for it. It holds no secret,
-    and nothing of an agent that was deleted.
+    The index is updated when somebody searches; no turn waits for it. It holds no secrets and nothing of deleted
+    agents.
     """
 
     async def index(self, seconds: float) -> Indexed:
-        """Take in turns that are new or have changed, the newest first, for about so long."""
+        """Index new and changed turns, newest first, for about so many seconds."""
 
     async def search(self, wanted: Search) -> Found:
-        """What the index holds of it by now."""
+        """Search what is indexed so far."""
 
 
 class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Findings, Conversations, Leases, Searches, Protocol):
-    """All of it on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
+    """All of these on one database. See the module docstring for the contract. Times are UTC seconds since the epoch.
 
-    `spans_hosts`: other proxies on it may run elsewhere, so that only their heartbeats tell of them. Without it all of
-    them share one `var/`, where the kernel knows which of them live.
+    `spans_hosts`: proxies on other hosts may use it, so only heartbeats show which live. Else all proxies share one
+    `var/`, and the kernel knows.
     """
 
     spans_hosts: bool = False
@@ -771,14 +771,14 @@ class Store(Agents, Turns, Answers, Paths, Transfers, Mirrors, Findings, Convers
     async def close(self) -> None: ...
 
     async def size(self) -> int | None:
-        """Bytes that it takes on its disk, with what it keeps beside itself; None where nobody can tell."""
+        """Bytes on its disk, copies and index included; None if unknown."""
 
     async def probe(self) -> None:
-        """Write something that means nothing, durably, and read it. Raises `StoreUnavailable`."""
+        """Write a test value durably, and read it back. Raises `StoreUnavailable`."""
 
 
 class PathChanged(Exception):
-    """What a turn is to follow has changed: a turn that it left off, or an item (raised inside `Store.begin`)."""
+    """The path that a turn should continue has changed: an answer that it left off, or an item (raised by `begin`)."""
 
 
 class KeyTaken(Exception):

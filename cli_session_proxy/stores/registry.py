@@ -1,6 +1,6 @@
-"""Which proxy has an agent warm: its process, its sandbox, its session. A hint; the truth stays in the store.
+"""Where each agent is warm: which proxy has its process, sandbox and session. Only a hint for routing.
 
-One that is wrong costs time and nothing else: whoever runs a turn has the agent's lease (see `base.Leases`).
+A wrong hint only costs time: running a turn needs the agent's lease (see `base.Leases`).
 """
 
 from __future__ import annotations
@@ -10,21 +10,21 @@ from typing import Literal, Protocol
 from ..domain.models import Agent
 from .base import Proxy, Store, Whereabouts
 
-# `away`: it does not answer just now, and the store tells instead.
+# `away`: it does not answer now, so the store is asked instead.
 State = Literal["ok", "away"]
 
 
 class Registry(Protocol):
     """- `find` and `note` take a bounded time, and neither fails because the registry does.
-    - What it does not know, or not for sure, it asks the store.
+    - If it has no certain answer, it asks the store.
     - An entry expires by itself, and is gone when the proxy that made it has stopped.
     """
 
     async def find(self, agent: Agent) -> Whereabouts:
-        """The proxy that has it. Its `home` is the store's to tell. Raises `StoreUnavailable`."""
+        """The proxy that has it; without `home`, which only the store knows. Raises `StoreUnavailable`."""
 
     async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
-        """This proxy has it from now on, in this session, by a lease of this epoch."""
+        """Register that this proxy has it from now on, in this session, under a lease of this epoch."""
 
     async def forget(self, agent: Agent) -> None:
         """The agent was deleted."""
@@ -34,11 +34,11 @@ class Registry(Protocol):
 
     @property
     def state(self) -> State | None:
-        """None where there is nothing beside the store."""
+        """None if the registry is the store itself."""
 
 
 class StoreRegistry(Registry):
-    """The rows by which leases are held tell it all."""
+    """Answers from the leases in the store."""
 
     state = None
 

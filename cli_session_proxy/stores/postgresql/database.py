@@ -9,9 +9,9 @@ Nothing outlives a transaction on the server, so a pooler may give each transact
 transaction mode): no session's lock or setting, no LISTEN. Statements are prepared only on a connection that is
 answered by the very process that it was told of at its start, which no pooler's is.
 
-A connection that is lost before the commit was sent, or that the server says it has ended before it came to that, has
-changed nothing: the work is done again on a new one, for as long as a write may wait. Lost while the commit is on its
-way, nobody knows: that is `StoreUnavailable`, and whoever asked for the write finds out by reading.
+A connection that is lost before the commit was sent, or that the server reports as ended before the commit, has changed
+nothing: the work is repeated on a new one, for as long as a write may wait. If it is lost while the commit is on its
+way, the result is unknown: that is `StoreUnavailable` with `in_doubt`, and the caller finds out by reading.
 """
 
 from __future__ import annotations
@@ -39,18 +39,19 @@ from .running import Slots, on_thread
 
 T = TypeVar("T")
 
-# Transactions at once, each on its own connection. Apart, long reads do not delay writes, nor locked rows reads.
+# Concurrent transactions, each on its own connection. Reads and writes have separate ones and do not delay each other.
 WRITERS = 4
 READERS = 4
 # PostgreSQL 13: version 12 is no longer maintained.
 OLDEST_SERVER = 130000
-# The first libpq with `require_auth`: which ways to ask for a password are allowed.
+# The first libpq with `require_auth`, which restricts how a server may ask for a password.
 REQUIRE_AUTH_SINCE = 160000
-# Seconds between two tries of a write that waits for an unreachable server.
+# Seconds between two tries of a write while the server is unreachable.
 RETRY_INTERVAL = 0.1
-# Milliseconds after which the server ends the transaction of a paused proxy: others wait longer than this for a lock.
+# Milliseconds after which the server ends an idle transaction (of a paused proxy). Others wait longer than this for a
+# lock.
 IDLE_IN_TRANSACTION = 5000
-# Advisory lock: one of the programs that open a database at once makes its schema. Any number that nobody else uses.
+# Advisory lock: only one program at a time creates the schema. Any unused number.
 SCHEMA_LOCK = 0x636C695F73657373
 # Options that the URL may override. A peer that has vanished is noticed within seconds.
 DEFAULTS: dict[str, Any] = {
@@ -58,7 +59,7 @@ DEFAULTS: dict[str, Any] = {
     "tcp_user_timeout": 10_000, "application_name": "cli-session-proxy",
 }  # fmt: skip
 
-# Without its JIT compiler: that takes 0.1 s for a statement that it believes to be long, and none of these is.
+# No JIT: it takes 0.1 s for a statement that the server expects to be long, and none of these is.
 READ = ("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY", "SET LOCAL jit = off")
 _CLOCK = """
     CREATE FUNCTION store_clock() RETURNS double precision LANGUAGE sql VOLATILE
@@ -83,7 +84,7 @@ class PostgresqlDatabase(Life, Database):
             told = conninfo_to_dict(url)
             self._options = {**DEFAULTS, **_only_to_the_server(told), **told}
         except psycopg.Error:
-            # Without libpq's own words: they hold parts of the URL, and a password may be among them.
+            # Without libpq's message: it quotes parts of the URL, maybe a password.
             raise ConfigError(
                 "store: this is no URL of PostgreSQL: write postgresql://user@host:5432/database, with %40 for an @ "
                 "in a password"
@@ -91,7 +92,7 @@ class PostgresqlDatabase(Life, Database):
         self.busy_timeout = busy_timeout
         self._stopping = threading.Event()
         self._engine: Engine | None = None
-        # The connections that nobody uses. The last one comes first: it has prepared what every turn runs.
+        # Idle connections. The last used one is taken first: it has prepared the statements of a turn.
         self._idle: deque[Connection] = deque()
         self._slots: tuple[Slots, Slots] | None = None
         self._later: set[asyncio.Future[Any]] = set()
@@ -119,7 +120,7 @@ class PostgresqlDatabase(Life, Database):
             raise
 
     def prepare(self, conn: Connection, prepare: Work[None]) -> None:
-        """The schema, by one program at a time, in the transaction of the caller: the lock ends with it."""
+        """Create the schema, one program at a time. The lock ends with the caller's transaction."""
         conn.exec_driver_sql(f"SELECT pg_advisory_xact_lock({SCHEMA_LOCK})")
         if conn.exec_driver_sql("SELECT to_regprocedure('store_clock()') IS NULL").scalar():
             conn.exec_driver_sql(_CLOCK)
@@ -138,7 +139,7 @@ class PostgresqlDatabase(Life, Database):
             self._engine = None
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
-        """A `quick` one needs no transaction around its statement."""
+        """A `quick` read is one statement without a transaction."""
         if not self._open or self._slots is None:
             raise _closed()
         begin = () if quick else READ
@@ -152,13 +153,13 @@ class PostgresqlDatabase(Life, Database):
         quick: bool = False,
         alone: bool = False,
     ) -> T:
-        """Each by itself: the server commits those together that come at once. `DURABLE` and `JOURNAL` wait for its
-        disk: after a crash of the server its proxies live on, and must find every lease that they were granted, and
-        the beginning of every turn that they run."""
+        """One transaction each: the server itself groups concurrent commits. `DURABLE` and `JOURNAL` wait for its disk:
+        proxies outlive a crash of the server, and must then find every lease that they hold and the beginning of every
+        turn that they run."""
         deadline = time.monotonic() + self.busy_timeout
         if urgency is not Urgency.LATER and self._later:
-            await asyncio.wait(set(self._later))  # what was asked for earlier is done earlier
-        if not self._open or self._slots is None:  # behind every wait: it may have been closed meanwhile
+            await asyncio.wait(set(self._later))  # earlier writes first
+        if not self._open or self._slots is None:  # checked after the waits: it may have been closed meanwhile
             raise _closed()
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
@@ -171,8 +172,8 @@ class PostgresqlDatabase(Life, Database):
         return await done
 
     def claim(self, name: str) -> ExclusiveName | None:
-        """The server gives it back when this process ends: it is a lock of a transaction that stays open. That one has
-        no snapshot and no id, so it keeps nothing else waiting."""
+        """An advisory lock in a transaction that stays open; the server releases it when this process ends. The
+        transaction has no snapshot and no id, so it delays nothing else."""
         engine = self._made()
         try:
             conn = engine.connect()
@@ -191,8 +192,7 @@ class PostgresqlDatabase(Life, Database):
 
     @contextmanager
     def apart(self) -> Iterator[Connection]:
-        """A connection of its own, whether this is open or not, for work beside the turns. It begins no transaction by
-        itself. Blocks."""
+        """A new connection in autocommit mode for work beside the turns, also while this is not open. Blocks."""
         try:
             with self._made().connect() as conn:
                 yield conn
@@ -209,20 +209,20 @@ class PostgresqlDatabase(Life, Database):
         notify.send(conn, proxy_id)
 
     def listener(self) -> notify.Listener:
-        """Heard by one proxy, on a connection of its own."""
+        """A listener for one proxy, on a connection of its own."""
         return notify.Listener({**self._options, "client_encoding": "utf8"})
 
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""
 
     def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
-        """The operator's own (pg_dump): a migration is one transaction, which leaves the schema as it was or new."""
+        """Left to the operator (pg_dump). A migration is one transaction: it succeeds or changes nothing."""
 
     def forget_copies(self, owner: str, agent_id: str) -> None:
         """None are made."""
 
     async def purge(self) -> None:
-        """What the server has freed, its log and its copies are the operator's."""
+        """Left to the operator: freed space, the server's log and its copies."""
 
     # --- where a transaction runs
 
@@ -235,7 +235,7 @@ class PostgresqlDatabase(Life, Database):
         )  # fmt: skip
 
     def _connect(self) -> PipelinedConnection:
-        """A new connection. Raises `StoreUnavailable` where the server would not keep every turn."""
+        """A new connection. Raises `StoreUnavailable` if the server's settings are not durable."""
         told = {**self._options, "client_encoding": "utf8"}
         conn = PipelinedConnection.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
         try:
@@ -367,14 +367,14 @@ class PostgresqlDatabase(Life, Database):
 
 
 def _only_to_the_server(told: Mapping[str, Any]) -> dict[str, str]:
-    """No password to whoever has its place: SCRAM tells nobody what it is, and shows that the server knows it.
+    """Options against an impostor of the server: a password is sent by SCRAM only, which does not reveal it and proves
+    that the server knows it.
 
-    A password that is named is used, or there is no connection; one in a file is sent by SCRAM only. A certificate that
-    is verified says the same of any method.
+    A password in the URL must be used. With a verified certificate any method is allowed.
     """
     if psycopg.pq.version() < REQUIRE_AUTH_SINCE:
         return {}
-    given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # of libpq's own
+    given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # libpq
     if "require_auth" in given or str(told.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
         return {}
     return {"require_auth": "scram-sha-256" if told.get("password") or "password" in given else "!password,!md5"}
@@ -397,7 +397,7 @@ def _closed() -> StoreUnavailable:
 # SQLSTATEs of a conflict with another transaction: run it once more.
 ROLLED_BACK = ("40001", "40P01")
 LOCKED = "55P03"
-# The SQLSTATE of every write to a store that was moved; the message is the new place.
+# The SQLSTATE of a write to a store that was moved; the message is its new place.
 MOVED = "MOVED"
 # By SQLSTATE, or by its class; "": no server answered.
 NOT_SAFE = (
@@ -426,7 +426,7 @@ def code_of(exc: Exception) -> str:
 
 
 def is_lost(exc: Exception) -> bool:
-    """The connection is gone, or there never was one."""
+    """Whether the connection is lost, or never existed."""
     cause = exc.orig if isinstance(exc, DBAPIError) else exc
     if code := code_of(exc):
         return code.startswith(("08", "57P", "25P03"))

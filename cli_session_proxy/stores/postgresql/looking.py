@@ -1,4 +1,4 @@
-"""A look at a store in PostgreSQL that changes nothing in it."""
+"""Inspects a store in PostgreSQL, read only."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DatabaseLook:
 
 
 def look(url: str) -> DatabaseLook:
-    """Raises `ConfigError`, and `StoreUnavailable` in the words of what is wrong. Blocks."""
+    """Raises `ConfigError`, and `StoreUnavailable` with the reason. Blocks."""
     database = PostgresqlDatabase(url, busy_timeout=BUSY_TIMEOUT)
 
     def work(conn: Connection) -> DatabaseLook:

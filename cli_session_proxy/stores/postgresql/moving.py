@@ -13,11 +13,11 @@ from ..sql.tables import metadata
 from .database import MOVED, ROLLED_BACK, code_of
 from .store import PostgresqlStore
 
-# A statement that waits for a lock any longer gives up: a program sits on it. The mover itself may be quiet for long.
+# The lock timeout: a lock that is held longer is stuck. The mover's own transaction may be idle for long.
 _BEGIN = "BEGIN; SET LOCAL lock_timeout = '30s'; SET LOCAL idle_in_transaction_session_timeout = 0"
 
 
-# How often tables are locked anew that others had locked the other way round: the server ends one of both.
+# How often locking is repeated after a deadlock with a program that locks the tables in another order.
 TRIES = 10
 
 
@@ -81,7 +81,7 @@ class PostgresqlSide(Side):
                 conn.exec_driver_sql(f'ALTER TABLE {table.name} DROP CONSTRAINT "{key["name"]}"')
 
     def tighten(self, conn: Connection) -> None:
-        """The database looks at every row."""
+        """The database checks every row."""
         self.loosen(conn)
         for table in metadata.sorted_tables:
             for constraint in table.constraints:

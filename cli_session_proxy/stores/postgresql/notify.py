@@ -1,8 +1,7 @@
-"""Tells a proxy by NOTIFY that another one asks something of it. The listener has a connection of its own.
+"""Wakes a proxy by NOTIFY when another one requests something of it. The listener has a connection of its own.
 
-That needs a connection that leads to one session of the server. Behind a pooler it may not: the process that a
-connection was given at its start is then not the one that answers. In that case, and while this
-connection is lost, the proxy polls (`stores.base.ASKED_POLL`).
+LISTEN needs a connection that always has the same server session. Behind a pooler the server process differs from the
+one that was named at the start: then, and while the connection is lost, the proxy polls (`stores.base.ASKED_POLL`).
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ AGAIN = 5.0
 
 
 def send(conn: Connection, proxy_id: str) -> None:
-    """At the end of this transaction, any pooler's too."""
+    """Sent at the end of this transaction; this also works through a pooler."""
     conn.exec_driver_sql("SELECT pg_notify(%s, %s)", (CHANNEL, proxy_id))
 
 
@@ -67,7 +66,7 @@ class Listener:
                         return
                     await conn.execute(f"LISTEN {CHANNEL}")
                     self.listens = True
-                    self._notified.set()  # what was asked before now was missed
+                    self._notified.set()  # earlier notifications were missed
                     async for note in conn.notifies():
                         if note.payload == proxy_id:
                             self._notified.set()

@@ -1,9 +1,9 @@
-"""The statements of a turn on their way to the server: they wait until a result is asked for, and go out together.
+"""Sends a turn's statements to the server together: they are collected until a result is needed.
 
-A turn's statements touch a row or two each. What they take is the way there and back, and what a driver does around
-each of them. A transaction of five, each time after a pause, takes 1.2 ms by psycopg's cursors, 0.52 of them processor
-time of this process; by this, with libpq's pipeline mode and prepared statements, 0.5 and 0.13 ms. In psycopg's own
-pipelines every statement is sent by itself, and they take as long as its cursors.
+A turn's statements touch a row or two each. Most of their time is the round trip and the driver's overhead. A
+transaction of five, measured after a pause, takes 1.2 ms with psycopg's cursors, 0.52 of them processor time of this
+process; with this, libpq's pipeline mode and prepared statements, 0.5 and 0.13 ms. psycopg's own pipelines send each
+statement by itself, and take as long as its cursors.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from .running import here, until_ready
 
 T = TypeVar("T")
 
-# A place for a value, as SQLAlchemy writes it for psycopg.
+# A placeholder, as SQLAlchemy writes it for psycopg.
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
-# Texts that are remembered, and statements that a connection prepares: about twice as many as there are.
+# How many texts are cached, and statements prepared per connection: about twice as many as there are.
 _TEXTS = 512
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
 
 @lru_cache(_TEXTS)
 def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
-    """The text as the server takes it, with $1, $2, …, and the name of each of these."""
+    """The text with the server's placeholders $1, $2, …, and the name of each."""
     names: dict[str, int] = {}
 
     def place(found: re.Match[str]) -> str:
@@ -46,7 +46,7 @@ def _numbered(sql: str) -> tuple[bytes, tuple[str, ...]]:
 def _dumped(value: object) -> bytes | None:
     match value:  # the most frequent first
         case str():
-            if "\0" in value:  # libpq would cut it there
+            if "\0" in value:  # libpq would cut the text there
                 raise psycopg.DataError("PostgreSQL text cannot contain NUL (0x00) bytes")
             return value.encode()
         case None | bytes():
@@ -59,7 +59,7 @@ def _dumped(value: object) -> bytes | None:
 
 
 class Sent:
-    """A statement, and what came of it once somebody asks: a cursor as PEP 249 has it, as far as it is used."""
+    """A statement and, once asked for, its result: the part of a PEP 249 cursor that is used here."""
 
     def __init__(self, session: PipelinedConnection, sql: bytes, values: Sequence[object]) -> None:
         self._session = session
@@ -83,7 +83,7 @@ class Sent:
 
     @property
     def lastrowid(self) -> int | None:
-        """The key that the database gave, which the statement returns."""
+        """The generated key, which the statement returns."""
         row = self._at(0)
         return None if row is None else row[0]
 
@@ -100,11 +100,10 @@ class Sent:
 
 
 class PipelinedConnection(psycopg.Connection[Any]):
-    """A connection on which `execute` only notes a statement. Any other way to run one sends what was noted before it.
+    """A connection on which `execute` only collects a statement. Any other way to run one first sends the collected.
 
-    `prepares`: the same session of the server answers each time. Behind a pooler it does not, and nothing is prepared.
-    `committing`: the commit of this transaction is sent, or goes out next. `refused`: the server itself has ended the
-    session instead of what was sent last, before it came to the commit.
+    `prepares`: statements are prepared; not behind a pooler, where the server session changes. `committing`: this
+    transaction's commit is sent or goes out next. `refused`: the server ended the session before it came to the commit.
     """
 
     prepares = False
@@ -118,7 +117,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
         self._names: dict[bytes, bytes] = {}  # the name of each text
 
     def execute(self, sql: str, values: Mapping[str, object] | None = None) -> Sent:  # type: ignore[override]
-        """Its errors come when a result of it, or of a later one, is asked for, or at the commit."""
+        """Errors are raised when its result or a later one is asked for, or at the commit."""
         text, names = _numbered(sql)
         sent = Sent(self, text, [values[name] for name in names] if values is not None else ())
         self._noted.append(sent)
@@ -140,13 +139,13 @@ class PipelinedConnection(psycopg.Connection[Any]):
         if self.committing is None:
             self.commit_next()
         self.flush()
-        # The server answers a COMMIT behind a statement that failed with a ROLLBACK, which is no error to it.
+        # After a failed statement the server answers COMMIT with ROLLBACK, without an error.
         done = None if self.committing is None else self.committing.result
         if done is None or done.command_status != b"COMMIT":
             raise psycopg.InternalError("the transaction was rolled back")
 
     def rollback(self) -> None:
-        """What was noted and not sent is forgotten."""
+        """Drop the statements that are not sent."""
         self._noted.clear()
         if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.OperationalError("what was sent was not read to its end")
@@ -167,13 +166,14 @@ class PipelinedConnection(psycopg.Connection[Any]):
             return result
 
     def is_fit(self) -> bool:
-        """Nothing has come while it was idle: that would be the server's farewell, or the end of the connection."""
+        """Whether nothing arrived while it was idle: anything would be a shutdown notice or the end of the
+        connection."""
         waiting = select.poll()
         waiting.register(self.fileno(), select.POLLIN)
         return not waiting.poll(0)
 
     def flush(self) -> None:
-        """Send what was noted, and wait for all that comes of it. Raises the first error."""
+        """Send the collected statements, and wait for all results. Raises the first error."""
         noted, self._noted = self._noted, []
         if not noted:
             return
@@ -181,8 +181,8 @@ class PipelinedConnection(psycopg.Connection[Any]):
         if server.status != pq.ConnStatus.OK:
             raise psycopg.OperationalError("the connection is closed")
         prepared: dict[bytes, bytes] = {}
-        server.enter_pipeline_mode()  # and not out of it where this is broken off: see `rollback`
-        # What each result is of: a text to prepare, or a statement.
+        server.enter_pipeline_mode()  # if this is interrupted, `rollback` leaves it
+        # What each expected result belongs to: a text to prepare, or a statement.
         waited: list[tuple[bytes | None, Sent | None]] = []
         for sent in noted:
             name = self._names.get(sent.sql) or prepared.get(sent.sql)
@@ -200,12 +200,12 @@ class PipelinedConnection(psycopg.Connection[Any]):
         for text, of in [*waited, (None, None)]:
             try:
                 result = self._next()
-            except psycopg.OperationalError as exc:  # what the server said before that tells more
+            except psycopg.OperationalError as exc:  # an earlier message of the server says more
                 raise error or exc from None
             if result.status in _FAILED:
                 if error is None:
                     error = self._error(result)
-                    ended = (error.sqlstate or "").startswith("57P")  # a pooler's word for it tells nothing
+                    ended = (error.sqlstate or "").startswith("57P")  # not a pooler
                     self.refused = ended and self.prepares and of is not noted[-1]
             elif text is not None:
                 self._names[text] = prepared[text]
@@ -217,7 +217,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
             raise error
 
     def _next(self) -> pq.abc.PGresult:
-        """The next result, or the end of them all."""
+        """The next result. None ends the results of a statement."""
         server = self.pgconn
         while True:
             while server.is_busy():

@@ -1,8 +1,8 @@
 """Where a transaction runs: a quick one on the event loop, as a greenlet; any other on a thread.
 
-A transaction is a plain function that waits for the server in its middle. A thread waits with it, and the hop there and
-back takes 0.1 to 0.2 ms after a pause. A greenlet, on which SQLAlchemy's own asyncio stands too, leaves the event loop
-to others until its socket is ready. No task runs it, so no cancellation ends it half way.
+A transaction is a plain function that waits for the server several times. On a thread, the switch there and back takes
+0.1 to 0.2 ms after a pause. A greenlet (SQLAlchemy's asyncio uses them, too) gives the event loop back while it waits
+for its socket. It is not run by a task, so no cancellation ends it half way.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ T = TypeVar("T")
 
 
 class Slots(Threads):
-    """`number` functions run at once, begun in the order in which they are given: a quick one on the event loop, any
-    other on a thread."""
+    """Runs at most `number` functions at once, started in order: a quick one on the event loop, any other on a
+    thread."""
 
     def __init__(self, number: int, name: str) -> None:
         super().__init__(number, name)
@@ -33,14 +33,15 @@ class Slots(Threads):
         self._at_rest = asyncio.Event()
 
     def run(self, work: Callable[[], T], *, quick: bool = False) -> asyncio.Future[T]:
-        """What is cancelled after it has begun runs to its end. A `quick` one hands what blocks to `on_thread`."""
+        """A function that has begun runs to its end, even if cancelled. A `quick` one uses `on_thread` for blocking
+        calls."""
         done: asyncio.Future[T] = self._loop.create_future()
         self._waiting.append((done, work, quick))
         self._begin()
         return done
 
     async def rest(self) -> None:
-        """Wait until all that was given has run."""
+        """Wait until all given functions have run."""
         while self._free < self._number:
             self._at_rest.clear()
             await self._at_rest.wait()
@@ -65,10 +66,10 @@ class Slots(Threads):
 
 
 class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
-    """A function on the event loop, which goes on with others while this one waits.
+    """A function that runs on the event loop as a greenlet. While it waits, the loop runs other things.
 
-    The loop is spoken to only from outside of it, and it goes on only in a `call_soon` of its own: around the callbacks
-    of a socket libuv has pointers to its stack, which a greenlet covers with its own.
+    Only code outside the greenlet uses the loop, and it is resumed only by a `call_soon` of its own: libuv keeps
+    pointers to its stack around a socket's callbacks, and a greenlet would overwrite that stack.
     """
 
     def __init__(
@@ -77,13 +78,13 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
         work: Callable[[], object],
         ended: Callable[[object, BaseException | None], None],
     ) -> None:
-        """`ended`: told the result and what was raised."""
+        """`ended` gets the result and the exception."""
         super().__init__(work)
         self._loop = loop
         self._ended = ended
 
     def go_on(self, *came: object) -> None:
-        """From outside: run it until it waits again, or has ended."""
+        """Called outside the greenlet: run it until it waits again or ends."""
         asked: Any = None
         fault: BaseException | None = None
         try:
@@ -108,30 +109,30 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
         self._loop.call_soon(self.go_on, ready)
 
     def until_ready(self, socket: int, wanted: int) -> int:
-        """From inside: wait for the socket. Both numbers as psycopg's own waiting has them."""
+        """Called inside: wait for the socket. Both numbers are psycopg's."""
         ready: int = self.parent.switch((socket, wanted))
         return ready
 
     def until_done(self, work: Callable[[], T]) -> T:
-        """From inside: wait for what blocks a thread."""
+        """Called inside: run a blocking call on a thread, and wait for it."""
         done: asyncio.Future[T] = self.parent.switch(work)
         return done.result()
 
 
 def here() -> OnLoop | None:
-    """What runs on the event loop, where that is asked there."""
+    """The current `OnLoop`, if the caller runs in one."""
     current = getcurrent()
     return current if isinstance(current, OnLoop) else None
 
 
 def on_thread(work: Callable[[], T]) -> T:
-    """Run what blocks, and keep no event loop waiting for it."""
+    """Run a blocking call without blocking the event loop."""
     on_loop = here()
     return work() if on_loop is None else on_loop.until_done(work)
 
 
 def until_ready(socket: int, wanted: int) -> int:
-    """Wait for a socket: what it is ready for."""
+    """Wait for a socket; returns what it is ready for."""
     on_loop = here()
     if on_loop is not None:
         return on_loop.until_ready(socket, wanted)

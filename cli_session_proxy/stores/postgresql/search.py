@@ -1,11 +1,11 @@
-"""The index of all that was said, in the store's own database: one table, `search`, with a GIN index over its words.
+"""The full-text index in the store's own database: one table, `search`, with a GIN index over its words.
 
-It is a cache, as the file beside a SQLite store is one: no turn waits for it or writes to it. Who searches brings it up
-to date first, newest turns first, in short transactions on a connection of its own. An index of another version is made
-anew. A turn that is deleted takes its row along.
+It is a cache, like the file beside a SQLite store: no turn waits for it or writes to it. A search first updates it,
+newest turns first, in short transactions on a connection of its own. An index of another version is rebuilt. Rows are
+deleted with their turns.
 
-What a word is, is decided here and not by the server's parser, which takes `/etc/motd` or `ada-17` for one: letters and
-digits without their accents, in any case, as in a SQLite store.
+Words are split here, not by the server's parser, which takes `/etc/motd` or `ada-17` for one word: runs of letters and
+digits, without accents and case, as in a SQLite store.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from ..sql.searching import PARTS, SNIPPET, Ranked
 from ..sql.tables import agents, turns
 from .database import READ, PostgresqlDatabase, code_of
 
-# Raise it when what is taken into the index changes.
+# Raise it when the indexed content changes.
 VERSION = "1"
-# The server's own bounds: the last place that a word can have, places of one word, and bytes of all words of a turn.
+# The server's limits: the last position of a word, positions per word, and bytes of all words of a turn.
 LAST_PLACE = 16383
 PLACES = 255
 ALL_WORDS = 1_000_000
 # Characters of a word; the server takes 2,046 bytes.
 LONGEST_WORD = 200
-# Of several programs one fills the index: any number that no other program uses.
+# Advisory lock: one program at a time fills the index. Any unused number.
 FILLING = 0x636C695F66696C6C
 CANCELED = "57014"
 
@@ -50,7 +50,7 @@ _SCHEMA = f"""
     CREATE INDEX search_open ON search (seq) WHERE status NOT IN ({_ENDED});
     COMMENT ON TABLE search IS '{VERSION}'
 """
-# A write of what can be made again, which no turn waits for. The turns are kept from being deleted meanwhile.
+# The index can be rebuilt, so its writes do not wait for the disk. Its turns cannot be deleted meanwhile.
 _FILL = f"""
     BEGIN; SET LOCAL synchronous_commit = off; SET LOCAL lock_timeout = '10s'; SELECT pg_advisory_xact_lock({FILLING})
 """
@@ -68,14 +68,14 @@ _WORD = re.compile(r"[^\W_](?:[^\W_]|[\u0300-\u036f])*")
 
 
 def prepare(conn: Connection) -> None:
-    """Make the index where there is none of this version."""
+    """Create the index, unless this version exists."""
     there = conn.exec_driver_sql("SELECT obj_description(to_regclass('search'), 'pg_class')").scalar()
     if there != VERSION:
         conn.exec_driver_sql(_SCHEMA)
 
 
 def index(database: PostgresqlDatabase, seconds: float) -> Indexed:
-    """Take in turns that are new or have changed, for about so long. Raises `StoreUnavailable`."""
+    """Index new and changed turns, for about so many seconds. Raises `StoreUnavailable`."""
     until = time.monotonic() + seconds
     with database.apart() as conn:
         changed = list(conn.exec_driver_sql(_CHANGED).scalars())
@@ -96,9 +96,9 @@ def index(database: PostgresqlDatabase, seconds: float) -> Indexed:
 
 
 def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
-    """One transaction. Returns the turns' places in the order of acceptance."""
+    """Index some turns in one transaction. Returns their `seq`s."""
     conn.exec_driver_sql(_FILL)
-    # Locked against their deletion alone: turns go on. One that is being deleted is left out.
+    # The lock only prevents their deletion: turns go on. One that is being deleted is skipped.
     seqs = list(conn.scalars(which.with_for_update(read=True, key_share=True, skip_locked=True, of=turns)))
     new = [
         {"seq": turn.seq, "status": turn.status, "words": _vector(turn.texts)} for turn in searching.texts(conn, seqs)
@@ -110,14 +110,14 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
 
 
 def search(database: PostgresqlDatabase, wanted: Search) -> Found:
-    """Look through what the index holds, and through the ids. Raises `StoreUnavailable`."""
+    """Search the index and the ids. Raises `StoreUnavailable`."""
     with database.apart() as conn:
         conn.exec_driver_sql("; ".join(READ))
         return searching.search(conn, wanted, lambda limit: _by_words(conn, wanted, limit))
 
 
 class _Phrase(NamedTuple):
-    """Words side by side. `goes_on`: the last one is the beginning of a word."""
+    """Adjacent words. `goes_on`: the last one may be only the beginning of a word."""
 
     words: tuple[str, ...]
     goes_on: bool
@@ -130,7 +130,7 @@ class _Phrase(NamedTuple):
 
 
 def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
-    """By rank, then the newest."""
+    """Ordered by rank, then newest first."""
     texts = [tuple(_folded(found[0]) for found in _WORD.finditer(word)) for word in wanted.words]
     still_typed = not wanted.text.rstrip().endswith('"')
     phrases = [_Phrase(words, still_typed and n == len(texts)) for n, words in enumerate(texts, 1) if words]
@@ -155,7 +155,7 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
     except DBAPIError as exc:
         if code_of(exc) != CANCELED:
             raise
-        # Very many turns fit. The newest come in the order of acceptance: nothing has to be sorted, or read to its end.
+        # Too many turns match to rank them: take the newest, in index order, without sorting.
         conn.exec_driver_sql("ROLLBACK TO ranked; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         best = list(conn.scalars(fits.order_by(_docs.c.seq.desc())))
     shown: dict[int, Ranked] = {}
@@ -181,7 +181,7 @@ def _quoted(word: str) -> str:
 
 
 def _vector(texts: Iterable[str]) -> str:
-    """The words of a turn with their places, as the server reads a tsvector. No phrase goes over two texts."""
+    """The words of a turn with their positions, as text of a tsvector. A gap keeps phrases from spanning two texts."""
     places: dict[str, list[str]] = {}
     place, room = 0, ALL_WORDS
     for text in texts:
@@ -202,7 +202,7 @@ def _vector(texts: Iterable[str]) -> str:
 
 
 def _snippet(text: str, phrases: Sequence[_Phrase]) -> tuple[int, tuple[str, ...]]:
-    """The `SNIPPET` words with the most of what was looked for, and how much that is. See `Hit.snippet`."""
+    """The `SNIPPET` adjacent words with the most matches, and how many these are. See `Hit.snippet`."""
     spans = [found.span() for found in _WORD.finditer(text)]
     words = [_folded(text[start:end]) for start, end in spans]
     marks = [(at, n) for at in range(len(words)) for n, phrase in enumerate(phrases) if phrase.is_at(words, at)]
@@ -227,7 +227,7 @@ def _pieces(
     text: str, spans: Sequence[tuple[int, int]], marks: Sequence[tuple[int, int]], phrases: Sequence[_Phrase],
     begin: int, end: int,
 ) -> Iterator[str]:  # fmt: skip
-    """The words from `begin` to `end`; at odd places what is marked."""
+    """The text from word `begin` to `end`, in pieces; every second one is a match."""
     done = spans[begin][0] if begin else 0
     cut = "…" if begin else ""
     for at, n in marks:

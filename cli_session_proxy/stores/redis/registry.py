@@ -2,10 +2,10 @@
 
     cli-session-proxy:<cluster>:<the agent's directory>   a seal, {"proxy", "address", "agent", …, "epoch", "until"}
 
-Redis may vanish at any time. Each question has `PATIENCE` seconds; after one that failed the store tells, and Redis is
-asked again when `PAUSE` seconds have passed. An entry is believed by its seal (HMAC-SHA256 with the cluster's key), and
-for the very agent that is meant, until it expires, and where no lease of a higher epoch was seen. Whoever can write to
-this Redis can put an older entry back, and no more: the proxy at its address has to prove itself (see `http.proof`).
+Redis may vanish at any time. Each query has `PATIENCE` seconds; after a failure the store is asked, for `PAUSE`
+seconds. An entry counts if its seal (HMAC-SHA256 with the cluster's key) and its agent are right, until it expires, and
+unless a lease of a higher epoch was seen. An attacker who writes to this Redis can at most restore an older entry: the
+proxy at its address has to prove itself (see `http.proof`).
 """
 
 from __future__ import annotations
@@ -33,27 +33,27 @@ log = logs.get(__name__)
 K = TypeVar("K")
 V = TypeVar("V")
 
-# Seconds for a question. Redis answers in less than a millisecond; the store's own answer takes a few.
+# Timeout of a query in seconds. Redis answers in less than a millisecond; the store takes a few.
 PATIENCE = 0.25
-# Seconds after a failure in which nobody waits for Redis.
+# Seconds after a failure in which Redis is not asked.
 PAUSE = 2.0
-# Seconds that an entry is kept after the agent's last turn: a process that waits is ended after 15 minutes.
+# Seconds that an entry is kept after the agent's last turn: an idle process is ended after 15 minutes.
 KEPT = 3600
-# Agents whose last epoch and own entry are remembered here.
+# How many agents' last epoch and own entry are remembered here.
 REMEMBERED = 10_000
-# Seconds for the removal of all own entries.
+# Timeout in seconds for the removal of all own entries.
 GOODBYE = 2.0
-# Bytes of an entry that are read; its texts have some hundred. What is longer is not ours.
+# The longest entry in bytes; ours have some hundred.
 LONGEST = 16 * 1024
-# Removes an entry that is still the one that was written.
+# Deletes an entry if it is still the one that was written.
 REMOVE = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('del', KEYS[1]) end"
 
-# What a Redis that is away, slow or not ours raises.
+# Errors of a Redis that is away, slow or not ours.
 FAULTS = (RedisError, OSError, TimeoutError)
 
 
 class RedisRegistry(Registry):
-    """`secret`: the cluster's key. `store` is asked where Redis does not tell. `ConfigError` for a URL that is none."""
+    """`secret`: the cluster's key. `store` is asked if Redis has no answer. `ConfigError` for a wrong URL."""
 
     def __init__(self, url: str, secret: str, store: Registry) -> None:
         try:
@@ -61,7 +61,7 @@ class RedisRegistry(Registry):
             self._redis = Redis.from_url(
                 url, socket_timeout=PATIENCE, socket_connect_timeout=PATIENCE, retry=Retry(NoBackoff(), 0)
             )
-        except (ValueError, TypeError):  # without its words: they hold parts of the URL, maybe a password
+        except (ValueError, TypeError):  # without its message: it quotes parts of the URL, maybe a password
             raise ConfigError("registry: this is no URL of Redis: write redis://host:6379/0 or rediss://…") from None
         if password := self._redis.connection_pool.connection_kwargs.get("password"):
             redact.know([str(password)])
@@ -108,7 +108,7 @@ class RedisRegistry(Registry):
             log.warning("registry_not_closed", error=type(exc).__name__)
 
     async def _asked(self, ask: Any, *given: Any, **named: Any) -> Any:
-        """The answer; None where Redis is away. Said once, and once when it is back."""
+        """The answer; None while Redis is away. Logged once, and once when it is back."""
         clock = asyncio.get_running_loop().time
         if clock() < self._away_until:
             return None
@@ -133,7 +133,7 @@ class RedisRegistry(Registry):
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
     def _read(self, agent: Agent, found: bytes) -> dict[str, Any] | None:
-        """The entry, where it is ours and of this agent."""
+        """The entry, if it is ours and of this agent."""
         seal, text = found[:64].decode("ascii", "replace"), found[64:].decode("utf-8", "replace")
         if not hmac.compare_digest(seal.encode(), self._seal(text).encode()):
             return None
@@ -154,5 +154,5 @@ def _remember(kept: OrderedDict[K, V], key: K, value: V) -> None:
 
 
 def _named(agent: Agent) -> list[Any]:
-    """Not an agent of another store, nor one of the same name that was deleted."""
+    """Identifies the agent: not one of another store, nor a deleted one of the same name."""
     return [agent.key, agent.created_at]

@@ -1,4 +1,4 @@
-"""The bodies of the transactions behind OpenAI's Conversations: notes, items written by hand, items taken out."""
+"""Transactions for OpenAI's Conversations: metadata, items that a client wrote itself, removed items."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def conversation(conn: Connection, agent_key: int) -> Conversation | None:
 
 
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
-    """One that comes from another store."""
+    """Store an imported one."""
     _ensure(conn, agent_key)
     values = {"metadata": rows.dumps(data.metadata), "removed": rows.dumps(data.removed)}
     conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values))
@@ -38,7 +38,7 @@ def annotate(conn: Connection, agent_key: int, metadata: JSON) -> None:
 
 
 def take_out(conn: Connection, agent_key: int, item_id: str) -> None:
-    """Each statement changes what is there by then, whatever others write side by side."""
+    """Remove an item. Each statement works on the current rows, so concurrent writes are safe."""
     own = items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id)
     if conn.execute(own.where(items.c.turn_id.is_(None))).rowcount:
         return
@@ -66,7 +66,7 @@ def item(row: Row[Any]) -> Item:
 
 
 def take(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> None:
-    """Each of these items is part of a turn from now on. `PathChanged` where one is gone."""
+    """Assign each item to its turn. `PathChanged` if one was removed."""
     for item_id, turn_id in taken:
         own = items.c.agent_key == agent_key, items.c.id == item_id
         if not conn.execute(update(items).where(*own).values(turn_id=turn_id)).rowcount:
@@ -74,7 +74,7 @@ def take(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> 
 
 
 def hand_over(conn: Connection, source: int, target: int) -> None:
-    """What was written by hand for an agent without turns belongs to the one that takes its name."""
+    """Move the items of an agent without turns to the imported agent that gets its name."""
     conn.execute(update(items).where(items.c.agent_key == source).values(agent_key=target))
     notes = conversation(conn, source)
     if notes is not None and conversation(conn, target) is None:
@@ -88,6 +88,6 @@ def add_to_call(conn: Connection, turn_id: str, more: JSON) -> None:
 
 
 def forget(conn: Connection, agent_key: int) -> None:
-    """Before the agent's turns are deleted."""
+    """Delete the agent's items; called before its turns are deleted."""
     conn.execute(items.delete().where(items.c.agent_key == agent_key))
     conn.execute(conversations.delete().where(conversations.c.agent_key == agent_key))

@@ -1,17 +1,16 @@
-"""The seam of the portable store: what it asks of one database. `stores.sqlite` is one answer; another is a folder
-beside it.
+"""The interface between the portable store and one database. `stores.sqlite` and `stores.postgresql` implement it.
 
 | what | SQLite | PostgreSQL, on psycopg 3 |
 |---|---|---|
 | a transaction | a writer thread, groups, reader threads | a pool: READ COMMITTED writes, snapshot reads |
-| a turn's statements | run as they come | noted, and sent together when a result is asked for |
+| a turn's statements | run at once | collected, and sent together when a result is asked for |
 | locking of a row | `BEGIN IMMEDIATE` locks the file | `FOR NO KEY UPDATE`, which SQLite's dialect leaves out |
 | a row that is new | `InsertNew` | the same text |
-| a key that it gives | the driver tells it | RETURNING, by its dialect |
+| a generated key | from the driver | RETURNING, by its dialect |
 | clock of the leases | `store_clock()`: this machine's, on each connection | `store_clock()`: made with the schema |
-| proof of a dead holder | the kernel lets go of its lock (`claim`) | a row that expires |
+| proof of a dead holder | the kernel releases its lock (`claim`) | a row that expires |
 | lock of migrations | the write lock that `open` holds | an advisory lock of the transaction |
-| a copy before them | `<file>.v<n>.bak` | the operator's own |
+| a copy before them | `<file>.v<n>.bak` | left to the operator |
 | what an error means | SQLite's result codes | SQLSTATE: classes 08, 40, 53, 57 |
 """
 
@@ -37,10 +36,10 @@ Work = Callable[[Connection], T]
 
 
 class Urgency(Enum):
-    """When a write is done. `DURABLE`: it survives a power cut. `JOURNAL`: it survives the end of this process, and of
-    the database's server. `AHEAD`: it survives the end of this process; that of a server as soon as a `DURABLE` or a
-    `JOURNAL` write that follows it does, so that nothing is there that builds on it without it. `LATER`: as `AHEAD`, in
-    a moment, but before every other write that is asked for after it (only a `quick` one goes ahead)."""
+    """What a write survives when it returns. `DURABLE`: a power cut. `JOURNAL`: the end of this process and of the
+    database's server. `AHEAD`: the end of this process; a server's end once a later `DURABLE` or `JOURNAL` write does,
+    so that no write is there without those before it. `LATER`: as `AHEAD`, but written in a moment, before all writes
+    that are requested after it (except `quick` ones)."""
 
     DURABLE = auto()
     JOURNAL = auto()
@@ -63,16 +62,16 @@ class Database(Protocol):
 
     @property
     def name(self) -> str:
-        """How messages call it. It holds no password."""
+        """Its name in messages, without a password."""
 
     async def open(self, prepare: Work[None]) -> None:
-        """Connect, and run `prepare` (the schema) as the first write: no other program is in its own meanwhile.
+        """Connect, and run `prepare` (the schema) as the first write, while no other program runs its own.
 
-        Leaves nothing open when it fails.
+        Leaves nothing open if it fails.
         """
 
     async def close(self) -> None:
-        """Take nothing new, let what was submitted end, disconnect. Idempotent."""
+        """Refuse new work, finish what was submitted, disconnect. Idempotent."""
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
         """Run `work` on one snapshot. `quick`: one statement for a few rows that every turn reads, which may run on the
@@ -94,28 +93,27 @@ class Database(Protocol):
         """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
 
     def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
-        """Put a copy aside before a migration from `version`, inside its transaction. `StoreUnavailable` where it
-        cannot be made. `told`: so many of its pages are there, of so many."""
+        """Make a copy before a migration from `version`, inside its transaction. Raises `StoreUnavailable`. `told` gets
+        the pages copied and all pages."""
 
     def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - of a database that can tell
-        """Inside a transaction: tell this proxy, once it is committed, that another one asks something of it. Where
-        nobody can be told, it looks often enough."""
+        """Inside a transaction: notify this proxy at the commit that another one requests something of it. Without
+        notifications, proxies poll."""
         return
 
     def size(self) -> int | None:
-        """Bytes on its disk; None where it does not tell. Blocks."""
+        """Bytes on its disk; None if unknown. Blocks."""
         return None
 
     async def purge(self) -> None:
-        """After a deletion: leave nothing of it in what the database has freed."""
+        """After a deletion: overwrite what the database has freed."""
 
     def forget_copies(self, owner: str, agent_id: str) -> None:
-        """Remove the agent from copies that `back_up` made. `StoreUnavailable` where one resists. Blocks."""
+        """Remove the agent from copies that `back_up` made. Raises `StoreUnavailable`. Blocks."""
 
 
 class Life:
-    """How a database is opened and closed: `_end` closes it once, whoever asks, and it is opened again only behind
-    that."""
+    """Opening and closing of a database: `_end` runs once however many close it, and a new `open` waits for that."""
 
     _open = False
     _ending: asyncio.Task[None] | None = None
@@ -134,33 +132,33 @@ class Life:
         await asyncio.shield(self._ending)
 
     async def _end(self) -> None:
-        """Let what was submitted end, and disconnect."""
+        """Finish what was submitted, and disconnect."""
         raise NotImplementedError
 
 
 class Threads:
-    """Threads that run functions for the event loop that made them, in the order in which they are given.
+    """Threads that run functions for the event loop that made them, started in order.
 
-    Around a function that does nothing this takes 0.08 ms after a pause, an executor of `concurrent.futures` 0.20: it
-    has a future of its own, and more locks.
+    For an empty function this takes 0.08 ms after a pause. `concurrent.futures` takes 0.20: it has futures of its own
+    and more locks.
     """
 
     def __init__(self, number: int, name: str) -> None:
         self._loop = asyncio.get_running_loop()
         self._given: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
-        # Daemons: a store that was not closed keeps no program from its end, and a transaction is whole or nothing.
+        # Daemons: a store that was not closed must not keep a program alive, and transactions are atomic.
         self._threads = [Thread(target=self._work, name=f"{name}_{n}", daemon=True) for n in range(number)]
         for thread in self._threads:
             thread.start()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """What is cancelled before a thread has come to it is not run."""
+        """A function that is cancelled before a thread takes it is not run."""
         done: asyncio.Future[T] = self._loop.create_future()
         self._given.put((done, work))
         return done
 
     def stop(self) -> None:
-        """Wait until all that was given has run. Blocks; nothing is given any more."""
+        """Wait until all given functions have run. Blocks; no more may be given."""
         for _ in self._threads:
             self._given.put(None)
         for thread in self._threads:
@@ -179,10 +177,10 @@ class Threads:
             if self._loop.is_closed():  # nobody waits any more
                 return
             self._loop.call_soon_threadsafe(self._tell, done, result, fault)
-            del given, done, work, result, fault  # not kept until the next one comes
+            del given, done, work, result, fault  # do not keep them until the next function
 
     def _tell(self, done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
-        """On the event loop, whenever a thread is free again."""
+        """Runs on the event loop when a function has ended."""
         if done.cancelled():
             return
         if fault is None:
@@ -205,9 +203,9 @@ Values = Mapping[str, Any]
 
 
 class Cursor(Protocol):
-    """Of a driver's cursor what is used here (PEP 249). A driver that has only noted the statement runs it, with all
-    that it has noted, as soon as a result is asked for: run first what does not depend on each other, then ask. Of a
-    row that is selected ask before anything is raised: until then SQLite keeps what it has locked."""
+    """The part of a driver's cursor (PEP 249) that is used here. A driver may only collect statements, and run all of
+    them when a result is asked for: so run independent statements first, then ask. Read a selected row before raising
+    anything: until then SQLite holds its lock."""
 
     @property
     def rowcount(self) -> int: ...
@@ -219,15 +217,15 @@ class Cursor(Protocol):
 
 
 class Driver(Protocol):
-    """Of a driver's connection what is used here; more than PEP 249 has, as `sqlite3` has it."""
+    """The part of a driver's connection that is used here: PEP 249 with extensions of `sqlite3`."""
 
     def execute(self, sql: str, values: Values, /) -> Cursor: ...
 
     def executemany(self, sql: str, rows: Sequence[Values], /) -> object: ...
 
     def commit_next(self) -> None:
-        """Nothing is written behind what was run so far: the commit may go out with it, before a result is asked for.
-        What is raised from here on undoes nothing."""
+        """No more writes follow: the commit may be sent together with the statements so far. Exceptions raised later do
+        not roll back."""
 
 
 class Prepared:
@@ -235,7 +233,7 @@ class Prepared:
 
     def __init__(self, statement: Select[Any] | Insert | Update | Delete) -> None:
         self.statement = statement
-        # which columns are set is decided by the values
+        # the values decide which columns are set
         self._made: dict[tuple[str, ...], _Made] = {}
         columns = [column.key for column in statement.exported_columns if column.key is not None]
         row: Any = namedtuple("_Row", columns)  # type: ignore[misc]  # its fields are known only here
@@ -254,8 +252,8 @@ class Prepared:
         return list(iter(partial(self.first, ran), None))
 
     def run(self, conn: Connection, values: Values, *, last: bool = False) -> Cursor:
-        """Insert a row: `lastrowid` is the key that the database gave it. The dialect knows whether RETURNING tells it
-        or the driver does, which takes SQLite 8 µs less. `last`: see `Driver.commit_next`."""
+        """Run it. For an insert `lastrowid` is the generated key, from RETURNING or from the driver (8 µs less on
+        SQLite), as the dialect decides. `last`: see `Driver.commit_next`."""
         made, driver = self._ready(conn, values)
         ran = driver.execute(made.sql, {**made.constants, **values} if made.constants else values)
         if last:
@@ -263,14 +261,14 @@ class Prepared:
         return ran
 
     def run_each(self, conn: Connection, rows: Sequence[Values]) -> None:
-        """Once for each of these, which have the same names."""
+        """Run it once for each of these, which have equal names."""
         if rows:
             made, driver = self._ready(conn, rows[0])
             each = [{**made.constants, **row} for row in rows] if made.constants else rows
             driver.executemany(made.sql, each)
 
     def _ready(self, conn: Connection, values: Values) -> tuple[_Made, Driver]:
-        """The statement as the connection's dialect writes it, and its driver."""
+        """The statement compiled for the connection's dialect, and its driver."""
         key = (conn.dialect.name, *values)
         made = self._made.get(key)
         if made is None:
@@ -284,24 +282,24 @@ class Prepared:
 
 class _Made(NamedTuple):
     sql: str
-    constants: Values  # values that stand in the statement itself
+    constants: Values  # values that the statement itself has
 
 
 class InsertNew(Insert):
-    """Insert a row, unless it is there: the `rowcount` is 0 then.
+    """Insert a row unless it exists; then `rowcount` is 0.
 
-    Both databases write it alike, but SQLAlchemy has it only in the `insert` of each dialect. Run it by `Prepared`.
+    Both databases have the same syntax, but SQLAlchemy has it only in each dialect's `insert`. Run it by `Prepared`.
     """
 
     inherit_cache = False
 
     def __init__(self, table: Table) -> None:
         super().__init__(table)
-        self._inline = True  # no RETURNING of a key that the database gives
+        self._inline = True  # no RETURNING of a generated key
 
 
 class InsertOrAdd(InsertNew):
-    """Insert a row, or add its numbers to those of the row that is there; of those named `most_…` the greater stays."""
+    """Insert a row or, if it exists, add the numbers to it; for columns `most_…` keep the maximum."""
 
     inherit_cache = False
 

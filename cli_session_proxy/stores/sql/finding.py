@@ -1,4 +1,4 @@
-"""The bodies of the transactions behind `Findings`: what was found out about something, by name."""
+"""Transactions of `Findings`: named results about a subject."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from .rows import dumps, loads
 from .tables import findings, meta
 
 _NOW = func.store_clock(type_=Double)
-# What is older goes with the next one that is kept. Seconds: a bit more than a year.
+# Seconds after which a finding is deleted, when the next one is stored: a bit more than a year.
 KEPT = 400 * 86400.0
 
 
@@ -46,6 +46,6 @@ def all_of(conn: Connection, subject: str | None = None) -> list[Finding]:
 
 
 def _alone(conn: Connection) -> float:
-    """Writers take turns, on a row that every store has. The store's time then."""
+    """Lock a row that every store has, so that writers take turns. Returns the store's time."""
     conn.execute(select(meta.c.value).where(meta.c.name == "schema_version").with_for_update())
     return float(conn.scalar(select(_NOW)) or 0.0)

@@ -1,8 +1,7 @@
-"""The bodies of `import_chain`: a chain from elsewhere, in small transactions, of which nobody sees but the last.
+"""Transactions of `import_chain`: a chain from elsewhere, in several small ones. Only the last makes it visible.
 
 In one transaction 20,000 turns would hold SQLite's write lock for 10 s, and every other agent's turn would fail on it.
-An import claims its name (`Database.claim`) as long as it is under way, so that nobody takes it for one whose program
-died.
+A running import claims its name (`Database.claim`); unclaimed leftovers are of a program that died.
 """
 
 from __future__ import annotations
@@ -25,15 +24,15 @@ from .tables import COMING, agents, items, sessions, turns
 _AGENT_OF = select(turns.c.agent_key).where(turns.c.id == bindparam("turn_id"))
 
 
-# A piece is one transaction. Other writers go between two of them, and wait for one: turns, bytes of records.
+# The size of one transaction: turns, bytes of records. Other writers wait for one at most.
 PIECE_TURNS = 100
 PIECE_BYTES = 1024 * 1024
-# The longest pause after a piece, in seconds.
+# The longest pause after a transaction, in seconds.
 PAUSE = 0.2
 
 
 def clear(conn: Connection, database: Database) -> None:
-    """Remove leftovers of imports whose program died: their turns would block the next try."""
+    """Remove leftovers of imports whose program died: their turn ids would block the next try."""
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
         claim = database.claim(name)
         if claim is not None:
@@ -42,7 +41,7 @@ def clear(conn: Connection, database: Database) -> None:
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:
-    """The agent that the pieces go to."""
+    """The hidden agent that receives the parts."""
     _refuse_taken(conn, new)
     return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=time.time())
 
@@ -61,11 +60,11 @@ def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
 
 
 class Coming:
-    """One chain on its way in. Each method is a transaction, run once."""
+    """One import. Each method is a transaction, run once."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        # A turn that waited in its lane may have a parent that was adopted meanwhile, and is later in the order.
+        # A parent may be later in the order: it was adopted while its child waited in the lane.
         self._later: list[tuple[str, str]] = []
 
     def take(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
@@ -76,7 +75,7 @@ class Coming:
                 _explain(conn, self.agent, part, self._later)
 
     def finish(self, conn: Connection, new: NewChain) -> Agent:
-        """Now it is there: the agent gets its name."""
+        """Make the chain visible: the agent gets its name."""
         _hang(conn, self.agent, self._later)
         empty = _refuse_taken(conn, new)
         if empty is not None:
@@ -88,7 +87,7 @@ class Coming:
             writing.set_head(conn, self.agent.key, head)
         except (NotFound, ValueError):
             raise _unsound(f"its head {head} is not one of its turns") from None
-        # Active now: an old conversation that was just brought in must not be forgotten by `retention_days` at once.
+        # It counts as active now, so that `retention_days` does not delete a freshly imported old conversation.
         values = {"owner": new.owner, "agent_id": new.agent_id, "dir": new.dir, "named": new.named}
         times = {"created_at": new.created_at, "last_at": new.now}
         conn.execute(update(agents).where(agents.c.key == self.agent.key).values(**values, **times))
@@ -126,7 +125,7 @@ def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str
 def _explain(
     conn: Connection, agent: Agent, part: Session | Link | Conversation | Item, later: list[tuple[str, str]]
 ) -> None:
-    """What belongs to the turns, which are complete from here on."""
+    """Store a part that belongs to turns: all turns are stored by now."""
     _hang(conn, agent, later)
     if isinstance(part, Conversation):
         conversing.save_conversation(conn, agent.key, part)
@@ -159,13 +158,13 @@ def _hang(conn: Connection, agent: Agent, later: list[tuple[str, str]]) -> None:
 
 
 def _sound(session_id: str | None) -> None:
-    """The last check before it is kept, wherever it came from: paths are made of it later."""
+    """Check a session id before it is stored: file names are made of it later."""
     if session_id is not None and not is_session_id(session_id):
         raise _unsound(f"{session_id[:80]!r} is no session id")
 
 
 def _agent_of(conn: Connection, turn_id: str) -> int | None:
-    """Whose turn it is. What comes in names turns of its own: a path goes through no other agent's."""
+    """The key of the turn's agent. Imported parts may only refer to turns of their own agent."""
     key: int | None = conn.scalar(_AGENT_OF, {"turn_id": turn_id})
     return key
 

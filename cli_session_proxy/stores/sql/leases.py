@@ -1,9 +1,9 @@
-"""The bodies of the transactions behind leases: who may write an agent, and which proxies respond.
+"""Transactions of leases: which proxy may write an agent, and which proxies respond.
 
 A lease ends when its holder releases it, or when the holder's heartbeat has expired and another proxy takes it. The
-epoch goes up with each grant to another holder and never comes back: it is at least the store's clock (milliseconds),
-so that a store that was put back from a backup grants none that was granted after that backup. Times are the
-database's: `store_clock()` is a function that it has (see `database`).
+epoch increases with each new holder, and is at least the store's clock (milliseconds), so that a store restored from a
+backup grants no epoch again that was granted after that backup. Times come from the database's function `store_clock()`
+(see `database`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from . import rows
 from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
 
-# A heartbeat with this share of the lease left needs no renewal at a grant: a proxy that waits asks very often.
+# A grant renews the heartbeat only if less than this share of the lease is left: a waiting proxy asks very often.
 FRESH = 0.7
 
 _NOW = func.store_clock(type_=Double)
@@ -42,7 +42,7 @@ _JOIN = Prepared(InsertNew(proxies).values(until=_NOW + bindparam("lease")))
 _CLOCK = Prepared(select(_NOW.label("now")))
 _EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
-# Locked until the end of the transaction: nobody is granted a lease while a write under it is on its way.
+# Locks the row until the end of the transaction: no lease is granted during a write under it.
 LEASE = Prepared(
     select(leases.c.epoch, leases.c.holder, leases.c.wanted)
     .where(leases.c.agent_key == bindparam("of_agent"))
@@ -67,7 +67,7 @@ _WHEREABOUTS = (
     .select_from(leases.outerjoin(proxies, (proxies.c.id == leases.c.holder) & _RESPONDS))
     .where(leases.c.agent_key == bindparam("of_agent"))
 )
-# What is asked of a proxy, in one statement.
+# All requests to a proxy, in one statement.
 _ASKED = union_all(
     select(leases.c.agent_key, literal(None, Text).label("turn_id"), literal(None, Text).label("by")).where(
         leases.c.holder == bindparam("of_proxy"), leases.c.wanted.is_not(None)
@@ -82,7 +82,8 @@ def clock(conn: Connection) -> float:
 
 
 def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
-    """This proxy responds for `proxy.lease` seconds from now, where less than the share `at_least` is left of it."""
+    """A heartbeat: the proxy counts as responding for `proxy.lease` seconds from now. Skipped if more than the share
+    `at_least` of the last one is left."""
     left = _LEFT.one(conn, {"of_proxy": proxy.id})
     if left is None:
         _JOIN.run(conn, {"id": proxy.id, "host": proxy.host, "lease": proxy.lease, "address": proxy.address})
@@ -111,7 +112,7 @@ def acquire(
     asks: bool,
     ring: Callable[[Connection, str], None],
 ) -> Granted | LeaseHeld:
-    """`ring` tells a holder that it is asked for something."""
+    """`ring` notifies the holder of the request."""
     beat(conn, proxy, at_least=FRESH)
     row = LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
@@ -133,7 +134,7 @@ def acquire(
 
 
 def _epoch(conn: Connection, former: int) -> int:
-    """Of the next grant."""
+    """The epoch of the next grant."""
     found = _EPOCH.one(conn, {})
     assert found is not None
     return max(former + 1, int(found.now))
@@ -182,7 +183,7 @@ def addresses(conn: Connection) -> frozenset[str]:
 
 
 def holders(conn: Connection, agent_keys: Collection[int]) -> dict[int, Any]:
-    """The proxies that hold these agents and respond: rows with `host` and `address`."""
+    """The responding holders of these agents' leases: rows with `host` and `address`."""
     query = (
         select(leases.c.agent_key, proxies.c.host, proxies.c.address)
         .join(proxies, proxies.c.id == leases.c.holder)
@@ -235,7 +236,7 @@ def followers_of(conn: Connection, turn_id: str) -> list[str]:
 
 
 def forget(conn: Connection, agent_key: int, own_turns: object) -> None:
-    """Before the agent and its turns are deleted. `own_turns`: a query of their ids."""
+    """Called before the agent and its turns are deleted. `own_turns`: a query of their ids."""
     for table in (followers, cancels):
         conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))  # type: ignore[arg-type]
     conn.execute(leases.delete().where(leases.c.agent_key == agent_key))
