@@ -1,8 +1,8 @@
 """A turn's way through the store, in its order: arrival, accept, agent_state, begin, commit.
 
-Each is the body of one transaction. A server is gone to and back where a result is asked for, so the statements that do
-not depend on each other run first, and what they say is asked for together, with the commit where nothing is written
-behind it (`Driver.commit_next`). What `begin` writes it writes only where it may: a refusal finds nothing to undo.
+Each is the body of one transaction. Asking for a result costs a round trip to the server. So independent statements run
+first and their results are asked for together, with the commit if no write follows (`Driver.commit_next`). The
+conditions of `begin` are part of its statements, so that nothing has to be undone after a refusal.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ from .rows import UNFINISHED, unfinished
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
-# All of a turn but its `id` and `seq`, which stand first: to copy it so takes half as long as `replace`.
+# All fields of a turn after `id` and `seq`: to copy it by these takes half as long as `replace`.
 _behind_seq = attrgetter(*Turn.__slots__[2:])
 _end_of = attrgetter(*ENDED)
 
-# Several rows in one statement, which is one snapshot and one way to a server and back: the columns of a turn, then
-# those of its agent, then those of the session that ends at it.
+# Three rows in one statement, for one snapshot and one round trip: the columns of a turn, then those of its agent, then
+# those of the session that ends at it.
 _JOINED_AGENT = tuple(column.label(f"agents_{column.name}") for column in rows.AGENT)
 _AGENT_AT, _SESSION_FROM = len(rows.TURN), len(rows.TURN) + len(rows.AGENT)
 _same = agents.alias("same")
@@ -86,7 +86,7 @@ ENDING = (
 
 _other = turns.alias("other")
 _others = exists().where(
-    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("skip", type_=Text))
+    unfinished(_other, agents.c.key), _other.c.instance.is_distinct_from(bindparam("excluding", type_=Text))
 )
 
 
@@ -117,26 +117,26 @@ UPDATE_SESSION = Prepared(
     sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
 THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
-# Never back in time: a later write may have come first. Always written, to lock the row: so an agent's turns get
-# their `seq` in the order of their commits.
+# Never back in time: a later turn may have been written first. Always written, to lock the agent's row: so its turns
+# get their `seq` in the order of their commits.
 _LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
-# The totals of the agent, added to in the statement that locks its row anyway. `added_…`: how much.
+# Adds to the agent's totals, in the statement that locks its row anyway. `added_…`: how much.
 _TOTALS_ADDED = {name: agents.c[name] + bindparam(f"added_{name}") for name in rows.TOTALS}
 _NOTHING_ADDED = {f"added_{name}": 0 for name in rows.TOTALS}
 ADD_TOTALS = Prepared(THIS_AGENT.values(**_TOTALS_ADDED))
 TOUCH_AGENT = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 _TOUCH_AND_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 
-# What an agent's `failures` counts.
+# The statuses that an agent's `failures` counts.
 LOST: frozenset[Status] = frozenset({"failed", "refused"})
-# A turn that is about to be changed: PostgreSQL locks its row, SQLite has locked the file.
+# Reads a turn to change it: PostgreSQL locks its row, SQLite has locked the file.
 LOCK_TURN = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
 STATE = Prepared(
     select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.instance, turns.c.delivery)
     .where(turns.c.id == bindparam("turn_id"))
     .with_for_update(key_share=True)
 )
-# Only under the lease, whose row is locked by then. Appends the attempt to the JSON list of the others.
+# Only under the lease, whose row is locked by then. Appends an attempt to the JSON list.
 _none_before = turns.c.attempts == "[]"
 _so_far = func.substr(turns.c.attempts, 1, func.length(turns.c.attempts) - 1, type_=Text)
 _BEGIN = Prepared(
@@ -144,26 +144,26 @@ _BEGIN = Prepared(
         or_(*(turns.c.status == status for status in sorted(UNFINISHED))),
         exists().where(
             leases.c.agent_key == turns.c.agent_key,
-            # Leases of two agents may have one epoch: both were granted in the same millisecond.
+            # Two agents' leases may have equal epochs: granted in the same millisecond.
             leases.c.agent_key == bindparam("of_agent"),
             leases.c.epoch == bindparam("at_epoch"),
             leases.c.holder == bindparam("of_holder"),
         ),
     ).values(attempts=case((_none_before, "["), else_=_so_far + ",") + bindparam("attempt", type_=Text) + "]")
 )
-# The turn, if `_BEGIN` has changed it. Every frame that was sent, of every attempt, is recorded as ours.
+# Matches the turn if `_BEGIN` has changed it. The uuid of each sent frame, of every attempt, is recorded as ours.
 _has_begun = turns.c.id == bindparam("turn_id"), turns.c.frame_uuid == bindparam("sent")
 _NOTE_FRAME = Prepared(
     InsertNew(frames).from_select(
         ["agent_key", "uuid"], select(turns.c.agent_key, turns.c.frame_uuid).where(*_has_begun)
     )
 )
-# From now on the agent's files are in another home.
+# Sets the home of the agent's files.
 _MOVE_FILES = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent"), exists().where(*_has_begun)))
 
 
 class TooLarge(Exception):
-    """What was to be read is more than the event loop should be kept for (raised with a `limit`, in bytes)."""
+    """The result is too large to be read on the event loop (raised if a `limit` in bytes is given)."""
 
 
 # --- what is known before it begins
@@ -181,8 +181,8 @@ def arrival(
 def agent_state(
     conn: Connection, agent_key: int, parent_id: str | None, *, at_head: bool, limit: int | None = None
 ) -> AgentState | None:
-    where = {"of_agent": agent_key, "skip": None}
-    row = _AT_HEAD.one(conn, where) if at_head else _AT_TURN.one(conn, where | {"turn_id": parent_id})
+    values = {"of_agent": agent_key, "excluding": None}
+    row = _AT_HEAD.one(conn, values) if at_head else _AT_TURN.one(conn, values | {"turn_id": parent_id})
     return None if row is None else _state(conn, row, limit)
 
 
@@ -192,7 +192,7 @@ def _state(conn: Connection, row: Row[Any], limit: int | None) -> AgentState:
 
 
 def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | None:
-    """The row begins with the columns of `turns`, which are empty where it joins none."""
+    """The turn in a joined row, which begins with its columns; None if these are empty."""
     if row.id is None:
         return None
     if limit is not None and (row.bytes > limit or row.images is not None):
@@ -205,20 +205,20 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
 
 
 def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState | None]:
-    """`limit`: a state that is larger (bytes) is left to be read by itself."""
+    """Store a queued turn. The agent's state is None if it has more than `limit` bytes: read it separately."""
     turn = new.turn
     if new.budgets:
         spending.request(conn, new.budgets, turn.id, turn.created_at)
     inserted = insert(conn, turn, ())
     if new.idempotency_key is not None:
         _take_key(conn, new)
-    where: Values = {"of_agent": turn.agent_key, "skip": turn.instance}
+    where: Values = {"of_agent": turn.agent_key, "excluding": turn.instance}
     if turn.placed.at_head:
-        asked, ran = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
+        statement, query = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
-        asked, ran = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": turn.parent_id}, last=True)
+        statement, query = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": turn.parent_id}, last=True)
     turn = Turn(turn.id, inserted.lastrowid or 0, *_behind_seq(turn))
-    row = asked.first(ran)
+    row = statement.first(query)
     try:
         return turn, None if row is None else _state(conn, row, limit)
     except TooLarge:
@@ -226,16 +226,16 @@ def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState
 
 
 def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
-    """Store a whole turn with its records; the agent is active from now. Its seq is the cursor's `lastrowid`."""
+    """Store a turn with its records, and update its agent. Its seq is the cursor's `lastrowid`."""
     cutter = ImageCutter()
     values = rows.turn_values(cutter, turn)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
     values["bytes"] += sum(map(len, map(_LINE, records)))
-    more = totals_added(
+    totals = totals_added(
         turn.agent_key, turns=1, side=int(turn.placed.side), failures=int(turn.status in LOST),
         cost_usd=turn.cost_usd or 0.0, bytes=values["bytes"],
     )  # fmt: skip
-    TOUCH_AGENT.run(conn, more | {"now": turn.created_at})
+    TOUCH_AGENT.run(conn, totals | {"now": turn.created_at})
     inserted = _INSERT_TURN.run(conn, values)
     _INSERT_RECORD.run_each(conn, records)
     if cutter.images:
@@ -244,7 +244,7 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
 
 
 def _take_key(conn: Connection, new: NewTurn) -> None:
-    """The key belongs to this turn from now on; expired keys of everybody are dropped on the way."""
+    """Assign the idempotency key to this turn. Also deletes all expired keys."""
     key = idempotency_keys.c
     conn.execute(idempotency_keys.delete().where(key.until <= new.turn.created_at))
     if new.replaces is not None:
@@ -269,9 +269,9 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
     if begun.takes is not None:
-        _say(conn, turn, begun.takes)
-    holder = LEASE.run(conn, {"of_agent": lease.agent_key})
-    state = STATE.run(conn, {"turn_id": turn.id})
+        _compose(conn, turn, begun.takes)
+    lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
+    state_query = STATE.run(conn, {"turn_id": turn.id})
     values: dict[str, Any] = {
         **dict(zip(BEGIN_FIELDS, _begin_values(turn), strict=True)),
         "turn_id": turn.id,
@@ -285,18 +285,18 @@ def begin(conn: Connection, begun: TurnStart) -> None:
     }
     if begun.system is not None:
         values["system"] = rows.dumps(begun.system)
-    begins = _BEGIN.run(conn, values)
-    this = {"turn_id": turn.id, "sent": turn.frame_uuid}
+    update = _BEGIN.run(conn, values)
+    which = {"turn_id": turn.id, "sent": turn.frame_uuid}
     if begun.home is not None:
         home = rows.dumps({"host": begun.home.host, "address": begun.home.address})
-        _MOVE_FILES.run(conn, {**this, "of_agent": lease.agent_key, "home": home})
-    _NOTE_FRAME.run(conn, this, last=True)
-    held, row = LEASE.first(holder), STATE.first(state)
-    check(lease, held)
-    if row is None:  # not its agent's deletion: that takes the lease along
+        _MOVE_FILES.run(conn, {**which, "of_agent": lease.agent_key, "home": home})
+    _NOTE_FRAME.run(conn, which, last=True)
+    lease_row, row = LEASE.first(lease_query), STATE.first(state_query)
+    check(lease, lease_row)
+    if row is None:  # not because the agent was deleted: then `check` had found no lease
         raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
     allowed(turn.id, UNFINISHED, row)
-    if not begins.rowcount:
+    if not update.rowcount:
         raise ValueError(f"begin of {turn.id} under a lease of agent {lease.agent_key}")
 
 
@@ -306,40 +306,41 @@ def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> No
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "evidence": rows.dumps(evidence.as_json())})
 
 
-def _say(conn: Connection, said: Turn, takes: Sequence[tuple[str, str]]) -> None:
-    """What the turn says is known only now. Under the lease, which the caller has looked at."""
-    row = allowed(said.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": said.id}))
+def _compose(conn: Connection, composed: Turn, takes: Sequence[tuple[str, str]]) -> None:
+    """Store the prompt of a turn that is composed when it begins. The caller has checked the lease."""
+    row = allowed(composed.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": composed.id}))
     conversing.take(conn, row.agent_key, takes)
-    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(COMPOSED_FIELDS, _composed_values(said), strict=True)))
+    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(COMPOSED_FIELDS, _composed_values(composed), strict=True)))
     cutter = ImageCutter()
     values = rows.turn_values(cutter, turn)
     UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _COMPOSED_COLUMNS}})
-    more = values["bytes"] - row.bytes
+    added = values["bytes"] - row.bytes
     if cutter.images:
-        more += rows.save_images(conn, turn.agent_key, cutter.images)
-    ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=more))
+        added += rows.save_images(conn, turn.agent_key, cutter.images)
+    ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=added))
 
 
 # --- commit
 
 
 def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
-    """`limit`: raises `TooLarge` where more of the turn is stored so far (bytes)."""
+    """Raises `TooLarge` if more than `limit` bytes of the turn are stored so far."""
     ended, session = done.turn, done.session
     refused = ended.status == "refused"
-    if ended.status not in ANSWERED or refused is (session is not None) or (refused and done.move_head):
+    fits = session is None and not done.move_head if refused else session is not None
+    if ended.status not in ANSWERED or not fits:
         raise ValueError(f"commit of {ended.id} as {ended.status}")
     if done.budgets:
         spending.turn(conn, done.budgets, ended.usage, ended.cost_usd, ended.finished_at or 0.0)
-    known = None
+    session_update = None
     if session is not None:
-        this = {"session_id": session.id, "of_agent": session.agent_key}
-        known = UPDATE_SESSION.run(conn, this | rows.session_values(session))
-    holder = LEASE.run(conn, {"of_agent": done.lease.agent_key})
-    whole = LOCK_TURN.run(conn, {"turn_id": ended.id})
-    held, stored = LEASE.first(holder), LOCK_TURN.first(whole)
-    check(done.lease, held)
-    row = allowed(ended.id, UNFINISHED, stored)
+        session_key = {"session_id": session.id, "of_agent": session.agent_key}
+        session_update = UPDATE_SESSION.run(conn, session_key | rows.session_values(session))
+    lease_query = LEASE.run(conn, {"of_agent": done.lease.agent_key})
+    turn_query = LOCK_TURN.run(conn, {"turn_id": ended.id})
+    lease_row, turn_row = LEASE.first(lease_query), LOCK_TURN.first(turn_query)
+    check(done.lease, lease_row)
+    row = allowed(ended.id, UNFINISHED, turn_row)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
     if limit is not None and (row.bytes > limit or row.images is not None):
@@ -355,22 +356,22 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     added = values["bytes"] - row.bytes
     if cutter.images:
         added += rows.save_images(conn, turn.agent_key, cutter.images)
-    if session is None or known is None:
+    if session is None or session_update is None:
         spoil_session(conn, turn.session_id)
-    elif not known.rowcount:
+    elif not session_update.rowcount:
         open_session(conn, session)
     if done.links:
         save_links(conn, turn.agent_key, done.links)
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
-    more = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
+    totals = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
     if done.move_head:
-        _TOUCH_AND_MOVE_HEAD.run(conn, more | {"head": turn.id})
+        _TOUCH_AND_MOVE_HEAD.run(conn, totals | {"head": turn.id})
     else:
-        TOUCH_AGENT.run(conn, more)
+        TOUCH_AGENT.run(conn, totals)
     return turn
 
 
-# --- pieces that other writes need, too
+# --- shared with other writes
 
 
 def hold(conn: Connection, lease: Lease) -> None:
@@ -378,7 +379,7 @@ def hold(conn: Connection, lease: Lease) -> None:
 
 
 def check(lease: Lease, row: Row[Any] | None) -> None:
-    """The write is refused unless the writer holds this lease still. `row`: of `LEASE`, asked for in the transaction of
+    """Raises `LeaseLost` unless the writer still holds this lease. `row`: the result of `LEASE` in the transaction of
     the write."""
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
@@ -389,7 +390,7 @@ def check(lease: Lease, row: Row[Any] | None) -> None:
 
 
 def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
-    """The turn's row, in one of these statuses: an acknowledged turn is never written over."""
+    """The turn's row. Raises an error unless its status is one of these: an acknowledged turn is never overwritten."""
     if row is None:
         raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
     if wanted is not None and row.status not in wanted:
@@ -402,7 +403,7 @@ def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None
 
 
 def totals_added(agent_key: int, **more: float) -> dict[str, float]:
-    """Values of `ADD_TOTALS`, `TOUCH_AGENT` and `_TOUCH_AND_MOVE_HEAD`: what to add to the totals of the agent."""
+    """Values for `ADD_TOTALS`, `TOUCH_AGENT` and `_TOUCH_AND_MOVE_HEAD`: what to add to the agent's totals."""
     return {"of_agent": agent_key, **_NOTHING_ADDED, **{f"added_{name}": number for name, number in more.items()}}
 
 
@@ -414,7 +415,7 @@ def open_session(conn: Connection, session: Session) -> None:
 
 
 def spoil_session(conn: Connection, session_id: str | None) -> None:
-    """Its transcript may hold what is on no path: it is verified before its next use."""
+    """Mark a session dirty: its transcript may hold what is on no path, so it is verified before its next use."""
     if session_id is not None:
         conn.execute(update(sessions).where(sessions.c.id == session_id).values(mark=None))
 

@@ -1,7 +1,7 @@
 """From an older schema to this one: named steps in a list, and a copy aside before the first.
 
-A new file is made from `tables` at once. A step takes any older version to its own. One that an older program could not
-live with waits until no other proxy is on the store. `TellStep` reports the progress on a large store.
+A new database is created from `tables` directly. A step converts any older version to its own. If older programs could
+not use its result, it waits until no other proxy is on the store. `TellStep` reports the progress on a large store.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ Step = Iterator[tuple[int, int]]
 
 @dataclass(frozen=True, slots=True)
 class Migration:
-    """One step, from any older version to version `to`. `apply` runs inside the transaction of the whole migration; one
-    that takes long yields its progress.
+    """One step, from any older version to version `to`. `apply` runs inside the transaction of the whole migration, and
+    yields its progress if it is long.
 
-    `alone`: it changes what older programs read and write, so no proxy may be on the store.
+    `alone`: older programs could not use the result, so no proxy may be on the store.
     """
 
     name: str
@@ -55,14 +55,14 @@ class Migration:
 
 
 def _from_0_1(conn: Connection) -> Step:
-    """From the schema of 0.1, or of any state between it and 0.2, to that of 0.2: what is there already stays."""
+    """From the schema of 0.1, or of any state between it and 0.2, to that of 0.2. Existing tables and columns stay."""
     metadata.create_all(conn)
     for table in (turns, agents, proxies, leases):
         there = {column["name"] for column in inspect(conn).get_columns(table.name)}
         for column in table.columns:
             if column.name not in there and column is not turns.c.evidence:
                 conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
-    # Very many strangers may share an opening: the newest of them are found in the index, without sorting them all.
+    # Very many unnamed chains may begin alike: this index finds the newest without sorting them all.
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
     index.drop(conn, checkfirst=True)
     index.create(conn)
@@ -71,10 +71,10 @@ def _from_0_1(conn: Connection) -> Step:
 
 
 def _typed_turns(conn: Connection) -> Step:
-    """Of each turn one object, `reason`, becomes `placed`, `options` and `evidence`; sentences become codes."""
+    """Split each turn's object `reason` into `placed`, `options` and `evidence`; sentences become codes."""
     if turns.c.evidence.name in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
         return
-    # Renamed, not added: so the short columns stay before the long ones.
+    # Renamed, not added, so that short columns stay before long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
     total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
     seq = done = 0
@@ -91,7 +91,7 @@ def _typed_turns(conn: Connection) -> Step:
 
 
 def _totals(conn: Connection) -> Step:
-    """Sum up once what is kept with each agent from now on, for lists of agents."""
+    """Compute the totals that are stored with each agent from now on."""
     total = conn.scalar(select(func.count()).select_from(turns)) or 0
     done = 0
     for key in conn.scalars(select(agents.c.key)).all():
@@ -105,7 +105,7 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
     old = loads(row.evidence)
     try:
         reason = former.reason(old)
-    except former.MALFORMED:  # imported by 0.1, which did not check it: shown, but never used
+    except former.MALFORMED:  # imported by 0.1 without a check: shown, never used
         reason = former.Reason(Placed(), PLAIN, Evidence(other=old), None)
     attempts = [former.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
     texts = {
@@ -138,7 +138,7 @@ _SUMMED = select(
     _of_agent(_number_of(links.c.reason.in_(sorted(REPAIR_REASONS))), links).label("repairs"),
 )
 
-# Rows that are read and written at once.
+# Rows per batch.
 PIECE = 1000
 _FORMER_TURNS = (
     select(turns.c.seq, turns.c.bytes, turns.c.evidence, turns.c.attempts)
@@ -187,12 +187,12 @@ def prepare(conn: Connection, database: Database, tell: TellStep, migrations: Se
         _refuse_moved(conn, database.name)
     if version is not None and version < known:
         _migrate(conn, database, version, [step for step in migrations if step.to > version], tell)
-    # SQLite begins a write on a read-only file without a word; a write of no rows speaks up now, not at a turn
+    # SQLite begins a write on a read-only file without an error; a write of no rows raises it now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
 
 
 def _refuse_moved(conn: Connection, name: str) -> None:
-    """Raises `StoreUnavailable` where the store is elsewhere by now, or is not whole yet."""
+    """Raises `StoreUnavailable` if the store was moved away, or a move into it is not complete."""
     marks = conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN])))
     for mark, value in marks.all():
         if mark == MOVED_TO:
@@ -203,7 +203,7 @@ def _refuse_moved(conn: Connection, name: str) -> None:
 
 
 def moved(name: str, place: str) -> StoreUnavailable:
-    """Also what a write of a proxy meets that is still on the old store."""
+    """The error for a moved store; a proxy that still uses the old one gets it at a write."""
     return StoreUnavailable(
         f"the store {name} was moved to {place}: start the proxy with that store (`store`, or --var), and send this "
         "again",
@@ -228,11 +228,11 @@ def _migrate(conn: Connection, database: Database, version: int, steps: Sequence
 
 
 def _others(conn: Connection, database: Database) -> list[str]:
-    """The proxies on this store that live: by the kernel where it can tell, else by their heartbeat."""
+    """The live proxies on this store, by the kernel if it knows, else by heartbeats."""
     here, living = socket.gethostname(), database.living()
     others = [f"proxy {name[:8]} on this host ({here})" for name in sorted(living or ())]
     if proxies.name in inspect(conn).get_table_names():
-        # Only what every version of the table has.
+        # Only columns that every version of the table has.
         beating = select(proxies.c.id, proxies.c.host).where(proxies.c.until > func.store_clock(type_=Double))
         if living is not None:
             beating = beating.where(proxies.c.host != here)

@@ -1,7 +1,7 @@
-"""The bodies of the transactions behind `Mirrors`: transcripts of sessions that an application runs by itself.
+"""Transactions of `Mirrors`: transcripts of sessions that an application runs itself.
 
-Line 0 of a transcript is empty: it says that there is one, and when it was last written to. Lines that turns have taken
-over are gone from here.
+Line 0 of a transcript is empty: it marks that there is one, with the time of the last write. Lines that became turns
+are deleted here.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from ...domain.models import Record
 from ..base import MirrorKey
 from .tables import agents, mirrored, records, turns
 
-# Turns of a session whose lines are known when they come in again: a batch that is sent once more is as old as seconds.
+# How many latest turns are searched for lines that come twice: a batch is sent again within seconds.
 RECENT = 100
 
 
 def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Record]) -> None:
     now = time.time()
-    # Two writers of one transcript take turns.
+    # A lock, so that two writers of one transcript take turns.
     conn.execute(select(agents.c.key).where(agents.c.key == agent_key).with_for_update())
     of_key = _is(agent_key, key)
     base = {"agent_key": agent_key, "project": key.project, "session_id": key.session_id, "subpath": key.subpath}
@@ -65,14 +65,14 @@ def listed(conn: Connection, agent_key: int, project: str) -> list[tuple[MirrorK
 
 
 def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
-    """Its first `count` lines are turns now."""
+    """Delete its first `count` lines, which became turns."""
     waiting = _is(agent_key, key) & (mirrored.c.n > 0)
     first = list(conn.scalars(select(mirrored.c.n).where(waiting).order_by(mirrored.c.n).limit(count)))
     conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(first, default=0)))
 
 
 def hand_over(conn: Connection, source: int, target: int) -> None:
-    """What was mirrored for an agent without turns belongs to the one that takes its name."""
+    """Move the lines of an agent without turns to the imported agent that gets its name."""
     conn.execute(mirrored.update().where(mirrored.c.agent_key == source).values(agent_key=target))
 
 

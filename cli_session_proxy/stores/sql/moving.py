@@ -1,14 +1,14 @@
-"""A store moves into another database as a whole, while its proxies go on.
+"""Moves a whole store into another database while its proxies run.
 
-1. The source notes each row that is written from now on (`Side.watch`: triggers that fill the table `moving`).
-2. Every table is copied, page by page; the target keeps how far that came, with the rows, in one transaction.
-3. Every row is compared by its SHA-256. What was written since is copied again, until little is left.
-4. The mover holds every agent's lease by now. It locks the source, copies the rest, compares the counts and marks the
-   source as moved, in one transaction: the database itself refuses every write from then on.
+1. Triggers in the source note each row that is written from now on in the table `moving` (`Side.watch`).
+2. Every table is copied page by page. The target stores the progress in the same transaction as the rows.
+3. Every row is compared by its SHA-256. Rows written meanwhile are copied again, until few are left.
+4. When the mover holds every agent's lease, it locks the source, copies the rest, compares the counts and marks the
+source as moved, in one transaction. From then on the source database refuses every write.
 5. The target is opened for proxies.
 
-Ended anywhere before the end of 4, by whatever, the source goes on serving, and the next try goes on where this one
-was. Nothing here is asynchronous: a move runs on a thread of its own, on connections of its own.
+If this stops anywhere before the end of 4, the source goes on serving, and the next try continues. Nothing here is
+asynchronous: a move has a thread and connections of its own.
 """
 
 from __future__ import annotations
@@ -44,24 +44,23 @@ from ...errors import InvalidRequest, StoreUnavailable
 from .migrations import version_of
 from .tables import COMING_IN, MOVED_TO, agents, cancels, followers, leases, meta, metadata, proxies
 
-# What is copied, in an order in which what a row refers to comes before it.
+# The tables to copy, in an order in which referenced rows come first.
 COPIED = tuple(table for table in metadata.sorted_tables if table.name not in {
     "meta", "proxies", "followers", "cancels", "leases",
 })  # fmt: skip
-# Who holds an agent is copied when it changes no more, with its epoch.
+# Leases are copied last, when they no longer change.
 LAST = (leases,)
-# What belongs to the source and its proxies: its schema, who is on it, who waits there for an answer, which turns must
-# end.
+# Not copied, because it is about the source's own proxies: schema version, proxies, followers, cancels.
 LEFT = (meta, proxies, followers, cancels)
 
-# A page: rows, and characters or bytes of them unless one row alone has more.
+# The size of a page: rows, and their characters or bytes, unless one row has more.
 PAGE = 500
 PAGE_SIZE = 4 * 1024 * 1024
 
-# The row of `meta` in the source that says which move it is, and its table of what was written since.
+# The row of `meta` in the source with the id of the move, and the source's table of rows written since.
 MOVING = "moving"
 _beside = MetaData()
-# The rows that were written since: their table and their primary key as JSON. `n` grows with each write.
+# Rows written since: their table and primary key as JSON. `n` grows with each write.
 changes = Table(
     MOVING,
     _beside,
@@ -70,22 +69,22 @@ changes = Table(
     Column("n", BigInteger, nullable=False),
 )
 
-# So much is done, of so much; it may raise to end the move.
+# Gets the progress: done, total. It may raise an exception to end the move.
 Told = Callable[[int, int], None]
 
 
 def untold(_done: int, _total: int) -> None:
-    """For who does not want to know."""
+    """Ignores the progress."""
 
 
 Key = tuple[Any, ...]
 
 
 class Side(Protocol):
-    """One of the two databases of a move. What a statement of SQLAlchemy does not say alike on all of them.
+    """One of the two databases of a move: operations that differ between databases.
 
-    `name` is how messages call it; it holds no password. `apart` is a connection that begins no transaction by itself;
-    errors leave it as `StoreUnavailable`.
+    `name` is for messages, without a password. `apart` is a connection in autocommit mode; its errors become
+    `StoreUnavailable`.
     """
 
     name: str
@@ -96,37 +95,36 @@ class Side(Protocol):
         self.apart = apart
 
     def prepare(self, conn: Connection) -> None:
-        """As the target: the schema, which is not there yet, in the caller's transaction."""
+        """For the target: create the schema, in the caller's transaction."""
 
     def begin(self, conn: Connection) -> None:
-        """A transaction that writes."""
+        """Begin a write transaction."""
 
     def lock(self, conn: Connection, tables: Sequence[Table]) -> None:
-        """A transaction beside which nobody writes these tables."""
+        """Begin a transaction during which nobody else writes these tables."""
 
     def watch(self, conn: Connection, table: Table) -> None:
-        """From the end of this transaction on, each row that is written is noted in `changes`."""
+        """After this transaction, each written row of the table is noted in `changes`."""
 
     def unwatch(self, conn: Connection, table: Table) -> None: ...
 
     def refuse(self, conn: Connection, table: Table, place: str) -> None:
-        """From the end of this transaction on, every write of this table is a `StoreUnavailable` that names the
-        place."""
+        """After this transaction, every write of this table raises `StoreUnavailable`, with the new place."""
 
     def loosen(self, conn: Connection) -> None:
-        """As the target: rows may come before those that they refer to."""
+        """For the target: allow rows before those that they refer to."""
 
     def tighten(self, conn: Connection) -> None:
-        """The end of `loosen`."""
+        """Undo `loosen`."""
 
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
-        """The highest key that the database ever gave out for this column, also to a row that is gone."""
+        """The highest key ever generated for this column, deleted rows included."""
 
     def set_last_key(self, conn: Connection, column: Column[Any], value: int) -> None: ...
 
 
 class NotHeld(Exception):
-    """Agents whose leases the mover does not hold: they came in since."""
+    """There are new agents, whose leases the mover does not hold."""
 
     def __init__(self, agent_keys: Sequence[int]) -> None:
         super().__init__(f"{len(agent_keys)} agents")
@@ -135,7 +133,7 @@ class NotHeld(Exception):
 
 @dataclass(slots=True)
 class MovedRows:
-    """What is in the target: rows of each table."""
+    """How many rows of each table the target has."""
 
     place: str
     rows: dict[str, int]
@@ -143,8 +141,8 @@ class MovedRows:
 
 @dataclass(slots=True)
 class _State:
-    """In `meta` of the target: which move comes in, and how far it is. `after`: the last key of each table that is
-    copied. `whole`: the source may be marked by now."""
+    """The progress of a move, stored in `meta` of the target. `after`: the last copied key of each table. `whole`: the
+    source may have been marked as moved."""
 
     id: str
     source: str
@@ -159,7 +157,7 @@ class _State:
 
 @contextmanager
 def committed(side: Side, conn: Connection, tables: Sequence[Table] = ()) -> Iterator[None]:
-    """All of it or nothing. `tables`: nobody else writes them meanwhile."""
+    """One transaction. `tables` are locked against other writers."""
     if tables:
         side.lock(conn, tables)
     else:
@@ -173,7 +171,7 @@ def committed(side: Side, conn: Connection, tables: Sequence[Table] = ()) -> Ite
 
 
 class Move:
-    """One move. Its methods are called in their order, on one thread at a time."""
+    """One move. Call its methods in their order, on one thread at a time."""
 
     def __init__(self, source: Side, target: Side, told: Told) -> None:
         self.source = source
@@ -183,8 +181,8 @@ class Move:
         self._done = self._total = 0
 
     def was_marked(self) -> bool:
-        """An earlier try came past the mark: only the target is left to be opened. Raises `StoreUnavailable` where the
-        source was moved elsewhere."""
+        """Whether an earlier try has marked the source: then only `open_target` is left. Raises `StoreUnavailable` if
+        the source was moved to another place."""
         with self.source.apart() as conn:
             if version_of(conn, self.source.name) is None:
                 return False
@@ -199,7 +197,7 @@ class Move:
         return True
 
     def begin(self) -> None:
-        """Have the source note what is written, and make the target. Raises `InvalidRequest` where it is in use."""
+        """Watch the source, and create the target. Raises `InvalidRequest` if the target is in use."""
         with self.target.apart() as there:
             version = version_of(there, self.target.name)
             found = None if version is None else _state_of(there)
@@ -217,26 +215,26 @@ class Move:
                     with committed(self.source, here):
                         changes.create(here)
                         _note(here, MOVING, self._state.id)
-                    for table in COPIED:  # one by one: who locks many waits for those who lock them the other way round
+                    for table in COPIED:  # one by one: locking several could deadlock
                         with committed(self.source, here, [table]):
                             self.source.watch(here, table)
             with committed(self.target, there):
                 if version is None:
                     self.target.prepare(there)
-                elif found is None:  # of another move, which nobody goes on with
+                elif found is None:  # of another move, which was given up
                     for table in reversed([*COPIED, *LAST]):
                         there.execute(table.delete())
                 _note(there, COMING_IN, self._state.as_text())
 
     def give_up(self) -> None:
-        """The source notes nothing any more; what is in the target is of no use."""
+        """Stop watching the source. The target is not usable."""
         with self.source.apart() as here:
             with committed(self.source, here):
                 here.execute(meta.delete().where(meta.c.name == MOVING))
             self._forget_changes(here)
 
     def copy(self) -> None:
-        """Every table, from where an earlier try was."""
+        """Copy every table, continuing an earlier try."""
         with self.source.apart() as here, self.target.apart() as there:
             self.target.loosen(there)
             self._total = 2 * sum(_count(here, table) for table in COPIED)
@@ -255,7 +253,7 @@ class Move:
                 self._state.copied.append(table.name)
 
     def verify(self) -> None:
-        """Compare every row by its hash. One that differs was written since, or the move ends here."""
+        """Compare every row by its hash. Raises an error for a difference that is no noted change."""
         with self.source.apart() as here, self.target.apart() as there:
             for table in COPIED:
                 for rows in _pages(here, table, None, self._end(here, table)):
@@ -267,8 +265,8 @@ class Move:
                     self._step(len(rows))
 
     def catch_up(self) -> None:
-        """Copy what was written since, until less than a page is left, or until as much is written meanwhile: that ends
-        when the mover holds the agents."""
+        """Copy noted changes until less than a page is left, or as long as they become fewer: writes end when the mover
+        holds the leases."""
         with self.source.apart() as here, self.target.apart() as there:
             self.target.loosen(there)
             before, left = 0, _count(here, changes)
@@ -317,16 +315,16 @@ class Move:
         return self.open_target()
 
     def open_target(self) -> MovedRows:
-        """The last step: proxies may use the target from now on."""
+        """The last step: let proxies use the target."""
         with self.target.apart() as there, committed(self.target, there):
             self.target.tighten(there)
             there.execute(meta.delete().where(meta.c.name == COMING_IN))
             return MovedRows(self.target.name, {table.name: _count(there, table) for table in (*COPIED, *LAST)})
 
     def _drain(self, here: Connection, there: Connection) -> int:
-        """Copy at most a page of what was written since. Returns how many rows that were.
+        """Copy at most a page of noted changes. Returns how many rows that were.
 
-        One that is written again meanwhile has another number by then, and stays noted.
+        A row that is written again meanwhile gets another number, and stays noted.
         """
         noted = here.execute(select(changes).order_by(changes.c.name, changes.c.key).limit(PAGE)).all()
         keys: dict[str, list[Key]] = {}
@@ -346,7 +344,7 @@ class Move:
         return len(noted)
 
     def _end(self, here: Connection, table: Table) -> int | None:
-        """The last key by now: rows that come behind it are noted, and may come as fast as they are copied."""
+        """The last key now. Later rows are noted as changes; without this bound copying might never end."""
         column = table.autoincrement_column
         return None if column is None else self.source.last_key(here, column)
 
@@ -399,7 +397,7 @@ def _insert(conn: Connection, table: Table, rows: Sequence[Row[Any]]) -> None:
 
 
 def _pages(conn: Connection, table: Table, after: Key | None, end: int | None = None) -> Iterator[Sequence[Row[Any]]]:
-    """All rows by their primary key, so many at once that they fit into memory. `end`: up to this key."""
+    """All rows by primary key, in pages that fit into memory. `end`: up to this key."""
     own = list(table.primary_key)
     while True:
         query = select(*own, _size(table)).order_by(*own).limit(PAGE)
@@ -416,7 +414,7 @@ def _pages(conn: Connection, table: Table, after: Key | None, end: int | None = 
 
 
 def _portions(conn: Connection, table: Table, keys: list[Key]) -> Iterator[list[Key]]:
-    """These keys in portions whose rows fit into memory; rows that are gone weigh nothing."""
+    """Split these keys into portions whose rows fit into memory."""
     while keys:
         sizes = conn.execute(select(*table.primary_key, _size(table)).where(_is_one_of(table, keys))).all()
         some = _cut(sizes)
@@ -426,7 +424,7 @@ def _portions(conn: Connection, table: Table, keys: list[Key]) -> Iterator[list[
 
 
 def _cut(sizes: Sequence[Any]) -> list[Key]:
-    """The first of these keys, whose rows are no page together; one at least."""
+    """The first keys whose rows fit into a page; at least one."""
     size = 0
     keys: list[Key] = []
     for *key, one in sizes:
@@ -460,7 +458,7 @@ def _is_one_of(table: Table, keys: Sequence[Key]) -> ColumnElement[bool]:
 
 
 def _differing(there: Connection, table: Table, rows: Sequence[Row[Any]]) -> set[Key]:
-    """The keys of these rows that the target does not have as they are."""
+    """The keys of rows that are missing or different in the target."""
     wanted = {_key(table, row): _digest(table, row) for row in rows}
     if not wanted:
         return set()
@@ -470,7 +468,8 @@ def _differing(there: Connection, table: Table, rows: Sequence[Row[Any]]) -> set
 
 
 def _digest(table: Table, row: Row[Any]) -> bytes:
-    """SHA-256 of all values, each with its length. Databases have their own ways with whole numbers and truth."""
+    """SHA-256 of all values, each with its length, in one form: databases represent integers and booleans
+    differently."""
     hashed = hashlib.sha256()
     for column, value in zip(table.c, row, strict=True):
         if value is None:
@@ -488,7 +487,7 @@ def _digest(table: Table, row: Row[Any]) -> bytes:
 
 
 def _noted_changes(here: Connection, table: Table, keys: set[Key]) -> set[Key]:
-    """Which of these rows were written since."""
+    """Which of these rows are noted as changed."""
     if not keys:
         return set()
     found = here.scalars(select(changes.c.key).where(changes.c.name == table.name))

@@ -1,4 +1,4 @@
-"""The bodies of the store's reads: each sees one snapshot."""
+"""The store's reads: the bodies of read transactions, each on one snapshot."""
 
 from __future__ import annotations
 
@@ -64,28 +64,28 @@ from .tables import (
     turns,
 )
 
-# What a page of a stream holds in memory: an input may carry images of many MB.
+# Turns per page of a stream: an input may have images of many MB.
 PAGE = 100
 
-# Of turns with one and the same path the newest few are looked at: very many strangers may share an opening.
+# How many of the newest turns with equal paths are looked at: very many unnamed chains may begin alike.
 CANDIDATES = 8
 
-# A turn in one of these waits for nothing; `requires_action` has waited as long as the others by then.
+# Statuses in which an agent may expire.
 ENDED = (*FINISHED, "requires_action")
 
-# Rows of sums and charts that are read at once: a few milliseconds.
+# Rows for sums and charts per read: a few milliseconds.
 FACTS = 500
 
-# Places of turns that are counted one by one, 0.3 ms each in a chain of 20,000.
+# Up to so many turn numbers are counted one by one, 0.3 ms each in a chain of 20,000.
 FEW = 50
 
-# Seconds that one row of `forgotten` stands for.
+# Seconds covered by one row of `forgotten`.
 HOUR = 3600.0
 
-# Links that a reader of a long chain looks for.
+# Reasons of links that a reader of a long chain looks for.
 MARKED = REPAIR_REASONS | {"adopted"}
 
-# Where a stream of summaries goes on: (last_at, key) of the row before.
+# A cursor in the stream of summaries: (last_at, key) of the last row.
 Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
@@ -100,9 +100,9 @@ _FACTS = (
 _AGENT = Prepared(
     select(*rows.AGENT).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
 )
-# Not one that is still being imported: it has no directory yet, and a proxy that took its lease could not return it.
+# Without agents that are being imported: they have no directory yet.
 _AGENT_BY_KEY = Prepared(select(*rows.AGENT).where(agents.c.key == bindparam("of_agent"), agents.c.owner != COMING))
-# Nothing here looks at more than one turn of an agent, the last.
+# For speed only an agent's last turn is looked at.
 _STATE = (
     select(turns.c.status)
     .where(turns.c.agent_key == agents.c.key)
@@ -116,8 +116,8 @@ _SUMMARY: Select[Any] = (
     .order_by(agents.c.last_at.desc(), agents.c.key.desc())
     .limit(PAGE)
 )
-# What a client may come back for: a turn that is not finished, adopted or brought in; a stored response or interaction,
-# or another id that its wire promised (`store`); a conversation.
+# A client may come back to these: unfinished, adopted or imported turns; a stored response or interaction, or another
+# id that its wire gave out (`store`); a conversation.
 _AWAITED = (
     select(turns.c.seq)
     .where(
@@ -189,7 +189,7 @@ def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None)
 
 
 def version(conn: Connection, agent_key: int) -> str | None:
-    """A digest of the agent's row, which every turn changes, and of what is written without it."""
+    """A digest of the agent's row, which every turn changes, and of rows that change without it."""
     row = conn.execute(select(agents).where(agents.c.key == agent_key)).first()
     if row is None:
         return None
@@ -232,7 +232,7 @@ def chain(conn: Connection, agent_key: int) -> Chain | None:
 def summaries(
     conn: Connection, owner: str | None, after: Position | None, folded: float | None
 ) -> tuple[list[ChainSummary], Position | None]:
-    """A page of summaries, last active first, and where the next page starts (None: there is none)."""
+    """A page of summaries, last active first, and the next page's cursor (None: there is none)."""
     page = _SUMMARY.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
     if folded is not None:
         page = page.where(or_(agents.c.last_at >= folded, not_(ONE_SHOT)))
@@ -300,7 +300,7 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
         return found
     if len(path_hashes) < 2 or not known(0):
         return None
-    # What lies above a known turn is known as well: look near the end first, as edits are made there, then halve.
+    # All turns before a known one are known. Look near the end first, where most edits are; then bisect.
     low, high, step = 1, len(path_hashes) - 1, 1
     while low < high:
         middle = max((low + high + 1) // 2, high + 1 - step)
@@ -310,7 +310,7 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
 
 
 def _answered(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
-    """Only turns with an answer: those of one agent, or of the owner's agents that are not named and that stay."""
+    """Only answered turns: those of one agent, or of the owner's unnamed agents (without `X-Chain: none`)."""
     query = query.join(agents, agents.c.key == turns.c.agent_key).where(
         agents.c.owner == owner, turns.c.status.in_(sorted(ANSWERED))
     )
@@ -352,7 +352,7 @@ def page(
         before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
     found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
-    # By the agent as well: most have few links, and a look for each turn of the page takes longer.
+    # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     why = [
         rows.link(row)
@@ -376,8 +376,8 @@ def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
             return Tree((), ())
         behind = and_(own, turns.c.seq > last)
     parents = list(range(after, after + (conn.scalar(select(func.count()).where(behind)) or 0)))
-    # Nearly every turn continues the one before it. The database looks for the others: 20,000 rows in Python hold up
-    # every other request for 80 ms.
+    # Nearly every turn continues the one before it, so the database selects only the others: 20,000 rows in Python
+    # would block all requests for 80 ms.
     before = func.lag(turns.c.id).over(order_by=turns.c.seq)
     number = func.row_number().over(order_by=turns.c.seq)
     each = select(number.label("number"), turns.c.parent_id, before.label("before")).where(behind).subquery()
@@ -446,7 +446,7 @@ def unfinished_of(
 
 
 def _ancestors(turn_id: str) -> CTE:
-    """The turn and all before it. UNION, not UNION ALL: even a circle of parents would end."""
+    """The turn and its ancestors. UNION, not UNION ALL, so that even a cycle of parents ends."""
     start = select(turns.c.id, turns.c.parent_id).where(turns.c.id == turn_id).cte("ancestors", recursive=True)
     return start.union(select(turns.c.id, turns.c.parent_id).join(start, turns.c.id == start.c.parent_id))
 
@@ -489,7 +489,7 @@ def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:
     if tip is not None:
         off: ColumnElement[bool] = items.c.turn_id.is_(None)
         some_taken = select(items.c.n).where(own, items.c.turn_id.is_not(None)).limit(1)
-        if conn.scalar(some_taken) is not None:  # else the path makes no difference
+        if conn.scalar(some_taken) is not None:  # else no item depends on the path
             off = or_(off, items.c.turn_id.not_in(select(_ancestors(tip).c.id)))
         query = query.where(off)
     return list(map(conversing.item, conn.execute(query)))

@@ -36,7 +36,7 @@ Values = dict[str, Any]
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
-# What a turn's row has as the turn has it, but for `seq`, which the database gives; and what of that its end changes.
+# Columns whose values are a turn's fields unchanged (without the generated `seq`), and those that its end changes.
 _PLAIN = (
     "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
@@ -49,22 +49,22 @@ _ENDED = (
 )  # fmt: skip
 _end_of = attrgetter(*_ENDED)
 
-# Where turns were placed, and the evidence of those that went as turns should, are the same few texts again and again:
-# how many of them are remembered, and up to which length (characters).
+# `placed` and the `evidence` of ordinary turns are the same few texts again and again. So their parsed form is cached:
+# how many, and up to which length (characters).
 COMMON = 256
 SHORT = 256
 
-# Made once: `json.dumps` makes an encoder at each call for what is not its default.
+# Made once: `json.dumps` with other than default options makes an encoder at each call.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _decoder = json.JSONDecoder()
 
 
-# Most of what is stored of a turn is empty.
+# Most JSON columns of a turn are empty.
 _EMPTY: dict[type, str] = {tuple: "[]", list: "[]", dict: "{}"}
 
 
 def dumps(value: Any) -> str:
-    """Compact JSON as UTF-8 can carry it: only a text with half a surrogate pair is escaped."""
+    """Compact JSON, valid as UTF-8: only a text with half a surrogate pair is escaped."""
     if not value and (text := _EMPTY.get(type(value))) is not None:
         return text
     text = _encoder.encode(value)
@@ -86,7 +86,7 @@ def limit_wait(wait: LimitWait | None) -> str | None:
 
 
 def loads(text: str) -> Any:
-    """The inverse of `dumps`. Faster than `json.loads`: no blanks around the text have to be skipped."""
+    """The inverse of `dumps`. Faster than `json.loads`, which skips blanks."""
     return _decoder.raw_decode(text)[0]
 
 
@@ -116,7 +116,7 @@ def _placed_text(placed: Placed) -> str:
 
 
 def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
-    """All columns of a turn but `seq`, which the database gives."""
+    """All columns of a turn except the generated `seq`."""
     values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
     texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
     texts |= {
@@ -138,7 +138,7 @@ def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
 
 
 def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
-    """The columns that the end of a turn changes; what was asked (input, system) is left as it is stored."""
+    """The columns that the end of a turn changes; not its input and system prompt."""
     texts, places = content(cutter, output=turn.output, tools=turn.tools)
     if stored.images is not None:
         places = {**loads(stored.images), **places}
@@ -156,8 +156,8 @@ def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
 
 
 def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> list[Turn]:
-    """Turns from rows of all columns of `turns`, with their images. `changed`: fields that have these values now,
-    whatever is stored."""
+    """Turns with their images, from rows with all columns of `turns`. `changed`: fields that replace the stored
+    ones."""
     known: dict[str, str] | None = None
     found: list[Turn] = []
     for row in rows:
@@ -223,7 +223,7 @@ def agent(columns: Sequence[Any]) -> Agent:
 
 
 def session_values(session: Session) -> Values:
-    """What of it may change."""
+    """The columns of a session that may change."""
     return {
         "tip_turn_id": session.tip_turn_id,
         "transcript": session.transcript,
@@ -257,7 +257,7 @@ def link(row: Row[Any]) -> Link:
 
 
 def record_values(cutter: ImageCutter, turn_id: str, n: int, record: Record) -> Values:
-    """A line as bytes: a line of a file may hold what UTF-8 cannot, and must come back all the same."""
+    """A record's columns. The line is stored as bytes: it may not be valid UTF-8, and must come back unchanged."""
     line, places = cutter.cut(record.line)
     return {
         "turn_id": turn_id,
@@ -280,9 +280,9 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
 
 AGENT = tuple(agents.c[name] for name in Agent.__slots__)
 SESSION = tuple(sessions.c[name] for name in Session.__slots__)
-# Columns of an agent that sum up all its turns.
+# Columns of an agent that are totals of its turns.
 TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
-# The columns of a turn in the order of the fields of `Turn`; then two that are no fields of it.
+# The columns of a turn in the order of the fields of `Turn`, then two more.
 _AT = {name: at for at, name in enumerate(Turn.__slots__)}
 _WITH_IMAGES = len(_AT) + 1
 TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
@@ -306,7 +306,7 @@ _INSERT_REF = Prepared(InsertNew(image_refs))
 
 
 def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int:
-    """Store each image once, with a reference from the agent. Returns the size of those that are new to the agent."""
+    """Store each image once, with a reference from the agent. Returns the size of the images new to this agent."""
     added = 0
     for shas in chunks(list(new)):
         stored = set(conn.scalars(select(images.c.sha256).where(images.c.sha256.in_(shas))))
@@ -327,7 +327,7 @@ def load_images(conn: Connection, shas: Iterable[str]) -> dict[str, str]:
 
 
 def forget_images(conn: Connection, agent_key: int) -> None:
-    """Drop the agent's references, and the images that nobody else refers to."""
+    """Delete the agent's references, and images without any other reference."""
     other = image_refs.alias()
     shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != agent_key)
     own = select(image_refs.c.sha256).where(image_refs.c.agent_key == agent_key, ~shared.exists())
@@ -342,8 +342,8 @@ def chunks(values: list[str]) -> Iterable[list[str]]:
 
 
 def unfinished(of: FromClause, agent_key: ColumnElement[int]) -> ColumnElement[bool]:
-    """The turns of an agent that wait or run, found among those of all agents: they are few, an agent's turns may be
-    very many. So no index of the agent may be used, and the statuses stand in the text: a plan for any two of them
-    would not know that these are rare."""
+    """Selects the unfinished turns of an agent. All agents together have few, while one agent may have very many turns:
+    so the query must use the index of statuses, not that of agents, and names the statuses literally, because with
+    parameters the planner would not know that they are rare."""
     rare: list[ColumnElement[str]] = [literal_column(f"'{status}'") for status in sorted(UNFINISHED)]
     return and_(of.c.status.in_(rare), of.c.agent_key + literal_column("0") == agent_key)

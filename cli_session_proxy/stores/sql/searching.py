@@ -1,7 +1,7 @@
-"""What a search is on every database: which texts of a turn can be found, names and parts of ids, filters, and hits.
+"""The part of a search that is the same on every database: a turn's texts, names and parts of ids, filters, and hits.
 
-The index of the words is each database's own (`sqlite.search`, `postgresql.search`): a cache of the chains, which
-indexes what `texts` returns, and ranks turns by it.
+Each database has its own index of words (`sqlite.search`, `postgresql.search`): a cache of the chains, which indexes
+what `texts` returns and ranks turns.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from . import rows
 from .reading import ONE_SHOT
 from .tables import COMING, agents, links, sessions, turns
 
-# Turns that are taken in at once: a few milliseconds, so that searches side by side take turns.
+# Turns indexed per transaction: a few milliseconds, so that concurrent searches take turns.
 PIECE = 100
-# Characters of each part of a turn that can be found, and of its JSON that are read for them.
+# Characters that are indexed of each part of a turn, and that are read of its JSON for this.
 LONGEST = 200_000
 READ = 4 * LONGEST
-# What a turn's or a session's id consists of: a word with anything else is a part of none, and no id is looked at.
+# The characters of turn and session ids: for a word with any other, ids are not searched.
 _OF_AN_ID = re.compile(r"[0-9A-Za-z_-]+")
-# Words around the found ones.
+# Words of a snippet.
 SNIPPET = 24
-# Seconds for putting all that fits in the order of rank; then the newest are shown.
+# Seconds for ranking all matches; after that the newest are shown instead.
 RANKING = 1.5
 PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
 
-# Turns whose texts are in memory at once.
+# Turns whose texts are in memory at the same time.
 AT_ONCE = 10
 _TEXTS_OF_TURNS = select(
     turns.c.seq, turns.c.agent_key, turns.c.id, turns.c.status,
     *(func.substr(turns.c[name], 1, READ).label(name) for name in PARTS[:3]), turns.c.options,
 ).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
 
-# Keys whose strings are not searched, because they only describe a block. Inside a call's input all are searched.
+# Keys of strings that are not searched, because they only describe a block. In a call's input all are searched.
 _NAMES = frozenset({
     "type", "id", "tool_use_id", "role", "media_type", "sha256", "data", "signature", "thinking",
 })  # fmt: skip
@@ -54,14 +54,14 @@ _HIT = (
 
 
 class Ranked(NamedTuple):
-    """A turn that has the words. `snippet`: see `Hit`."""
+    """A turn that matches. `snippet`: see `Hit`."""
 
     seq: int
     part: Part | None = None
     snippet: tuple[str, ...] = ()
 
 
-# The best turns with the words of the search, at most as many as the argument says.
+# Finds the best turns with the searched words, at most so many.
 ByWords = Callable[[int], Sequence[Ranked]]
 
 
@@ -132,7 +132,7 @@ def _metadata(options: str) -> str:
 
 
 def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
-    """Through agents, sessions and turns by what they are called, then by words."""
+    """Search agents, sessions and turns by name or id, then turns by words."""
     whose = theirs(wanted)
     named = select(*rows.AGENT, agents.c.last_at, agents.c.turns).where(whose).order_by(agents.c.last_at.desc())
     everyone = conn.execute(named).all()
@@ -152,7 +152,7 @@ def theirs(wanted: Search) -> ColumnElement[bool]:
 
 
 def fits(wanted: Search) -> list[ColumnElement[bool]]:
-    """What a turn that is found, and its agent, have to be."""
+    """Conditions for turns and their agents."""
     asked = [theirs(wanted)]
     if wanted.since is not None:
         asked.append(turns.c.created_at >= wanted.since)
@@ -184,13 +184,13 @@ def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
 
 
 def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
-    """Sessions and turns that one word is a part of the id of."""
+    """Sessions and turns whose id contains one of the words."""
     if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(wanted.words[0]):
         return
     part = wanted.words[0]
     opened = _of_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
     opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
-    # All ids are read, as a part may be anywhere in one; of turns in their index alone: the rows are long.
+    # All ids are read, because the word may be anywhere in one. For turns only the index is read: rows are long.
     alike = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
     called = _of_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
@@ -207,7 +207,7 @@ def _shown(conn: Connection, best: Sequence[Ranked]) -> Iterator[Hit]:
 
 
 def _hit(conn: Connection, kind: HitKind, row: Sequence[Any], **more: Any) -> Hit:
-    """From a row of `_HIT`. The turn's number is asked for here: of those that are shown, not of all."""
+    """A hit from a row of `_HIT`. The turn's number is queried here, only for hits that are shown."""
     turn_id, session_id, status, model, continuity, cost, at, seq = row[len(rows.AGENT) :]
     place = select(func.count()).select_from(turns).where(turns.c.agent_key == row[0], turns.c.seq <= seq)
     told = {"session_id": session_id, **more}

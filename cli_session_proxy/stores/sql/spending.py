@@ -1,7 +1,7 @@
-"""What keys and agents with a budget have spent, inside of the transactions that accept and commit their turns.
+"""Counts what keys and agents with a budget have spent, in the transactions that accept and commit their turns.
 
-The rows of an account are written before all others of a transaction, in one order: whoever has written them has the
-account for itself until its end, on a server too, and nobody waits for each other in a circle.
+The rows of an account are written first in a transaction, always in the same order: this locks the account until the
+end of the transaction, without deadlocks.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .tables import agents, spent, turns
 
 _ADD = Prepared(InsertOrAdd(spent))
 _OF_ACCOUNT = Prepared(select(spent).where(spent.c.account == bindparam("of_account")))
-# Other turns that are accepted and not over, of an owner and of an agent.
+# Counts other unfinished turns, of an owner and of an agent.
 _others = (
     select(func.count().label("turns"))
     .select_from(turns.join(agents, unfinished(turns, agents.c.key)))
@@ -35,9 +35,9 @@ _NOTHING: Values = {"requests": 0, "tokens": 0, "usd": 0.0, "most_tokens": 0, "m
 
 
 def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *, is_new: bool = True) -> None:
-    """A turn is about to be accepted. Raises `BudgetExceeded`, which undoes the count with the rest of the transaction.
+    """Count the request of a turn that is being accepted. `BudgetExceeded` rolls this back with the transaction.
 
-    `is_new` False: its request was counted before.
+    `is_new` False: its request is already counted.
     """
     _add(
         conn,
@@ -45,13 +45,13 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
         now,
         {**_NOTHING, "requests": int(is_new)},
     )
-    # All are run before a result is asked for: one way to a server and back.
+    # Run all before asking for a result: one round trip.
     ran = []
     for budget in of:
         whose = {"of_owner": budget.owner, "but": turn_id}
         if budget.agent_id is not None:
             whose["named"] = budget.agent_id
-        # What a turn costs is known only at its end, so that those under way matter.
+        # A turn's cost is only known at its end, so unfinished turns matter.
         limits_cost = any(limit.unit != "requests" for limit in budget.limits)
         counted = _UNDER_WAY[budget.scope].run(conn, whose) if limits_cost else None
         ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
@@ -66,20 +66,20 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
     for rows, _ in found:
         for row in rows:
             running = budgets.period(row.per, now)
-            if row.begins == running.begins and row.requests <= 1:  # its first turn: nobody asks for what is older
+            if row.begins == running.begins and row.requests <= 1:  # the first turn of the period: delete older rows
                 since = budgets.last_used([one for one in rows if one.per == row.per], running)
                 own = and_(spent.c.account == row.account, spent.c.begins < since)
-                left = spent.c.begins < budgets.before(budgets.period("month", now)).begins  # of who comes no more
-                conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, left)))
+                unused = spent.c.begins < budgets.before(budgets.period("month", now)).begins  # of any account
+                conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, unused)))
 
 
 def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
-    """To the last row: before that SQLite lets go of nothing, and a refusal is raised behind it."""
+    """Read all rows: until then SQLite holds its lock, and a refusal may be raised next."""
     return iter(partial(statement.first, ran), None)
 
 
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
-    """A turn of these accounts is about to be committed, or has failed."""
+    """Count the usage of a turn that is being committed, or has failed."""
     tokens, usd = usage.prompt_tokens + usage.output_tokens, max(0.0, cost_usd or 0.0)
     ended = {"requests": 0, "tokens": tokens, "usd": usd, "most_tokens": tokens, "most_usd": usd}
     _add(conn, [(budget.account, per) for budget in of for per in budget.periods(of_cost=True)], now, ended)
@@ -91,7 +91,7 @@ def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
 
 
 def _add(conn: Connection, to: Sequence[tuple[str, Per]], now: float, more: Values) -> None:
-    """In one order for everybody: the rows are locked in it."""
+    """Add to the accounts' rows, always in the same order, because this locks them."""
     _ADD.run_each(
         conn,
         [{"account": one, "per": per, "begins": budgets.period(per, now).begins, **more} for one, per in sorted(to)],

@@ -1,7 +1,7 @@
 """The store on SQL: every method one transaction, handed to a `Database` as a plain function.
 
-`way`, `writing`, `reading`, `leases`, `conversing` and `importing` hold what the transactions do, `tables` the schema,
-`rows` the forms, `migrations` the way from older schemas. None of them knows which database it is.
+`lifecycle`, `writing`, `reading`, `leases`, `conversing` and `importing` have the transactions, `tables` the schema,
+`rows` the conversions, `migrations` the steps from older schemas. None of them depends on the database.
 """
 
 from __future__ import annotations
@@ -52,15 +52,15 @@ log = logs.get(__name__)
 T = TypeVar("T")
 Ordered = TypeVar("Ordered", Turn, TurnOutline)
 
-# Characters of an input, or of an answer with its records, up to which it is written on the event loop; records, too.
+# Up to so many characters of an input, or of an answer with its records, are written on the event loop; and records.
 SMALL = 32 * 1024
 FEW = 20
 
-# Bytes of a turn from which it is read on a thread: 0.5 ms; one with images may have many MB.
+# A turn with more bytes is read on a thread: more than 0.5 ms. One with images may have many MB.
 LARGE = 256 * 1024
 
 
-# Seconds between two lines of a log on how far a migration is.
+# Seconds between two log lines on the progress of a migration.
 OFTEN = 5.0
 
 
@@ -191,7 +191,7 @@ class SqlStore(Store):
         await self._db.open(self.prepare)
 
     def prepare(self, conn: Connection) -> None:
-        """Make the schema, or bring it up to date. Inside of a transaction that nobody else makes one in."""
+        """Create or migrate the schema, in a transaction that excludes other programs."""
         with self._telling() as tell:
             migrations.prepare(conn, self._db, tell, self._migrations)
         importing.clear(conn, self._db)
@@ -230,7 +230,7 @@ class SqlStore(Store):
                 yield summary
             more = after is not None
 
-    # a turn's way
+    # the life of a turn
 
     async def arrival(self, owner: str, fingerprint: str, agent_id: str | None) -> tuple[Turn | None, Agent | None]:
         return await self._quickly(partial(lifecycle.arrival, owner=owner, fingerprint=fingerprint, agent_id=agent_id))
@@ -241,7 +241,7 @@ class SqlStore(Store):
         )
 
     async def _quickly(self, read: Callable[..., T]) -> T:
-        """A quick read, unless what is found is large: it then goes the way of all other reads."""
+        """A quick read on the event loop. If the result is large, it is read again on a thread."""
         try:
             return await self._db.read(partial(read, limit=LARGE), quick=True)
         except lifecycle.TooLarge:
@@ -253,7 +253,7 @@ class SqlStore(Store):
         return (await self.accept_next(new))[0]
 
     async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
-        # `begin` finds out where it was lost, before anything is said to a model.
+        # If a server loses it, `begin` notices before anything is sent to a model.
         urgency = Urgency.DURABLE if new.durable else Urgency.AHEAD
         quick = not new.durable and _is_small(new.turn)
         return await self._db.write(partial(lifecycle.accept, new=new, limit=LARGE), urgency, quick=quick)
@@ -274,9 +274,9 @@ class SqlStore(Store):
             while piece := await asyncio.to_thread(next, pieces, None):
                 began = time.monotonic()
                 await self._db.write(partial(coming.take, piece=piece), alone=True)
-                # Another program asks for the lock every 100 ms at the latest: half of the time it is free.
+                # Other programs try to lock every 100 ms at the latest: leave it free half of the time.
                 await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
-            # Not cancelled from here on: the chain may be visible already, with new turns behind it.
+            # Not cancellable from here on: the chain may already be visible, and have new turns.
             finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
             return await uninterrupted(asyncio.ensure_future(finish))
         except BaseException:
@@ -290,7 +290,7 @@ class SqlStore(Store):
             log.warning("import_left", agent_key=agent.key, error=exc.message)
 
     async def _under_lease(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False) -> T:
-        """A write that is refused, and counted, where its lease is another's by now."""
+        """A write under a lease. Counts it if it is refused because another proxy has the lease."""
         try:
             return await self._db.write(work, urgency, quick=quick)
         except LeaseLost as exc:
@@ -354,7 +354,7 @@ class SqlStore(Store):
             after_seq = page[-1].seq
 
     async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
-        # In pieces, each a read of its own: the turns that run meanwhile read between them.
+        # In several reads, so that running turns can read between them.
         found: list[TurnFacts] = []
         before: int | None = None
         while len(found) < limit:
@@ -374,11 +374,11 @@ class SqlStore(Store):
 
     # conversations
 
-    # what was found out
+    # findings
 
 
 def _is_small(turn: Turn) -> bool:
-    """It can be made JSON on the event loop, in well under a millisecond."""
+    """Whether it can be serialised on the event loop, in well under a millisecond."""
     if turn.call is not None:
         return False
     size = len(turn.system or "")
@@ -391,7 +391,7 @@ def _is_small(turn: Turn) -> bool:
 
 
 def _is_small_commit(commit: Commit) -> bool:
-    """As above; all that was said and done stands in its records, if it has any."""
+    """The same for a commit. Its records, if any, have the whole content."""
     size = sum(len(record.line) for record in commit.records)
     size += sum(len(block.get("text", "")) for block in commit.turn.output)
     return size < SMALL and len(commit.records) <= FEW

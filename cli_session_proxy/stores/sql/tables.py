@@ -1,6 +1,6 @@
 """The tables, as the newest schema has them. Older files reach it by `migrations`.
 
-Content is JSON as text; record lines are bytes, because a line is kept as it was, valid or not. Every column
+Content is JSON as text; record lines are bytes, because a line is stored unchanged, valid or not. Every column
 that refers to a turn has an index that starts with it: without one, deleting n turns costs n scans.
 `agents.head` and the sessions of a link carry no foreign key: the head would make a circle, and a link may
 name a session of which nothing else is known.
@@ -35,20 +35,21 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
-# The row of `meta` by which the store shows that it works.
+# The row of `meta` that `probe` writes.
 PROBE = "probe"
 
-# Rows of `meta` that keep proxies away (see `moving`): where the store was moved to, and a move into it that goes on.
+# Rows of `meta` that keep proxies away (see `moving`): the place that the store was moved to; an unfinished move into
+# it.
 MOVED_TO = "moved_to"
 COMING_IN = "coming_in"
-# Rows of `meta` that begin with it hold what a proxy's host is like; the rest of the name is the proxy's id.
+# Rows of `meta` with this prefix and a proxy's id have the facts of that proxy's host.
 FACTS = "facts of "
 
-# Until all of it is there, an imported chain belongs to an agent of this owner, which no reader is shown.
+# An incomplete import belongs to an agent of this owner, which readers do not show.
 COMING = "~importing"
 
-# The totals are kept by every write that changes them: a list of agents reads no turns. `side` counts
-# turns that are suspected to be side calls, `failures` those that failed or were refused, `bytes` images too.
+# Every write updates the totals, so that a list of agents reads no turns. `side` counts suspected side calls,
+# `failures` failed and refused turns; `bytes` includes images.
 agents = Table(
     "agents",
     metadata,
@@ -72,7 +73,7 @@ agents = Table(
     sqlite_autoincrement=True,
 )
 
-# `bytes` stands before the long texts: who sums it up reads no overflow pages.
+# `bytes` is before the long texts, so that summing it reads no overflow pages.
 turns = Table(
     "turns",
     metadata,
@@ -149,7 +150,7 @@ leases = Table(
     Index("leases_holder", "holder"),
 )
 
-# Turns that another proxy than theirs wants to end.
+# Requests to another proxy to end one of its turns.
 cancels = Table(
     "cancels",
     metadata,
@@ -210,7 +211,7 @@ records = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
-# Transcripts that an application writes with the Claude Agent SDK, as far as no turn has taken them over.
+# Lines of an application's transcripts (Claude Agent SDK) that have not become turns.
 mirrored = Table(
     "mirrored",
     metadata,
@@ -224,7 +225,7 @@ mirrored = Table(
     Column("line", LargeBinary, nullable=False),
 )
 
-# What was found out about subjects, by name, as JSON. With `until` it is only claimed, until then.
+# Findings about subjects, by name, as JSON. With `until` one is only claimed until then.
 findings = Table(
     "findings",
     metadata,
@@ -235,7 +236,7 @@ findings = Table(
     Column("until", Double),
 )
 
-# What is left of one-shots that were forgotten: how many in an hour, which began `at`, and their cost.
+# Deleted one-shots by hour, which began `at`: how many, and their cost.
 forgotten = Table(
     "forgotten",
     metadata,
@@ -246,7 +247,7 @@ forgotten = Table(
     Column("cost_usd", Double, nullable=False),
 )
 
-# What accounts with a budget spent in a minute, a day or a month, which began `begins`; `most_…` by the dearest turn.
+# What accounts with a budget spent in a period that began at `begins`; `most_…`: the most that one turn used.
 spent = Table(
     "spent",
     metadata,
@@ -296,7 +297,7 @@ idempotency_keys = Table(
     Index("idempotency_keys_until", "until"),
 )
 
-# What OpenAI's Conversations keep beside the chain.
+# Data of OpenAI's Conversations.
 conversations = Table(
     "conversations",
     metadata,
@@ -305,7 +306,7 @@ conversations = Table(
     Column("removed", Text, nullable=False),
 )
 
-# Items that a client wrote by hand; `turn_id` is the latest turn that was accepted with them.
+# Items that a client wrote itself; `turn_id` is the latest turn that was accepted with them.
 items = Table(
     "items",
     metadata,

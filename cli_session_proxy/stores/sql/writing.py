@@ -1,6 +1,6 @@
-"""The bodies of the store's other write transactions: each runs whole, under the write lock, or changes nothing.
+"""The store's other write transactions, each atomic and under the write lock.
 
-Those that every turn goes through are in `way`.
+Those of every turn are in `lifecycle`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _INSERT_FRAME = Prepared(InsertNew(frames))
 _INSERT_AGENT = Prepared(InsertNew(agents))
 _INSERT_META = Prepared(InsertNew(meta))
 _INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
-# Seconds for which rows of `forgotten` are kept: no sum reads older ones.
+# Seconds after which rows of `forgotten` are deleted: no sum reads older ones.
 FORGOTTEN_KEPT = 90 * 86_400.0
 _MOVE_HEAD = Prepared(THIS_AGENT)
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
@@ -68,7 +68,7 @@ _CHILD = Prepared(
 
 
 def probe(conn: Connection, value: str) -> None:
-    """Write a page of the file: `value` is another one each time."""
+    """Write a row. `value` differs each time, so that the file changes."""
     if not conn.execute(meta.update().where(meta.c.name == PROBE).values(value=value)).rowcount:
         _INSERT_META.run(conn, {"name": PROBE, "value": value})
 
@@ -86,7 +86,7 @@ def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named
 
 def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bool:
     if expiry is not None:
-        # Accepting a turn writes this row: the lock keeps new turns out until the agent is gone.
+        # Accepting a turn writes this row: the lock blocks new turns until the agent is deleted.
         conn.execute(select(agents.c.key).where(agents.c.key == key).with_for_update())
         if not reading.expired_agents(conn, expiry, only=key):
             return False
@@ -107,7 +107,7 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
 
 
 def _remember_cost(conn: Connection, key: int) -> None:
-    """Keep what an unnamed agent of one request cost: its model and its hour, but nothing that was said."""
+    """Keep the cost of a one-shot, with its model and hour but no content."""
     model = func.coalesce(turns.c.answered_by, turns.c.model)
     last = select(model).where(turns.c.agent_key == agents.c.key).order_by(turns.c.seq.desc()).limit(1)
     spent = select(agents.c.owner, agents.c.last_at, agents.c.cost_usd, last.scalar_subquery().label("model"))
@@ -162,7 +162,7 @@ def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
 
 
 def note_frame(conn: Connection, agent_key: int, uuid: str) -> None:
-    """Every frame that was sent, of every attempt, is known as ours."""
+    """Record the uuid of a sent frame, so that its record is recognised as ours."""
     _INSERT_FRAME.run(conn, {"agent_key": agent_key, "uuid": uuid})
 
 
@@ -219,7 +219,7 @@ def requeue(
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
     again = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}
     (turn,) = rows.loaded_turns(conn, [row], **again)
-    leases.forget_cancel(conn, turn_id)  # it was the end of the attempt before
+    leases.forget_cancel(conn, turn_id)  # it was for the last attempt
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
     if row.status in LOST:
         ADD_TOTALS.run(conn, totals_added(turn.agent_key, failures=-1))
@@ -258,34 +258,34 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
     row = LOCK_TURN.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
-    # Its clients were that proxy's. What they send again is this turn.
+    # Its clients were at the other proxy. A retry of theirs is this turn.
     now = {"instance": instance, "delivery": "uncertain"}
     (turn,) = rows.loaded_turns(conn, [row], **now)
-    leases.forget_cancel(conn, turn_id)  # its former proxy was asked
+    leases.forget_cancel(conn, turn_id)  # it was for its former proxy
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **now})
     return turn
 
 
 def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | None) -> Cursor | None:
-    """None: it stays as it is. A `rowcount` of 0: it is `delivered`, or there is no such turn."""
+    """None: nothing to change. `rowcount` is 0 if it is already `delivered`, or there is no such turn."""
     if delivery == "undelivered":
         if _is_continued(conn, turn_id):
             return None
         if by is not None and _need(conn, turn_id, None, STATE).instance not in (None, by):
-            return None  # another proxy gives this answer to its own client by now
+            return None  # another proxy has claimed the answer for its own client
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
-    """Only while the conversation goes on from this answer: as the head, from a child, or where clients name the path.
-    After a rewind it does not. An answer that arrived is given again for ever.
+    """False if the conversation went on without this answer, e.g. after a rewind. It did not while the answer is the
+    head or has a child, or clients name the path themselves. An answer that arrived can always be given again.
 
-    A turn that waits looks at the path when it begins; one that runs, and is no child of an undelivered one, has begun
-    without that answer.
+    A queued turn takes the path when it begins; a running one that is no child of an undelivered answer has begun
+    without it.
     """
     row = _need(conn, turn_id, ON_PATH, STATE)
     placed, lost = Placed.from_json(rows.loads(row.placed)), row.delivery == "undelivered"
-    # A client that said itself what it continues goes on from its answer whatever the head is; a side call is no head.
+    # A client that names what it continues does not depend on the head; a side call never is the head.
     apart = placed.rule in ("id", "history") or (placed.side and not lost)
     if row.delivery != "delivered" and not apart and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
@@ -298,7 +298,7 @@ def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
 
 
 def _is_continued(conn: Connection, turn_id: str) -> bool:
-    """A turn goes on from this one's answer: it runs, or it is on a path."""
+    """Whether a running turn or one on a path continues this answer."""
     return _CHILD.one(conn, {"of_turn": turn_id}) is not None
 
 
