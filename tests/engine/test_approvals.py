@@ -16,7 +16,7 @@ from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.engine.approvals import Question
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ApprovalAnswered, LeaseLost, NotFound, ProxyError, StoreUnavailable
-from cli_session_proxy.export import explain, live
+from cli_session_proxy.export import explain, feed
 from cli_session_proxy.settings import Settings
 
 from ..scripted import Asker, Scripted, delta
@@ -60,7 +60,7 @@ async def test_nothing_runs_before_a_person_has_allowed_it_and_the_store_has_tha
         answer = await engine.submit(request("go"))
         (question,) = await asked(engine)
         (now,) = engine.progress()
-        assert live.progress([now])[0]["says"] == "waits for a person's word: may Bash run?"
+        assert feed.progress([now])[0]["says"] == "waits for a person's word: may Bash run?"
         assert question.waiting.approval.asked == "rm -rf /"
         assert asker.told == []
         (waits,) = (await stored(engine, answer.turn_id)).evidence.approvals

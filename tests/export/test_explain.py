@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason
 from cli_session_proxy.domain.notes import Code, Note
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import brief, explain, live
+from cli_session_proxy.export import brief, explain, feed
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -50,7 +50,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
     assert _escaped(case.says) in html[number - 1]
     assert ("<span class='mend'>repaired</span>" in html[number - 1]) == case.is_repair
     happened = Happened(rows[number - 1], tuple(link for link in links if link.turn_id == f"turn_{number}"))
-    lines = live.lines(happened).splitlines()
+    lines = feed.lines(happened).splitlines()
     [line] = [line for line in lines if case.says in line]
     assert line.startswith(f"    {case.kind}")
 
@@ -156,7 +156,7 @@ async def test_attempts_are_counted_over_the_retries_of_a_client() -> None:
 
 def test_the_link_of_another_turn_hides_nothing() -> None:
     row = turn(2, evidence=Evidence(repaired=GONE))
-    lines = live.lines(Happened(row, (Link("s1", "s1", "turn_1", "rebuilt", {"found": "different"}, 1.0),)))
+    lines = feed.lines(Happened(row, (Link("s1", "s1", "turn_1", "rebuilt", {"found": "different"}, 1.0),)))
     assert "The session's transcript was gone" in lines
 
 
