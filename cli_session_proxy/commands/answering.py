@@ -1,4 +1,4 @@
-"""An answer in the terminal: its Markdown is drawn, block by block, while it comes."""
+"""An answer in the terminal: its Markdown is rendered block by block while it streams."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from rich.text import Text
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])\s")
-# Characters by which it is known how a line begins.
+# After so many characters it is certain what kind of block a line begins.
 _BEGINNING = 12
 
 
-class Drawn:
-    """The block that still grows is shown as plain text, as much of its end as fits; a whole one stays, drawn."""
+class AnswerView:
+    """Renders complete blocks for good. The growing block is shown as plain text, as much of its end as fits."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

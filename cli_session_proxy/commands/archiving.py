@@ -1,4 +1,4 @@
-"""`archive`: as one more proxy of the store, beside running ones or without them."""
+"""`archive`. It acts as another proxy of the store, beside running ones or without them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .stored import agent_in, opened
 async def archive(
     settings: Settings, owner: str | None, names: Sequence[str], older_than: str | None, *, dry_run: bool
 ) -> AsyncIterator[Outcome]:
-    """What becomes of each agent, one after the other. Raises `ConfigError`, `NotFound`, `StoreUnavailable`."""
+    """Archive agents one by one; yields each outcome. Raises `ConfigError`, `NotFound`, `StoreUnavailable`."""
     if not names and older_than is None:
         raise ConfigError("say which agents: by their names, or --older-than 30d")
     if settings.archive_to is None:

@@ -1,4 +1,4 @@
-"""A running server, as the commands ask it."""
+"""Requests of the commands to a running server."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ if TYPE_CHECKING:
 # A server on this machine answers /healthz in milliseconds; deleting may wait for a turn to end.
 ANSWER_TIMEOUT = 60.0
 HEALTH_TIMEOUT = 2.0
-# Bytes of an answer that is read as a whole.
+# The most bytes of an answer that are read.
 LONGEST = 64 * 1024 * 1024
 
 
 def client_of(
     served: Served, timeout: float | httpx.Timeout, headers: dict[str, str] | None = None
 ) -> httpx.AsyncClient:
-    """A client of the server at this place, over its unix socket where it has one.
+    """A client of this server, over its unix socket if it has one.
 
-    The server proves itself before each request: it may have ended since the last one, and another program have its
-    port now. Raises `httpx.ConnectError` where it does not.
+    The server proves its identity before each request: it may have ended, and another program may have its port now.
+    Without proof: `httpx.ConnectError`.
     """
     import httpx  # noqa: PLC0415 - 0.1 s of a core, which `status` does without
 
@@ -50,7 +50,7 @@ def client_of(
 
 
 async def alive(served: Served) -> bool:
-    """It answers, and proves that it is the server of this `var`: a program that has its port now does not."""
+    """Whether it answers and proves that it is the server of this `var`. Another program may have its port now."""
     challenge = secrets.token_hex(16)
     try:
         status, headers, _ = await got(served, "/healthz", {CHALLENGE: challenge}, HEALTH_TIMEOUT)
@@ -78,7 +78,7 @@ async def got(
                 connection.sock.connect(served.uds)
             else:
                 connection.connect()
-            end = threading.Timer(timeout, cut, (connection.sock,))  # a foreign server could send a byte now and then
+            end = threading.Timer(timeout, cut, (connection.sock,))  # a foreign server could send a byte at a time
             end.start()
             connection.request("GET", path, headers=headers)
             answer = connection.getresponse()

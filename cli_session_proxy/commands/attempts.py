@@ -1,4 +1,4 @@
-"""`commit` and `memory`: an agent's attempt into a git repository, and what the repository tells the next one."""
+"""`commit` and `memory`: write an agent's attempt into a git repository; show what the next attempt is told."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ..stores.auto import store_for
 from .migrating import migrating
 from .stored import agent_in, opened
 
-# Most attempts that are counted where no fix is named.
+# Most attempts that are counted without a fix id.
 MOST_COUNTED = 10_000
 
 
@@ -53,8 +53,8 @@ async def commit(
 
 
 async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> JSON:
-    """{repo, fix_id, text, attempts, fixes}: `text` is what the model would be told, None for nothing. Where no fix is
-    named, `fixes` counts the attempts at each. Raises `ConfigError`."""
+    """{repo, fix_id, text, attempts, fixes}: `text` is what the model would be told (None: nothing). Without a
+    `fix_id`, `fixes` counts the attempts at each fix. Raises `ConfigError`."""
     configured = settings.profile_for(None).git_memory or GitMemory(repo=Path())
     place = configured.repo if repo is None else repo
     wanted = fix_id or configured.fix_id

@@ -17,7 +17,7 @@ from .listing import moment_of
 def found(
     settings: Settings, type: str | None, since: str | None, owner: str | None, limit: int
 ) -> Sequence[AuditLine]:
-    """The newest lines of it, the oldest of these first. Raises `ConfigError`."""
+    """The newest lines of the file, in its order. Raises `ConfigError`."""
     audit = audit_of(settings)
     if audit is None:
         raise ConfigError(

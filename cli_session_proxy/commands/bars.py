@@ -1,6 +1,6 @@
-"""Bars for what takes more than a second: on stderr, in a terminal only, and gone when done.
+"""Progress bars for work of more than a second: on stderr, only in a terminal, removed when done.
 
-Stdout is for what was asked. Rich is imported where there is something to draw: most commands are done before.
+Stdout is for results. Rich is imported when a bar is drawn: most commands end before.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-# What is done sooner shows no bar: it would only flicker. Seconds.
+# Seconds before a bar is shown: a shorter one would only flicker.
 SOON = 1.0
 
 
 @contextmanager
 def bar(name: str, unit: str | None = None) -> Iterator[Callable[[int, int | None], None]]:
-    """What moves a bar of this name: so much is done, of so much (None: nobody knows, and `unit` is counted)."""
+    """A function that moves the bar: done, total (None: unknown, `unit`s are counted)."""
     if not (sys.stderr.isatty() or os.environ.get("FORCE_COLOR")):  # a bar that is disabled still writes an empty line
         yield lambda _done, _whole: None
         return

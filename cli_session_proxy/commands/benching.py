@@ -11,6 +11,6 @@ from ..settings import Settings
 
 
 def run(settings: Settings, given: Sequence[str]) -> None:
-    """Ends the process as `turnfault` does: with 2 where it cannot be run."""
+    """Run `turnfault`, and exit with its code; 2 if it cannot be run."""
     claude = ["--claude", str(capability.find(settings))] if bench.BARE in given else []
     cli.main(["run", *given, *claude])

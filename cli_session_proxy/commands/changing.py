@@ -1,4 +1,4 @@
-"""`delete` and `rewind`: by the server that runs on this `var`, else here."""
+"""`delete` and `rewind`: through the server that runs on this `var`, else in this process."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON
 
 
 async def _server(settings: Settings, owner: str) -> Served | None:
-    """The server that runs on this `var`. None where it would not let this owner in, because its gateway alone names
-    owners: then this program is one more proxy of the store."""
+    """The server that runs on this `var`. None if only its gateway may name owners: then this program acts as another
+    proxy of the store."""
     served = served_at(settings.var)
     if served is None or (settings.trusted_header is not None and Keys(settings).secret_of(owner) is None):
         return None

@@ -1,9 +1,9 @@
 """`chat`: a conversation in the terminal, over the engine itself or the server that runs on the same `var`.
 
-    Enter   says the line          Ctrl-C   cancels the turn that runs          Ctrl-D   leaves
-    /help   tells the commands     a backslash at the end of a line: it goes on with the next one
+    Enter   sends the line         Ctrl-C   cancels the running turn           Ctrl-D   leaves
+    /help   lists the commands     a backslash at the end of a line: it goes on with the next one
 
-The chain is an agent's like any other: `chat` again goes on where it stopped.
+The chain is an ordinary agent's: the next `chat` continues it.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ from ..selfcheck.service import SelfChecks
 from ..settings import Settings
 from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
-from .answering import Drawn
+from .answering import AnswerView
 from .asking import alive, client_of, key_of
 from .following import LOOK, progress_of
 from .migrating import migrating
 
 Write = Callable[[str], None]
 
-# Of what a turn does, what somebody in front of a terminal is told.
-TOLD_DOING = frozenset({"lane", "lease", "slot", "retry", "approval", "limit", "tool"})
-TOLD_LINKS = frozenset({"rebuilt", "moved", "adopted"})
+# The steps of a turn that are shown.
+SHOWN_STEPS = frozenset({"lane", "lease", "slot", "retry", "approval", "limit", "tool"})
+SHOWN_LINKS = frozenset({"rebuilt", "moved", "adopted"})
 READ = 4096
 PROMPT = "› "
 MORE = "… "
@@ -64,7 +64,7 @@ Any other line is said as it is.
 
 
 class ChatTalk(Protocol):
-    """The way to the agent. `model` answers the next line."""
+    """A connection to the agent. `model` answers the next line."""
 
     model: str
 
@@ -74,18 +74,18 @@ class ChatTalk(Protocol):
     def say(self, text: str) -> AsyncGenerator[str, None]:
         """The answer, piece by piece. Closed before its end, the turn is cancelled. Raises `ProxyError`."""
 
-    def going(self) -> AsyncGenerator[Sequence[JSON], None]:
-        """What the turns that run do, as `progress` events tell it, each time it is something else. Never raises."""
+    def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
+        """The running turns as in `progress` events, at each change. Never raises."""
 
     async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
         """Say whether a tool may run. Raises `ProxyError`."""
 
     async def last(self) -> JSON | None:
-        """The newest turn with its links, as the dump's rows name their fields. Raises `ProxyError`."""
+        """The newest turn with its links, in the form of the dump. Raises `ProxyError`."""
 
 
 async def chat(settings: Settings, owner: str, agent_id: str, model: str | None, write: Write) -> None:
-    """Talk until the input ends. Raises `ProxyError` where it cannot even begin."""
+    """Talk until the input ends. Raises `ProxyError` if it cannot begin."""
     async with _talk(settings, owner, agent_id, model or settings.default_model) as (talk, where):
         lines = Lines(sys.stdin.fileno())
         terminal = sys.stdin.isatty()
@@ -121,7 +121,7 @@ async def _command(talk: ChatTalk, line: str, write: Write) -> None:
             write(HELP)
         elif name == "/show":
             turn = await talk.last()
-            write("nothing was said yet\n" if turn is None else f"turn {turn['number']} {turn['id']}\n{_told(turn)}")
+            write("nothing was said yet\n" if turn is None else f"turn {turn['number']} {turn['id']}\n{_footer(turn)}")
         elif name == "/model":
             talk.model = rest.strip() or talk.model
             write(f"model {printable(talk.model)}\n")
@@ -133,8 +133,8 @@ async def _command(talk: ChatTalk, line: str, write: Write) -> None:
 
 
 async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts, person: Lines | None) -> None:
-    """One question and its answer; Ctrl-C ends it, an error is a line, and the chat goes on after both. `person`
-    answers where a tool waits; None: nobody is there who could."""
+    """One question and its answer. Ctrl-C cancels it, an error is printed, and the chat goes on. `person` approves
+    tools; None: nobody can."""
     task = asyncio.create_task(_answer(talk, line, write, person))
     interrupts.at_turn(task.cancel)
     try:
@@ -150,7 +150,7 @@ async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts,
 
 
 async def _answer(talk: ChatTalk, line: str, write: Write, person: Lines | None) -> None:
-    drawn = Drawn(Console(highlight=False)) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+    drawn = AnswerView(Console(highlight=False)) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
     note, add = (write, write) if drawn is None else (drawn.note, drawn.add)
     waiting = asyncio.create_task(_watch(talk, note, person))
     try:
@@ -166,29 +166,29 @@ async def _answer(talk: ChatTalk, line: str, write: Write, person: Lines | None)
         write("\n")
     turn = await talk.last()
     if turn is not None:
-        write(_told(turn))
+        write(_footer(turn))
 
 
 async def _watch(talk: ChatTalk, write: Write, person: Lines | None) -> None:
-    """Tell what the turn waits for, and ask the person where a tool waits for a word: one after the other."""
-    told, known = "", set[str]()
+    """Show what the turn waits for, and ask the person to approve tools, one after the other."""
+    shown, asked = "", set[str]()
     asking: asyncio.Task[None] | None = None
     try:
-        async with aclosing(talk.going()) as progress:
-            async for going in progress:
-                words = next((str(one["says"]) for one in going if one["doing"] in TOLD_DOING), "")
-                if words and words != told:
-                    write(f"  [{printable(words)}]\n")
-                told = words
-                open_ones = {one["id"]: one for turn in going for one in turn.get("approvals", ())}
+        async with aclosing(talk.progress()) as progress:
+            async for turns in progress:
+                text = next((str(one["says"]) for one in turns if one["doing"] in SHOWN_STEPS), "")
+                if text and text != shown:
+                    write(f"  [{printable(text)}]\n")
+                shown = text
+                open_ones = {one["id"]: one for turn in turns for one in turn.get("approvals", ())}
                 if asking is not None and not asking.done() and asking.get_name() not in open_ones:
                     asking.cancel()
                     write("\n  [answered elsewhere, or over]\n")
                     asking = None
-                new = [one for name, one in open_ones.items() if name not in known]
-                if person is not None and new and (asking is None or asking.done()):
-                    known.add(new[0]["id"])
-                    asking = asyncio.create_task(_ask(talk, new[0], write, person), name=new[0]["id"])
+                unasked = [one for name, one in open_ones.items() if name not in asked]
+                if person is not None and unasked and (asking is None or asking.done()):
+                    asked.add(unasked[0]["id"])
+                    asking = asyncio.create_task(_ask(talk, unasked[0], write, person), name=unasked[0]["id"])
     finally:
         if asking is not None:
             asking.cancel()
@@ -198,16 +198,16 @@ async def _watch(talk: ChatTalk, write: Write, person: Lines | None) -> None:
 DECIDED: Mapping[str, Decision] = {"y": "allow", "yes": "allow", "t": "allow_for_turn", "n": "deny", "no": "deny"}
 
 
-async def _ask(talk: ChatTalk, one: JSON, write: Write, person: Lines) -> None:
-    said = [f"{one['tool']}{' of a sub-agent' if one['sub_agent'] else ''} waits for your word:"]
-    said += [f"  {line}" for line in one["text"].split("\n")]
-    if one["left_out"]:
-        said.append(f"and {one['left_out']} more characters, which the page shows")
-    if one["before"] is not None:
-        said.append("An earlier attempt of this turn was allowed the same: it may have been done already.")
-    write("".join(f"  {printable(line)}\n" for line in said))
+async def _ask(talk: ChatTalk, request: JSON, write: Write, person: Lines) -> None:
+    lines = [f"{request['tool']}{' of a sub-agent' if request['sub_agent'] else ''} waits for your word:"]
+    lines += [f"  {line}" for line in request["text"].split("\n")]
+    if request["left_out"]:
+        lines.append(f"and {request['left_out']} more characters, which the page shows")
+    if request["before"] is not None:
+        lines.append("An earlier attempt of this turn was allowed the same: it may have been done already.")
+    write("".join(f"  {printable(line)}\n" for line in lines))
     while True:
-        person.forget()  # what was typed before the question was seen is no answer to it
+        person.forget()  # typed before the question was shown: no answer to it
         write(f"  may it? y once, t for this turn, n WORDS no {PROMPT}")
         line = await person.next()
         if line is None:
@@ -216,19 +216,19 @@ async def _ask(talk: ChatTalk, one: JSON, write: Write, person: Lines) -> None:
         if (decision := DECIDED.get(given.lower())) is not None and (not word or decision == "deny"):
             break
     try:
-        await talk.decide(one["id"], decision, word.strip() or None)
+        await talk.decide(request["id"], decision, word.strip() or None)
     except ProxyError as exc:
         write(f"  error: {printable(exc.message)}\n")
 
 
-def _told(turn: JSON) -> str:
+def _footer(turn: JSON) -> str:
     """A line with the kind of continuation, the session and the cost; one for the tools; one for each repair."""
     cost = "" if turn["cost_usd"] is None else f", ${turn['cost_usd']:.4f}"
     out = [f"  [{turn['continuity']}, session {(turn['session_id'] or 'none')[:8]}{cost}]"]
     if turn["tools"]:
         out.append(f"  [used {printable(', '.join(turn['tools']))}]")
-    told = [link["says"] for link in turn["links"] if link["reason"] in TOLD_LINKS]
-    out += [f"  [{printable(text)}]" for text in (*told, *turn["says"])]
+    repairs = [link["says"] for link in turn["links"] if link["reason"] in SHOWN_LINKS]
+    out += [f"  [{printable(text)}]" for text in (*repairs, *turn["says"])]
     return "".join(f"{line}\n" for line in out)
 
 
@@ -237,7 +237,7 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\N{REPLACEMENT CHARACTER}" for char in text)
 
 
-# --- the two ways
+# --- the two kinds of connection
 
 
 @asynccontextmanager
@@ -246,22 +246,22 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
     if served is not None and await alive(served):
         timeout = httpx.Timeout(settings.turn_timeout, connect=10)
         async with client_of(served, timeout, key_of(settings, owner)) as http:
-            yield There(http, agent_id, model), str(served)
+            yield RemoteTalk(http, agent_id, model), str(served)
         return
     engine = Engine(settings, store_for(settings, migrating))
     try:
         await engine.start()
         logs.configure(settings)
         if any(profile.approve for profile in settings.profiles.values()):
-            await SelfChecks(settings, engine.store, lambda _words: None).recall()  # whether the CLI asks
-        yield Here(engine, owner, agent_id, model, audit_of(settings)), "an engine of its own"
+            await SelfChecks(settings, engine.store, lambda _words: None).recall()  # approvals
+        yield LocalTalk(engine, owner, agent_id, model, audit_of(settings)), "an engine of its own"
     finally:
         await engine.stop()
         logs.shut_down()
 
 
-class Here:
-    """Over an engine in this process."""
+class LocalTalk:
+    """A connection to an engine in this process."""
 
     def __init__(self, engine: Engine, owner: str, agent_id: str, model: str, audit: Audit | None) -> None:
         self._engine = engine
@@ -272,7 +272,7 @@ class Here:
         self._turn_id = ""
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        # Every line is said anew: typed twice, it is meant twice.
+        # Each line is a new turn: typed twice, it is meant twice.
         unique = hashlib.sha256(uuid.uuid4().bytes).hexdigest()
         request = TurnRequest(self.model, (Message.user(text),), unique, self._owner, self._agent_id)
         answer = await self._engine.submit(request)
@@ -289,13 +289,13 @@ class Here:
                 answer.cancel()
             answer.leave()
 
-    async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
-        told: Sequence[JSON] = ()
+    async def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
+        last: Sequence[JSON] = ()
         while True:
             now = feed.progress([one for one in self._engine.progress() if one.turn.id == self._turn_id])
-            if now != told:
+            if now != last:
                 yield now
-            told = now
+            last = now
             await asyncio.sleep(LOOK)
 
     async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
@@ -319,9 +319,9 @@ class Here:
         return rows[0] if rows else None
 
 
-class There:
-    """Over a running server. A turn that is left is interrupted there after its `disconnect_grace`; one that waits for
-    a limit is cancelled."""
+class RemoteTalk:
+    """A connection to a running server. A turn that is left ends there after `disconnect_grace`; one that waits for a
+    limit is cancelled."""
 
     def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
         self._http = http
@@ -350,13 +350,13 @@ class There:
             raise UpstreamError("the server went away in the middle: say it again") from exc
         finally:
             if left is not None:
-                with contextlib.suppress(httpx.HTTPError):  # it has begun, or the server is gone
+                with contextlib.suppress(httpx.HTTPError):  # the turn has begun, or the server is gone
                     await self._http.post(f"/v1/chains/{self._agent}/cancel", json=left)
 
-    async def going(self) -> AsyncGenerator[Sequence[JSON], None]:
+    async def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
         async with aclosing(progress_of(self._http, self._agent_id)) as progress:
-            async for going in progress:
-                yield going
+            async for turns in progress:
+                yield turns
 
     async def decide(self, approval_id: str, decision: Decision, word: str | None) -> None:
         await self._post("approve", {"approval": approval_id, "decision": decision, "word": word})
@@ -394,7 +394,8 @@ def _error(body: bytes) -> ProxyError:
 
 
 class Lines:
-    """Lines of a file descriptor, read by a thread only when one is wanted, so that the loop never waits for a key.
+    """Lines of a file descriptor. A thread reads one when it is asked for, so that the event loop never blocks on a
+    key.
 
     A daemon thread on the bare descriptor: it is left in its read when the program ends.
     """
@@ -404,11 +405,12 @@ class Lines:
         self._loop = asyncio.get_running_loop()
         self._wanted = threading.Semaphore(0)
         self._got: asyncio.Queue[str | None] = asyncio.Queue(1)
-        self._coming: asyncio.Task[str | None] | None = None  # asked for, and perhaps not waited for any more
+        self._coming: asyncio.Task[str | None] | None = None  # a read under way; its caller may be gone
         threading.Thread(target=self._read, daemon=True, name="chat-input").start()
 
     async def next(self) -> str | None:
-        """The next line without its end; None when there is no more. Who is cancelled leaves it to who asks next."""
+        """The next line without its end; None at the end of input. After a cancellation the next caller gets the
+        line."""
         if self._coming is None:
             self._wanted.release()
             self._coming = asyncio.create_task(self._got.get())
@@ -417,7 +419,7 @@ class Lines:
         return line
 
     def forget(self) -> None:
-        """Drop what a person has typed so far."""
+        """Drop the lines typed so far."""
         termios.tcflush(self._fd, termios.TCIFLUSH)
 
     def _read(self) -> None:

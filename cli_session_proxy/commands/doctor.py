@@ -1,6 +1,6 @@
-"""What could keep the proxy from working, one line each, with the command that fixes it. Only looks.
+"""Checks what could keep the proxy from working: one line each, with the command that fixes it. Changes nothing.
 
-A check returns its line and never raises: what goes wrong in it is the finding. No credential is read or shown.
+A check never raises: an error in it is its finding. No credential is read or shown.
 """
 
 from __future__ import annotations
@@ -55,21 +55,21 @@ Level = Literal["ok", "warning", "error"]
 
 
 MB = 1024 * 1024
-# A commit needs room for its records and the log of the store: below the first figure turns will soon fail.
+# Free disk space: below the first number turns will soon fail, below the second this is a warning.
 DISK_ERROR = 100 * MB
 DISK_WARNING = 1024 * MB
-# Clocks of machines that share a disk differ by this much without anybody noticing (seconds).
+# Seconds that the clocks of machines with a shared disk may differ.
 CLOCK_SLACK = 60.0
-# Over this long the two clocks of one machine must agree (seconds): a jump in between would show.
+# Seconds for which the machine's two clocks are compared: a jump would show.
 CLOCK_WATCH = 0.05
-# The first release's date; a clock before it was never set.
+# The first release's date. An earlier time means that the clock is not set.
 CLOCK_FLOOR = 1_767_225_600.0
 LOCAL_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Checkup:
-    """`mend` is what to do, a command where there is one; empty where nothing is wrong."""
+    """A finding. `mend`: how to fix it, a command if there is one; empty if nothing is wrong."""
 
     check: str
     level: Level
@@ -78,7 +78,7 @@ class Checkup:
 
 
 async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterator[Checkup]:
-    """Every check in turn. The CLI's own come first: nothing works without it. `check_cli`: run it, and see."""
+    """All checks, those of the CLI first: nothing works without it. `check_cli`: run its self-check."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
@@ -121,7 +121,7 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
 
 
 async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator[Checkup]:
-    """The CLI of each confined profile, started behind the boundary as its agents' are."""
+    """Start the CLI of each confined profile in its sandbox, as for its agents."""
     for name, profile in sorted(settings.profiles.items()):
         if not profile.confined:
             continue
@@ -170,7 +170,7 @@ def _abilities(cli: Capability) -> Checkup:
 
 
 def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) -> Checkup:
-    """What the store knows of this very binary. It is not read for that: its hash was noted when it was checked."""
+    """The stored self-check of this binary, found by the file's noted identity: it is not hashed again."""
     identity = capability.identity_of(cli.path)
     sha256 = KeptBinaries(settings.var / "cli").identities().get(identity)
     observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
@@ -193,10 +193,10 @@ def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) ->
 
 
 async def _checked(cli: Capability, settings: Settings) -> list[Checkup]:
-    """Check it now. What was seen is kept where there is a store, for a proxy that starts there."""
+    """Run the self-check now. The result is stored if there is a store, for the next proxy."""
     report = await check(cli.path, settings)
     if report.why is None:
-        with suppress(OSError, ProxyError):  # the store's own line says what is wrong
+        with suppress(OSError, ProxyError):  # the store's own check reports it
             sha256 = await asyncio.to_thread(
                 KeptBinaries(settings.var / "cli").sha256, capability.identity_of(cli.path)
             )
@@ -210,7 +210,7 @@ DOES_WITHOUT = "the proxy does without these; another version may do better (--c
 
 
 def _seen(report: Report) -> Iterator[Checkup]:
-    """A line for each observation of a self-check, and what they come to."""
+    """A line for each observation of a self-check, and the verdict."""
     if report.why is not None:
         yield Checkup("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
         return
@@ -237,7 +237,7 @@ def _seen(report: Report) -> Iterator[Checkup]:
 
 
 async def _looked(check: str, look: Callable[[], Checkup]) -> Checkup:
-    """The finding of `look`. A place that cannot be read is a finding, too."""
+    """The finding of `look`. An unreadable path is a finding, too."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
@@ -246,7 +246,7 @@ async def _looked(check: str, look: Callable[[], Checkup]) -> Checkup:
 
 
 def _writable(check: str, path: Path, option: str) -> Checkup:
-    """A directory that is there and takes files, or can be made."""
+    """Checks that a directory is writable, or can be created."""
     other = f"choose another with {option}"
     if not path.exists():
         above = next(parent for parent in path.parents if parent.exists())
@@ -312,7 +312,8 @@ def _memory(settings: Settings) -> Checkup:
 
 
 def _store(path: Path) -> tuple[Checkup, float | None, list[Known]]:
-    """Health of the file, read only and beside a running proxy; the time of its last turn; and what was found out."""
+    """Checks the file, read only, also beside a running proxy. Also the time of the last turn, and stored
+    self-checks."""
     if not path.exists():
         return Checkup("store", "ok", f"{path} (made at the first turn)"), None, []
     try:
@@ -346,7 +347,7 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
 
 
 def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
-    """Health of a store in PostgreSQL, read only; and what was seen there, where it can be used."""
+    """Checks a store in PostgreSQL, read only. Also what was read there, if it can be used."""
     try:
         from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
 
@@ -366,7 +367,7 @@ def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
 
 
 def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
-    """What differs between them: a turn that moves to another one then sends another beginning."""
+    """Facts that differ between hosts: the same turn would send a different prompt head at each."""
     found = differences(hosts)
     for what, values in found.items():
         told = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
@@ -410,7 +411,7 @@ async def _clock(last_at: float | None) -> Checkup:
 
 
 async def _strays(var: Path) -> Checkup:
-    """CLIs that a dead proxy left: still running, and the same processes (pid and start time)."""
+    """Running CLIs that a dead proxy left, identified by pid and start time."""
     if not (var / "run").is_dir():
         return Checkup("processes", "ok", "no proxy has left anything")
     instances = Instances(var)
@@ -456,7 +457,7 @@ def _is_free(host: str, port: int) -> bool:
 
 
 async def _answers(place: Served) -> bool:
-    """Is it a proxy of ours that listens there?"""
+    """Whether a proxy of ours listens there."""
     try:
         async with client_of(place, LOCAL_TIMEOUT) as client:
             answer = await client.get("/healthz")

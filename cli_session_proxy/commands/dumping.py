@@ -18,14 +18,14 @@ from .stored import agent_in, opened
 
 Write = Callable[[str], None]
 
-# The forms of which a part can be written.
+# The formats that can write a part of a chain.
 PARTS = {"json": chain_json, "markdown": markdown}
 
 
 @dataclass(frozen=True, slots=True)
 class Shown:
-    """How a chain is printed. `verbatim`: secrets in what was said are left as they are. `last`: so many of the newest
-    turns; `turn`: this one alone."""
+    """How a chain is printed. `verbatim`: secrets in messages are not redacted. `last`: only so many of the newest
+    turns; `turn`: only this one."""
 
     format: str = "json"
     verbatim: bool = False
@@ -35,7 +35,7 @@ class Shown:
 
 async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
     """Write the agent's chain piece by piece. Raises `NotFound`, `ConfigError`."""
-    async with aclosing(pieces(settings, owner, agent_id, shown)) as dumped:  # also where the reader leaves
+    async with aclosing(pieces(settings, owner, agent_id, shown)) as dumped:  # closed also if the reader leaves
         async for text in dumped:
             write(text)
 

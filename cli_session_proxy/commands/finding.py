@@ -1,4 +1,4 @@
-"""`find`: look through everything that was said, beside a running server or without one."""
+"""`find`: search all messages, beside a running server or without one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from .fitting import fitted
 from .listing import ChainFilter, moment_of
 from .stored import opened
 
-# Seconds for which the index is filled between two moves of the bar.
+# Seconds of indexing between two moves of the bar.
 STEP = 0.25
 # Characters of a question.
 WORDS = 200
@@ -34,7 +34,7 @@ def parse(
     status: str | None,
     **more: Any,
 ) -> Search:
-    """A word with blanks in it is a phrase. Raises `ConfigError`."""
+    """Parse the options. A word with blanks is a phrase. Raises `ConfigError`."""
     text = " ".join(f'"{word}"' if " " in word and '"' not in word else word for word in words)
     after = None if since is None else moment_of("--since", since)
     before = None if until is None else moment_of("--until", until)
@@ -43,15 +43,15 @@ def parse(
 
 @dataclass(frozen=True, slots=True)
 class Told:
-    """Of a turn that was found: its question, and what was repaired at it, in a few words each."""
+    """Extra lines for a found turn: its question, and its repairs in a few words each."""
 
     asked: str
     repairs: tuple[str, ...]
 
 
 async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapping[str, Told]]:
-    """What is found once the index knows all turns; a bar on stderr while it learns them. Last, by turn, what is to be
-    told of those that no words were looked for in, or that were looked for as repaired."""
+    """Update the index (with a bar on stderr), and search. The last result has, by turn, extra lines for searches
+    without words or for repairs."""
     async with opened(settings) as store:
         if store is None:
             return Found((), 0, 0), Indexed(0, 0), {}
@@ -81,7 +81,7 @@ async def _indexed(store: Store) -> Indexed:
 
 
 def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
-    """Of a hit: where it is, the words around what was looked for, else the question, and each repair."""
+    """Print each hit: where it is, a snippet or else the question, and each repair."""
     lines = [*_lines(found, told), (0, [(found_words.summed_up(wanted, found), "dim")])]
     if not sys.stdout.isatty():
         for indent, parts in lines:
@@ -97,7 +97,7 @@ def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
 
 
 def _lines(found: Found, told: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
-    """Each with its indent, in parts of one style."""
+    """Lines with their indent, each in parts of (text, style)."""
     for hit in found.hits:
         place = printable(found_words.place(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"

@@ -24,17 +24,17 @@ from .asking import ANSWER_TIMEOUT, alive, client_of, key_of
 from .dumping import Shown, Write
 from .stored import agent_in, opened
 
-# Seconds until an agent that is not there yet is looked for again; a turn of it has been asked for.
+# Seconds between looks for an agent that does not exist yet.
 LOOK = 0.25
 NOT_THERE = 404
-# Lines of an answer that is being made.
+# Lines of a growing answer that are shown.
 SAID_LINES = 6
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
     """Write each turn and repair as it happens, in any proxy; ends when the agent is deleted.
 
-    In a terminal what the running server's turns do and say stands below, as long as they run.
+    In a terminal the server's running turns are shown below.
     """
     forms = {"json": feed.json_line, "markdown": feed.lines}
     if shown.format not in forms:
@@ -50,7 +50,7 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
                 await show_progress(http, agent_id, console)
 
         if console.is_terminal and shown.format == "markdown" and served is not None and await alive(served):
-            with contextlib.suppress(ConfigError):  # without a key for the server the file is read all the same
+            with contextlib.suppress(ConfigError):  # without a key for the server only the store is read
                 watching = asyncio.create_task(watch(served, key_of(settings, owner)))
         try:
             async for happened in Follower(store, agent).follow():
@@ -63,7 +63,7 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
 
 
 async def show_progress(http: httpx.AsyncClient, agent_id: str, console: Console) -> None:
-    """Draw what the turns that run do and have said, below what is printed meanwhile. Ends with the server."""
+    """Show the running turns and their answers below the printed lines. Ends with the server."""
     with Live(console=console, transient=True, auto_refresh=False) as below:
         async for going in progress_of(http, agent_id):
             lines = []
@@ -75,9 +75,9 @@ async def show_progress(http: httpx.AsyncClient, agent_id: str, console: Console
 
 
 async def progress_of(http: httpx.AsyncClient, agent_id: str) -> AsyncGenerator[list[JSON], None]:
-    """The turns of the agent that wait or run in that server, whenever they do something else or say more.
+    """The agent's unfinished turns in that server, at each change. Waits for an agent that does not exist yet.
 
-    An agent that is not there yet is waited for. Ends when the server does.
+    Ends with the server.
     """
     while True:
         try:

@@ -21,13 +21,13 @@ from .stored import opened
 
 # Newest turns of an agent that are searched for repairs and failures.
 NEWEST = 200
-# Repairs and failures that are listed, and characters of each quoted text.
+# How many repairs and failures are listed, and characters of each quoted text.
 LINES = 5
 WORDS = 300
 
 
 async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
-    """Details of the agent, session or turn with this name. Raises `NotFound` where none fits, or several do."""
+    """Details of the agent, session or turn with this name. Raises `NotFound` if none or several match."""
     async with opened(settings) as store:
         if store is None:
             raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
@@ -51,7 +51,7 @@ async def _details(settings: Settings, store: Store, found: Agent | Session | Tu
 
 
 async def _find(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
-    """Found by its whole name, else by a part of it that fits nothing else."""
+    """Find it by its whole name or id, else by a part that matches nothing else."""
     if (named := await store.agent(owner or LOCAL_OWNER, wanted)) is not None:
         return named
     for whole in (await store.session(wanted), await store.turn(wanted)):
@@ -149,7 +149,7 @@ def print_shown(told: JSON) -> None:
     print(dim(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ") + bold(printable(told["agent_id"])))
     for name, value in _lines(told):
         whole = f"{name:10}{printable(value)}"
-        line = whole if name == "by hand" else fitted(whole, 10)  # a command is one line: it is to be copied
+        line = whole if name == "by hand" else fitted(whole, 10)  # a command stays on one line, to be copied
         print(dim(line[:10]) + line[10:])
 
 

@@ -1,4 +1,4 @@
-"""`chains`: the agents, a row each. Nothing is imported here that only other commands need: a list comes at once."""
+"""`chains`: the agents, a row each. For a fast start nothing is imported here that only other commands need."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from .stored import opened
 
 By = Literal["day", "model", "key"]
 
-# Columns of a table that goes into a file or a pipe: nothing is cut there.
+# The width of a table in a file or a pipe: nothing is cut there.
 WIDE = 1000
-# Agents without a name whose first question is shown, and its characters; and those of an id that tell it from others.
+# How many unnamed agents get their first question as a title; its characters; characters of a shortened id.
 TITLED = 100
 WORDS = 60
 OF_ID = 9
-# Seconds until `--watch` looks again.
+# Seconds between updates with `--watch`.
 AGAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """`one_shots`: how many of the last day have no row, and what they cost. `titles`: the first questions of agents
-    that nobody named, by their ids."""
+    """`one_shots`: how many of the last day have no row, and their cost. `titles`: the first questions of unnamed
+    agents, by id."""
 
     rows: list[JSON]
     one_shots: int = 0
@@ -82,7 +82,7 @@ class ChainFilter:
     def parse(
         search: str | None, since: str | None, status: str | None, *, side: bool = False, one_shots: bool = False
     ) -> ChainFilter:
-        """Raises `ConfigError` for a time or a status that there is not."""
+        """Parse the options. Raises `ConfigError` for a wrong time or status."""
         known = get_args(Status)
         if status is not None and status not in known:
             raise ConfigError(f"--status must be one of {', '.join(known)}{did_you_mean(status, known)}")
@@ -103,7 +103,7 @@ def moment_of(option: str, text: str) -> float:
 
 
 async def watch_chains(settings: Settings, wanted: ChainFilter, limit: int) -> None:
-    """The list as it changes. Never ends by itself."""
+    """Show the list, updated until it is interrupted."""
     import click  # noqa: PLC0415 - 5 ms, and nothing else here needs it
 
     while True:
@@ -114,8 +114,8 @@ async def watch_chains(settings: Settings, wanted: ChainFilter, limit: int) -> N
 
 
 def print_chains(listed: Listed, limit: int = LISTED) -> None:
-    """A table that fits a terminal of 80 columns: the names are cut there, in a file nothing is. A line of totals, and
-    one of the one-shots that have no row."""
+    """Print a table for 80 columns: names are cut in a terminal, nothing in a file. Then a line of totals, and one of
+    the one-shots without a row."""
     rows = listed.rows
     folded = f"{count(listed.one_shots, 'one-shot')} today, ${listed.cost_usd:.2f} (--one-shots lists them)"
     if not rows:
@@ -129,13 +129,13 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     if not console.is_terminal:
         console.width = WIDE
     owned = any(row["owner"] != LOCAL_OWNER for row in rows)
-    # Who has an agent is told where there are several that could.
+    # The host column is shown if there are several hosts.
     held = len({row["host"] for row in rows} - {None}) > 1 or any(row["address"] for row in rows)
     table = Table(box=None, pad_edge=False)
     beside = [name for name, wanted in (("owner", owned), ("host", held)) if wanted]
     for name in ("agent", *beside, "state", "turns", "repairs", "cost", "size", "active"):
         numeric = name in {"turns", "repairs", "cost", "size"}
-        # Where there is not enough room it is the names that are cut.
+        # Without enough room the names are cut.
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
     for row in rows[:limit]:
         name = row["agent_id"]
@@ -147,7 +147,7 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
             money(row["cost_usd"]), _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
             else times.written(row["last_at"], 'minutes'),
         ]  # fmt: skip
-        # Text as it is: an agent's name is no markup, and its control characters stay out of the terminal.
+        # As plain text: an agent's name is no markup, and control characters are removed.
         table.add_row(*(Text(printable(str(cell)), no_wrap=True, overflow="ellipsis") for cell in cells))
     console.print(table)
     part = f"{limit} of " if limit < len(rows) else ""
@@ -160,8 +160,8 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
 
 
 async def spent(settings: Settings, by: By) -> list[JSON]:
-    """What the turns of the last 14 days of every owner came to; of the newest 20,000 of them, at most. Of keys their
-    `budgets`, too, as far as they have one."""
+    """Usage and cost of all owners' turns in the last 14 days (at most the newest 20,000). Rows of keys also have their
+    `budgets`, if any."""
     from ..engine.budgets import Budgets  # noqa: PLC0415 - as above
 
     now = time.time()
@@ -179,7 +179,7 @@ async def spent(settings: Settings, by: By) -> list[JSON]:
 
 
 def print_spent(rows: list[JSON], by: By) -> None:
-    """A table, days newest first, else the dearest first. What did not happen is blank."""
+    """Print a table: days newest first, else the most expensive first. Zeros are blank."""
     from rich.console import Console  # noqa: PLC0415 - as above
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
@@ -204,7 +204,7 @@ def print_spent(rows: list[JSON], by: By) -> None:
     console.print(Text(f"${sum(row['cost_usd'] for row in rows):.2f} in the last {DAYS} days", style="dim"))
 
 
-# A turn's status in the words of the page; nothing where all is well.
+# A turn's status in the words of the page; empty if it is fine.
 STATES = {"completed": "", "requires_action": "waits"}
 
 
@@ -218,7 +218,7 @@ def _size(number: float) -> str:
 
 
 def _ago(at: float) -> str:
-    """How long ago, for a person."""
+    """How long ago that was, in words."""
     seconds = max(0.0, time.time() - at)
     for length, name in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= length:

@@ -1,7 +1,7 @@
-"""The CLI's login: what is missing of it, said at the start of `serve` and by `doctor`, and `login`, which makes it.
+"""The CLI's login: `serve` and `doctor` say what is missing, `login` runs the CLI's own login.
 
-No credential is read here: the environment is asked for names, the CLI itself for its login, and the CLI's own login
-talks to the person at the terminal.
+No credential is read here: the environment is searched for variable names, the CLI reports its login, and the CLI's
+own login talks to the person at the terminal.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from ..sandbox import LOCAL_OWNER
 from ..settings import MODELS, Settings
 from . import places
 
-# Anthropic's own page; it changes, so it is linked and never quoted as law.
+# Anthropic's own page. It changes, so it is linked and not quoted.
 TERMS = "https://code.claude.com/docs/en/legal-and-compliance"
 
-# What the CLI's own login gets to end after a signal, before it is killed (s).
+# Seconds for the CLI's own login to end after a signal, before it is killed.
 LOGIN_GRACE = 5.0
 
 Say = Callable[[str], None]
 
 
 async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
-    """Lines for the person who started `serve`. A CLI that is missing is one of them, not an error."""
+    """Lines for the person who started `serve`. A missing CLI is one of them, not an error."""
     for line in shared_login(settings, keys):
         yield line
     for profile, variable in sorted(settings.logins.items()):
@@ -63,16 +63,16 @@ async def login_of(settings: Settings) -> Login:
     try:
         claude = capability.find(settings)
         if await capability.version(claude, env) is None:
-            await capability.probe(claude, env)  # by its help: a stranger is refused
+            await capability.probe(claude, env)  # by its help: another program is refused
     except ClaudeUnavailable as exc:
         return Login("unknown", exc.message)
     return await logged_in.look(settings, claude, env)
 
 
 async def refuse_others(settings: Settings) -> None:
-    """Raise `ConfigError` where others than the person who bought it would be served by a subscription.
+    """Raise `ConfigError` if a personal subscription would serve other people.
 
-    The CLI is asked only where others can come in: 0.6 s of a core.
+    The CLI is asked (0.6 s of a core) only if others can reach the proxy.
     """
     others = serves_others(settings, Keys(settings))
     if others is None or settings.i_am_the_only_user:
@@ -91,7 +91,7 @@ async def refuse_others(settings: Settings) -> None:
 
 
 def serves_others(settings: Settings, keys: Keys) -> str | None:
-    """How others than one person may come in: the beginning of a sentence; None where nobody else can."""
+    """How other people can reach the proxy, as the beginning of a sentence; None if nobody else can."""
     owners = keys.owners | ({LOCAL_OWNER} if settings.make_key else frozenset())
     if len(owners) > 1:
         return f"{len(owners)} keys name several people"
@@ -103,7 +103,7 @@ def serves_others(settings: Settings, keys: Keys) -> str | None:
 
 
 def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:
-    """What somebody who lets others in should know, as long as nobody can tell how the CLI pays."""
+    """Advice for a proxy that others can reach, while it is unknown how the CLI is billed."""
     others = serves_others(settings, keys)
     by_use = logged_in.billed_by_use(environment.inherited(settings))
     if others is not None and not by_use and not settings.i_am_the_only_user:
@@ -116,12 +116,12 @@ def shared_login(settings: Settings, keys: Keys) -> Iterator[str]:
 async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
     """Run the CLI's own login in this terminal, for the directory and in the environment that `serve` gives it.
 
-    `options` are the CLI's own. False when it did not end well. Raises `ClaudeUnavailable`.
+    `options` are passed to the CLI. False if it failed. Raises `ClaudeUnavailable`.
     """
     claude = capability.find(settings)
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         env = environment.interactive(settings, tmpdir=Path(tmpdir))
-        # CLIs before `auth` have the login as a command of their conversation.
+        # CLIs before the command `auth` have `/login` inside a conversation.
         words = ("auth", "login", *options) if await logged_in.has_auth(claude, env) else ("/login", *options)
         say(f"running {claude} {' '.join(words)}; its login is for {environment.config_dir(settings)}")
         code = await _in_terminal(claude, words, env, tmpdir)
@@ -135,7 +135,7 @@ async def login(settings: Settings, options: Sequence[str], say: Say) -> bool:
 
 
 async def _in_terminal(claude: Path, words: Sequence[str], env: Mapping[str, str], cwd: str) -> int:
-    """Exit code of a CLI that has this process's terminal. Ctrl-C is the CLI's own: it reaches both of us."""
+    """Run a CLI in this terminal; returns its exit code. Ctrl-C reaches both processes, and is left to the CLI."""
     loop = asyncio.get_running_loop()
     loop.add_signal_handler(signal.SIGINT, lambda: None)
     process = None

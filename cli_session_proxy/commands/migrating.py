@@ -1,4 +1,4 @@
-"""How far the migration of a store is: a bar in a terminal, elsewhere a line every few seconds, both on stderr."""
+"""Progress of a store's migration on stderr: a bar in a terminal, else a line every few seconds."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ EVERY = 5.0
 
 @contextmanager
 def migrating() -> Iterator[TellStep]:
-    """Nothing is said of a migration that is done at once."""
+    """A short migration prints nothing."""
     shown: Progress | None = None
     said = began = time.monotonic()
-    in_terminal = sys.stderr.isatty()  # asked once: Rich puts itself in its place
+    in_terminal = sys.stderr.isatty()  # asked before Rich replaces sys.stderr
     with ExitStack() as until:
 
         def tell(step: str, done: int, total: int) -> None:

@@ -25,11 +25,11 @@ from .stored import made
 
 log = logs.get(__name__)
 
-# How often a lease that another proxy holds is asked for. Seconds.
+# Seconds between requests for a lease that another proxy holds.
 AGAIN = 0.05
-# How many leases are asked for at once.
+# How many leases are requested concurrently.
 AT_ONCE = 16
-# How often agents that came in meanwhile are taken, too.
+# How many times leases of agents are taken that were created meanwhile.
 TRIES = 100
 
 
@@ -76,13 +76,13 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
 
 
 async def give_up(settings: Settings, to: str) -> None:
-    """Forget a move that was begun: nothing of the store has changed."""
+    """Abandon a move that was begun. The store is unchanged."""
     async with made(settings):
         await asyncio.to_thread(move_of(settings, target_of(settings, to)).give_up)
 
 
 async def _finished(settings: Settings, store: Store, move: Move) -> MovedRows:
-    """The last step, as a proxy among the others, which holds the lease of every agent."""
+    """The last steps. For these this program is a proxy of the store, and holds the lease of every agent."""
     instances = Instances(settings.var, store if store.spans_hosts else None)
     proxy = Proxy(instances.id, socket.gethostname(), settings.lease)
     if not store.spans_hosts:
@@ -104,14 +104,14 @@ async def _finished(settings: Settings, store: Store, move: Move) -> MovedRows:
 
 @asynccontextmanager
 async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
-    """The heartbeat of this proxy: nobody takes its leases meanwhile."""
+    """Heartbeats of this proxy, so that nobody takes its leases."""
 
     async def beat() -> None:
         while True:
             await asyncio.sleep(HEARTBEAT * proxy.lease)
             try:
                 await store.renew(proxy)
-            except StoreUnavailable as exc:  # the next one may come in time; else the leases are taken anew
+            except StoreUnavailable as exc:  # the next one may be in time; else the leases are acquired again
                 log.warning("lease_not_renewed", error=exc.message)
 
     await store.renew(proxy)
@@ -120,7 +120,7 @@ async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
         yield
     except BaseException:
         try:
-            await store.resign(proxy.id)  # the store goes on serving, at once
+            await store.resign(proxy.id)  # frees the leases, so that the store serves again at once
         except StoreUnavailable as exc:
             log.warning("leases_not_released", error=exc.message)  # others take them when they have expired
         raise
@@ -130,8 +130,8 @@ async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
 
 
 async def _take(store: Store, instances: Instances, proxy: Proxy, agent_keys: Sequence[int]) -> None:
-    """Hold the leases of these agents. A turn that runs ends first. What a proxy that ended left stays as it is: it is
-    settled in the new place, by the proxy that takes the agent from this one."""
+    """Acquire the leases of these agents, after their running turns have ended. What dead proxies left is not settled
+    here: the proxy that takes the agent over in the new store does it."""
     asking = asyncio.Semaphore(AT_ONCE)
     pauses = PauseWatch(proxy.lease)
 

@@ -1,4 +1,4 @@
-"""`dump` in a terminal: by the page, Markdown with colours."""
+"""`dump` in a terminal: in a pager, as Markdown with colours."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from . import dumping
 
 
 class SaidBlock(CodeBlock):
-    """What was said, wrapped and indented. Rich's own block cuts letters off where it wraps (13.9.4)."""
+    """A message, wrapped and indented. Rich's own block loses letters where it wraps (13.9.4)."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Padding(Text(str(self.text).rstrip(), overflow="fold"), (0, 0, 0, 4))
@@ -33,7 +33,7 @@ class Pages(Markdown):
 
 
 def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: dumping.Shown) -> None:
-    """Show it in the terminal's pager, Markdown with colours. A long chain is drawn as far as somebody reads.
+    """Show the dump in the terminal's pager. A long chain is rendered only as far as somebody reads.
 
     Raises `NotFound`, `ConfigError`.
     """
@@ -55,7 +55,7 @@ def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: dumpi
     with asyncio.Runner() as runner:
         pages = drawn(runner)
         try:
-            first = next(pages)  # what is refused opens no pager
+            first = next(pages)  # an error must not open a pager
             click.echo_via_pager(chain((first,), pages), color=True)
         finally:
             runner.run(done())

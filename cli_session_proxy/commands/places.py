@@ -1,4 +1,4 @@
-"""Whether a directory lies where a database should not: in a folder that is synced, or on a network."""
+"""Warns of unsafe places for a database: synced folders and network file systems."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from ..backends.claude.mounts import file_system
 from ..settings import Settings
 
 PROGRAM = Path(__file__).parent
-# Folders of programs that copy what is in them to other machines, in the middle of a write and without their locks.
+# Folders that programs sync to other machines, even in the middle of a write and without locks.
 SYNCED = {
     "Mobile Documents": "iCloud Drive", "CloudStorage": "a cloud's folder", "Dropbox": "Dropbox",
     "Google Drive": "Google Drive", "Nextcloud": "Nextcloud", "pCloud Drive": "pCloud",
 }  # fmt: skip
 ONEDRIVE = "OneDrive"  # also "OneDrive - Company"
-# What macOS moves into iCloud Drive where its user has said so; then it lies there as well.
+# Folders that macOS can move into iCloud Drive.
 IN_ICLOUD = ("Desktop", "Documents")
 ICLOUD = Path("Library/Mobile Documents/com~apple~CloudDocs")
 NETWORK = {
@@ -27,7 +27,7 @@ NETWORK = {
 
 
 def warnings(settings: Settings) -> Iterator[tuple[str, str]]:
-    """What lies where it should not, and what to do about it."""
+    """Directories in unsafe places, and how to fix it."""
     asked = ("var", settings.var, "choose another with --var"), ("the program", PROGRAM, "install it elsewhere")
     for what, path, mend in asked:
         if (why := unsafe(path)) is not None:
@@ -35,7 +35,7 @@ def warnings(settings: Settings) -> Iterator[tuple[str, str]]:
 
 
 def unsafe(path: Path) -> str | None:
-    """What this directory lies on that should not be; None where nothing is known."""
+    """Why this directory is unsafe; None if no reason is known."""
     real = Path(os.path.realpath(path))
     for part in real.parts:
         if part in SYNCED or part.startswith(ONEDRIVE):

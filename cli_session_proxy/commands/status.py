@@ -1,4 +1,4 @@
-"""`status`: does it work, what does it cost, must somebody do something. By the running server, else by the store."""
+"""`status`: does it work, what does it cost, must somebody act. From the running server, else from the store."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ STOPPED = "no server runs on {var}: start it with `cli-session-proxy serve`"
 
 
 async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatus, Served | None]:
-    """And the server that answers on this store, where one does. Raises `ProxyError`."""
+    """The status, and the server that runs on this store, if any. Raises `ProxyError`."""
     served = served_at(settings.var)
     if served is not None and await alive(served):
         try:
@@ -32,7 +32,7 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
 
 
 async def _without_server(settings: Settings) -> ProxyStatus:
-    # Imported here: who has a server needs none of these, and they are half a second of a core.
+    # Imported here: with a server none of these is needed, and they take half a second.
     from ..backends.claude.process import capability, environment, observed  # noqa: PLC0415
     from ..engine.plan import stored  # noqa: PLC0415
     from ..export import explain  # noqa: PLC0415
@@ -52,7 +52,7 @@ async def _without_server(settings: Settings) -> ProxyStatus:
     cli = None
     login = await login_of(settings)
     problem = login.advice or STOPPED.format(var=settings.var)
-    with contextlib.suppress(ClaudeUnavailable):  # which `problem` says
+    with contextlib.suppress(ClaudeUnavailable):  # reported as `problem`
         claude = capability.find(settings)
         known = await capability.version(claude, environment.common(settings, environment.config_dir(settings)))
         if known is not None:

@@ -1,4 +1,4 @@
-"""The store of the commands. They read it themselves, beside a running server or without one."""
+"""Opens the store for commands, which read it directly, beside a running server or without one."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from .migrating import migrating
 
 @asynccontextmanager
 async def opened(settings: Settings, *, may_be_new: bool = False) -> AsyncIterator[Store | None]:
-    """The store, or None where nothing was ever kept: looking must not create it.
+    """The store; None if there is none, because reading must not create it.
 
-    Raises `ConfigError` where there is none at a `var` that was named, unless it `may_be_new`.
+    Raises `ConfigError` if a `var` that was named has none, unless it `may_be_new`.
     """
     if is_new(settings):
         if "var" in settings.model_fields_set and not may_be_new:
@@ -30,7 +30,7 @@ async def opened(settings: Settings, *, may_be_new: bool = False) -> AsyncIterat
 
 @asynccontextmanager
 async def made(settings: Settings) -> AsyncIterator[Store]:
-    """The store, new where there is none."""
+    """The store, created if there is none."""
     store = store_for(settings, migrating)
     await store.open()
     try:

@@ -35,7 +35,7 @@ Say = Callable[[str], None]
 
 
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
-    """Bring in a session that the CLI has somewhere. Raises `NotFound`, `InvalidRequest`."""
+    """Adopt a session of the CLI, from any directory. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
         with bar("adopting") as told:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
@@ -60,7 +60,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
 
 
 class _KeptByClaude:
-    """`incoming.Kept`: sessions of any working directory, and files that lay beside a transcript."""
+    """Implements `incoming.KeptRecords`: sessions of any working directory, and files beside a transcript."""
 
     def __init__(self, settings: Settings, look: Look) -> None:
         self._projects = environment.config_dir(settings) / "projects"
@@ -79,7 +79,7 @@ class _KeptByClaude:
 
 
 async def import_(settings: Settings, owner: str, source: Path | str, agent_id: str | None) -> MovedChain:
-    """Take a file of `export` in, also an archived one. Raises `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
+    """Import a file of `export` or of an archive. Raises `NotFound`, `InvalidRequest`, `StoreUnavailable`."""
     async with _ready(settings) as store, _looking() as look:
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
@@ -103,7 +103,7 @@ async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool
 
 @asynccontextmanager
 async def _ready(settings: Settings) -> AsyncIterator[Store]:
-    """The store and its place: something is about to be kept."""
+    """The store, for writing; its directory is created."""
     await asyncio.to_thread(make_private, settings.var)
     async with made(settings) as store:
         yield store
@@ -111,7 +111,7 @@ async def _ready(settings: Settings) -> AsyncIterator[Store]:
 
 @asynccontextmanager
 async def _looking() -> AsyncIterator[Look]:
-    """Looks at images and documents in a helper process. To be called on another thread than this one."""
+    """Inspects images and documents in a helper process. Call it on another thread."""
     aside, loop = Aside(), asyncio.get_running_loop()
     media = Media(aside)
 

@@ -1,4 +1,4 @@
-"""`verify`: chains beside the CLI's files."""
+"""`verify`: compares chains with the CLI's files."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .stored import opened
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
     """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
     async with opened(settings) as store:
-        agents: list[tuple[Agent, int, str | None]] = []  # its sessions, and the other host that has it
+        agents: list[tuple[Agent, int, str | None]] = []  # agent, number of sessions, the other host that has its files
         if store is not None:
             async for row in store.summaries(owner):
-                # By their addresses where both have one: hosts may share a name.
+                # Compare addresses if both have one: hosts may have equal names.
                 here = row.address == settings.advertise
                 if row.address is None or settings.advertise is None:
                     here = row.host in (None, socket.gethostname())
@@ -35,7 +35,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
             return []
         verifier = Verifier(settings, store)
         done: list[Verified] = []
-        # A step for the path to each head, and one for each session that is compared with its transcript.
+        # One step for the path to each head, and one for each session.
         whole = sum(1 + sessions for _, sessions, _ in agents)
         steps = itertools.count()
         with bar("verifying") as moved:
@@ -50,7 +50,7 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
 
 
 def print_verified(found: list[Verified]) -> Iterator[str]:
-    """A line an agent, and one for each difference and note."""
+    """A line per agent, and one for each difference and note."""
     if not found:
         yield "no chains yet"
     for one in found:

@@ -1,4 +1,4 @@
-"""What a tool that waits for a person's word is to do: a command, a diff, or its arguments. Pure."""
+"""Shows what a tool that needs approval wants to do: a command, a diff, or its arguments. Pure."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ..domain.approvals import Approval, Waiting
 from ..domain.models import JSON
 from .words import visible
 
-# Of one request, what is sent with every event (characters). GET /v1/approvals has the whole.
+# Characters of one request in an event. GET /v1/approvals has the whole.
 SHOWN = 20_000
-# Lines of a text that is compared with another one: a comparison takes their product, at worst.
+# The most lines of a text that is diffed: the time is the product of both lengths, at worst.
 COMPARED = 300
 
 
 def asked(waiting: Waiting, *, most: int | None = SHOWN) -> JSON:
-    """One request. `kind` is command, diff or arguments; `text` is without secrets, and without its last `left_out`
-    characters; `before`: when an earlier attempt of the turn was allowed the same, which it may have done."""
+    """One request. `kind`: command, diff or arguments; `text`: redacted, without its last `left_out` characters;
+    `before`: when an earlier attempt of the turn was allowed the same, so that it may be done already."""
     one = waiting.approval
     kind, whole = wanted(waiting.input)
     text = visible(redact.text(whole))
@@ -39,18 +39,18 @@ def asked(waiting: Waiting, *, most: int | None = SHOWN) -> JSON:
 
 
 def elsewhere(one: Approval) -> JSON:
-    """One that waits at another proxy, of which a line is known here. Its agent's events have the whole."""
+    """A request at another proxy. Only a line of it is stored; its agent's events have the whole."""
     about = {"id": one.id, "tool": one.tool, "asked": visible(redact.text(one.asked)), "at": one.at}
     return {**about, "sub_agent": None, "kind": None, "text": None, "left_out": 0, "until": None, "before": None}
 
 
 def event(waiting: Sequence[JSON]) -> str:
-    """One server-sent event: all that waits."""
+    """One server-sent event with all waiting requests."""
     return f"event: approvals\ndata: {json.dumps({'data': waiting}, separators=(',', ':'))}\n\n"
 
 
 def wanted(given: JSON) -> tuple[str, str]:
-    """The kind, and the text. Nothing of the arguments is missing in it."""
+    """The kind and the text, which has all arguments."""
     match given:
         case {"command": str(command)}:
             return "command", _with_rest(command, given, "command")

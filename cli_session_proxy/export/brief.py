@@ -1,4 +1,4 @@
-"""What happened to a turn in a few words each, for a list. Paths, ids and the evidence are told by `explain`."""
+"""What happened to a turn, in a few words each, for lists. `explain` has the sentences with paths, ids and evidence."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CODES: Mapping[str, Brief] = {
 
 
 def told(turn: Turn, links: Sequence[Link]) -> list[Brief]:
-    """Each once; nothing of a turn that went as turns should. `links` are those made at this turn. Pure."""
+    """Each kind of event once; empty for an ordinary turn. `links` are those made at this turn. Pure."""
     told = [_link(link) for link in links if link.reason != "started"]
     told += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
     return list(dict.fromkeys(told))

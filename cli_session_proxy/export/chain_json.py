@@ -26,8 +26,8 @@ async def chain_json(
 ) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.
 
-    Sessions and links are read first: a turn committed meanwhile may be listed without its links, never a link
-    without its turn. `part` limits only the turns.
+    Sessions and links are read first, so a turn that is committed meanwhile may lack its links, but no link lacks its
+    turn. `part` limits only the turns.
     """
     chain = await store.chain(agent.key)
     if chain is None:
@@ -64,5 +64,5 @@ def _list(rows: Iterable[Any]) -> str:
     return "[" + ",\n".join(_line(row) for row in rows) + "]"
 
 
-# ASCII, so that half a surrogate pair from a model is still valid JSON. What was read from JSON holds no circle.
+# ASCII, so that half a surrogate pair from a model is still valid JSON. Data read from JSON has no cycles.
 _line = json.JSONEncoder(separators=(",", ":"), check_circular=False).encode

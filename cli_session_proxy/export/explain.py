@@ -1,7 +1,7 @@
-"""Codes into words: what broke at a turn and how it was repaired, in sentences, and what a dump shows of the evidence.
+"""Turns codes into sentences: what broke at a turn, how it was repaired, and what a dump shows of the evidence.
 
-The one room for it: the engine and the backends keep codes with data (`domain.evidence`), and every form that a person
-reads is told from here. Evidence that an older version left out is not guessed: the sentence is shorter.
+The engine and the backends store only codes with data (`domain.evidence`); all sentences for people are made here.
+Evidence that an older version did not store is not guessed: the sentence is shorter.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ if TYPE_CHECKING:
 
 NO_SESSION = "none"
 
-# Why an agent needs a look: nothing works any more, the last turn did not, the model refuses again and again, some
-# turns of a day failed, its client owes results, its turn takes long.
+# Why an agent needs attention: every turn fails, the last turn failed, the model refuses repeatedly, some turns of
+# today failed, the client owes tool results, a turn takes long.
 Attention = Literal["stuck", "failed", "refused", "failures", "results", "long"]
 
-# Links that a reader looks for: repairs, and turns that somebody else had in the session.
+# Links that readers look for: repairs, and adopted turns.
 MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 
-# What the verdict on a transcript (`transcript.comparing`) means to a person.
+# The result of comparing a transcript (`transcript.comparing`) in words.
 _FOUND: Mapping[str, str] = {
     "missing": "The session's transcript was gone",
     "unreadable": "The session's transcript could not be read",
     "different": "The session's transcript was not what the chain knows",
     "tail": "Records that the chain does not know followed in the session's transcript",
 }
-# What followed the path in a transcript (`Repairs._rebuild`).
+# What a transcript had after the path (`Repairs._rebuild`).
 _BEHIND: Mapping[str, str] = {
     "ours": "The session's transcript still held what an attempt that was not kept had left there",
     "theirs": "The session's transcript ended with a prompt of somebody else's that has no whole answer",
@@ -60,7 +60,7 @@ _BEHIND: Mapping[str, str] = {
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
-# What was found of a transcript after a CLI had loaded it (`transcript.entries`).
+# Changes of a transcript after a CLI had loaded it (`transcript.entries`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
     "another_file": "another file lay in its place",
@@ -68,9 +68,9 @@ _CHANGED: Mapping[str, str] = {
     "records": "records followed",
     "touched": "it was written to or moved, although its content was the same",
 }
-# How an attempt ended that another one followed.
+# How an attempt ended that was followed by another.
 _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
-# What a dump shows for a code: programs have relied on these words since 0.1.
+# Words that a dump shows for a code. Programs have relied on them since 0.1.
 _WHY: Mapping[RepairCode, str] = {
     "client_history": "the client's history was imported",
     "left_path": "the path leaves the session's",
@@ -95,7 +95,7 @@ _RECORDS: Mapping[RecordsFrom, str] = {
     "memory": "kept in memory",
     "model": "made for the CLI from the answer of another model",
 }
-# How a turn's records came to be, where they were not simply read.
+# How a turn's records were made, if they were not simply read.
 _NOT_READ: Mapping[RecordsFrom, str] = {
     "frames": "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
     "replaced": "The transcript was replaced during the turn: it is verified before the next one.",
@@ -109,7 +109,7 @@ _NOT_READ: Mapping[RecordsFrom, str] = {
 
 
 def reason(turn: Turn) -> JSON:
-    """`TurnDump.reason`: how the turn was placed, what was asked of it and what happened, in one object."""
+    """`TurnDump.reason`: the turn's `placed`, options and evidence in one object."""
     placed, evidence = turn.placed, turn.evidence
     out = placed.as_json()
     if placed.messages is not None:
@@ -118,7 +118,7 @@ def reason(turn: Turn) -> JSON:
         return out
     out = dict(evidence.other) | out
     wants = turn.options.as_json()
-    wants.pop("metadata", None)  # shown beside it
+    wants.pop("metadata", None)  # shown separately
     if "format" in wants:
         out["format"] = wants.pop("format")
     if wants:
@@ -196,7 +196,7 @@ def _repair(done: Repair) -> JSON:
 
 def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
     """One or two sentences on why `target` follows `source`."""
-    tell = _LINKS.get(reason)  # a chain may have been brought from a newer version
+    tell = _LINKS.get(reason)  # unknown reasons: from a newer version
     said = tell(detail, _short(source), _short(target)) if tell else "This version does not know what this means."
     if "settled" in detail:
         said += " The proxy died in this turn: the next one to start found that out from the transcript."
@@ -204,7 +204,7 @@ def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> s
 
 
 def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[Brief]:
-    """What happened to a turn beside what its links tell, in order; nothing for one that went as turns should."""
+    """What happened to a turn, in order, without what its links explain; empty for an ordinary turn."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
     said: list[Brief] = []
     if evidence is NOTHING and not before_the_last:  # nearly all turns of a long chain
@@ -222,7 +222,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.files_at is not None:
         tell("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
-        # Told by its link, which is stored with the attempt that succeeded, or with the attempt that failed after it.
+        # Its link explains it, which is stored with the successful attempt or with a failed one after it.
         told = any(link.reason in REPAIR_REASONS for link in links) or any(
             Repair.from_json(attempt["repaired"]) == evidence.repaired
             for attempt in before_the_last
@@ -270,8 +270,8 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         tell("note", f"The provider did not read all of its prompt cache ({reason}{about}).")
     if evidence.compacted:
         tell("note", "The CLI compacted the conversation: the model knows a summary of what came before.")
-    for note in evidence.notes:  # of a newer version's export, too
-        if note.code == "outside_window":  # as it was asked for: see `beside`
+    for note in evidence.notes:  # unknown codes: from a newer version
+        if note.code == "outside_window":  # the client asked for it: see `beside`
             continue
         noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
         tell("note", sentence.format(count(note.count, noun)))
@@ -281,7 +281,7 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
 
 
 def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends: bool | None) -> str:
-    """What a turn's request held of its path, in one line: `turns` of it, of which some are `missing`."""
+    """How much of its path a turn's request had, in one line."""
     sent = f"{turns - missing - summarised} of {count(turns, 'turn')} {'was' if turns == 1 else 'were'} sent"
     if summarised:
         sent += f", {summarised} as a summary"
@@ -294,7 +294,7 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
 
 
 def cache(usage: Usage) -> str:
-    """What the provider said of its prompt cache, in a few words; "" where it read no prompt."""
+    """The use of the provider's prompt cache in a few words; "" if there was no prompt."""
     if usage.cache_share is None:
         return ""
     read, written = usage.cache_read_tokens, usage.cache_write_tokens
@@ -302,7 +302,7 @@ def cache(usage: Usage) -> str:
 
 
 def placed(turn: Turn) -> list[str]:
-    """Why the turn continues what it continues, and how its session was had, in sentences; `reason` has the codes."""
+    """Why the turn continues its parent, and how its session was obtained, in sentences; `reason` has the codes."""
     where, evidence = turn.placed, turn.evidence
     said = []
     if where.rule is not None and where.rule in _RULES:
@@ -317,7 +317,7 @@ def placed(turn: Turn) -> list[str]:
         said.append(f"They leave the agent's path behind message {where.diverged_at}.")
     if where.side:
         said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
-    if turn.continuity is not None and turn.continuity in _CONTINUITY:  # a file may have brought any other word
+    if turn.continuity is not None and turn.continuity in _CONTINUITY:  # an imported file may have any other word
         written = None if evidence.written is None else evidence.written.code
         how = _SHARED if evidence.shared else _INSTEAD.get(written, _CONTINUITY[turn.continuity])
         said.append(how)
@@ -350,7 +350,7 @@ _SHARED = "It ran in a shared process, which answers single questions and keeps 
 
 
 def program(known: Program) -> str:
-    """Which CLI there is, and what its self-check has seen."""
+    """The CLI's version, and the result of its self-check."""
     begin = f"Claude CLI {known.version}"
     good = sum(one.outcome == "ok" for one in known.observed)
     lost = [one.name for one in known.observed if one.outcome == "failed" and one.surprising]
@@ -364,7 +364,7 @@ def program(known: Program) -> str:
 
 
 def login(kind: LoginKind) -> str | None:
-    """How the program is logged in, in a few words; None where it is not known."""
+    """How the program is logged in, in a few words; None if unknown."""
     return {
         "subscription": "logged in with a subscription",
         "by use": "logged in, paid by use",
@@ -373,7 +373,7 @@ def login(kind: LoginKind) -> str | None:
 
 
 def attention(code: Attention, detail: JSON) -> str:
-    """Why somebody should look at an agent, in a few words."""
+    """Why an agent needs attention, in a few words."""
     match code:
         case "stuck":
             return f"its last {detail['turns']} turns failed: {failed(detail['why'])}"
@@ -393,7 +393,7 @@ def failed(code: str | None) -> str:
     return _FAILED.get(code or "", (code or "no reason is known").replace("_", " "))
 
 
-# By the code of its error (`errors`).
+# By the error's code (`errors`).
 _FAILED: Mapping[str, str] = {
     "invalid_request": "the request was refused",
     "context_too_long": "the conversation is too long for the model",
@@ -433,7 +433,7 @@ def doing(what: Doing, detail: JSON) -> str:
 
 
 def elsewhere(status: Status, host: str | None) -> str:
-    """The same of a turn in another proxy, of which only its status is known here. No `host`: it does not respond."""
+    """The same for a turn in another proxy, of which only the status is known. `host` None: it does not respond."""
     what = "runs" if status == "running" else "waits"
     return f"{what} on {host}" if host is not None else f"{what} at a proxy that does not respond"
 
@@ -449,7 +449,8 @@ _DOING: Mapping[Doing, str] = {
 
 
 def _asked_again(retry: JSON) -> str:
-    """Of a retry of the provider's request, as the backend told it: `retry_delay_ms`, `attempt` of `max_retries`."""
+    """A retry of the request to the provider, as the backend reported it: `retry_delay_ms`, `attempt`,
+    `max_retries`."""
     delay, attempt, most = (retry.get(name) for name in ("retry_delay_ms", "attempt", "max_retries"))
     status, error = retry.get("error_status"), retry.get("error")
     said = "the provider is asked again"
@@ -463,7 +464,7 @@ def _asked_again(retry: JSON) -> str:
 
 
 def _attempts(attempts: Sequence[JSON]) -> Iterator[Brief]:
-    """Attempts that others followed. They are counted here: a run that its client asked for counts its own anew."""
+    """Attempts that were followed by others. They are counted here, because each run numbers its attempts from 1."""
     for number, attempt in enumerate(attempts, 1):
         if "repaired" in attempt:
             yield Brief("repair", _repaired(attempt["repaired"]))
@@ -479,7 +480,7 @@ def _attempts(attempts: Sequence[JSON]) -> Iterator[Brief]:
 
 
 def _approvals(asked: Sequence[Approval]) -> Iterator[str]:
-    """One sentence each; of many the last ones."""
+    """One sentence per request; of many only the last ones."""
     left_out = len(asked) - MOST_APPROVALS
     if left_out > 0:
         yield f"{count(left_out, 'earlier request')} for a person's word."
@@ -534,7 +535,7 @@ def _cuts(cuts: Sequence[StreamCut]) -> str:
     return said
 
 
-# What the model was not shown as it was said (`domain.notes`), by code; {0} is a count with its noun.
+# Differences between messages and what the model was shown (`domain.notes`), by code; {0} is a count with its noun.
 _NOTES: Mapping[Code, tuple[str, str]] = {
     "system_prompt_in_newest_turn": (
         "",
@@ -628,7 +629,7 @@ _NOTES: Mapping[Code, tuple[str, str]] = {
 
 
 def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
-    """What is to be known of a turn that went as turns should: who answered in whose place, and what was not shown."""
+    """Remarks on a turn without problems: which model answered instead, and what the model was not shown."""
     if fallback is not None and fallback.here:
         until = times.written(fallback.until)
         yield Brief(

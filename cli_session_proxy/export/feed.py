@@ -1,4 +1,4 @@
-"""What happens in a chain, as text: lines for a terminal, JSON lines for programs, server-sent events for pages."""
+"""Live changes of a chain as text: lines for a terminal, JSON lines for programs, server-sent events for pages."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from .asked import asked
 from .schema import TurnDump
 from .words import KINDS, mark_of
 
-# Of a text, what fits on a line of a terminal (characters).
+# Characters of a text that are shown on a line of a terminal.
 WIDTH = 200
 
 
 def data(happened: Happened, *, verbatim: bool = False) -> JSON:
-    """`{"turn": …, "links": […]}` in the forms of the JSON dump."""
+    """`{"turn": …, "links": […]}` as in the JSON dump."""
     turn = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     return {"seq": happened.turn.seq, "turn": turn, "links": [shown.link(link) for link in happened.links]}
 
@@ -32,14 +32,14 @@ def json_line(happened: Happened, *, verbatim: bool = False) -> str:
 
 
 def event(happened: Happened, told: TurnDump) -> str:
-    """One server-sent event of the turn as it is told; its id is what `Last-Event-ID` brings back."""
+    """One server-sent event with the turn's dump. A client resumes with its id as `Last-Event-ID`."""
     data = {"seq": happened.turn.seq, "turn": told, "links": [shown.link(link) for link in happened.links]}
     return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
 def progress(going: Sequence[Progress]) -> list[JSON]:
-    """The turns that wait or run: what each does since when (UTC seconds), the end of its answer so far, without
-    secrets, behind `skipped` characters, the tokens that it has used, and the tools that wait for a person's word."""
+    """Unfinished turns: what each is doing since when (UTC seconds), the end of its answer so far (redacted, after
+    `skipped` characters), tokens used, and tools that wait for approval."""
     return [
         {
             "turn_id": one.turn.id,
@@ -58,17 +58,17 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
 
 
 def ending(text: str, most: int) -> str:
-    """At most so many characters of its end, from the beginning of a word on."""
+    """The last characters of a text, at most so many, from the beginning of a word."""
     return text if len(text) <= most else text[-most:].partition(" ")[2] or text[-most:]
 
 
 def progress_event(going: Sequence[JSON]) -> str:
-    """One server-sent event of `progress`. It has no id: nothing of it is told again."""
+    """One server-sent event of `progress`. It has no id, because it is not repeated after a reconnect."""
     return f"event: progress\ndata: {json.dumps({'turns': going}, separators=(',', ':'))}\n\n"
 
 
 def lines(happened: Happened, *, verbatim: bool = False) -> str:
-    """For a person: what was asked, what was answered, and every repair with its evidence."""
+    """For a person: question, answer, and every repair with its evidence."""
     told = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     turn = happened.turn
     out = [f"{times.written(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]

@@ -1,4 +1,4 @@
-"""The forms of a dump by name. Each is streamed: memory is bounded by one turn and the outline, not by the chain."""
+"""The formats of a dump by name. Each is streamed: memory is bounded by one turn and the outline, not by the chain."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a search found, for the page, for programs and for a terminal. Pure."""
+"""Results of a search, for the page, for programs and for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .words import count
 
 
 def as_json(wanted: Search, found: Found, indexed: Indexed) -> JSON:
-    """`indexed`: of how many turns the index knows all words by now; a search during that finds the newest."""
+    """`indexed`: how many turns are indexed so far. The newest are indexed first."""
     return {
         "object": "list",
         "query": wanted.text,
@@ -24,7 +24,7 @@ def as_json(wanted: Search, found: Found, indexed: Indexed) -> JSON:
 
 
 def hit_json(hit: Hit) -> JSON:
-    """`page` is where the page shows it. `snippet` says of each piece whether it is one of the words."""
+    """`page`: the page's address of it. `snippet`: pieces, each marked if it matches."""
     return {
         "kind": hit.kind,
         "agent_id": hit.agent.agent_id,
@@ -49,7 +49,7 @@ def page_of(hit: Hit) -> str:
 
 
 def place(hit: Hit) -> str:
-    """The agent, and which of its sessions or turns it is."""
+    """The agent, and the number of the turn or session."""
     words = [hit.agent.agent_id]
     if hit.kind == "session":
         words.append(f"session {hit.session_id}")
@@ -59,7 +59,7 @@ def place(hit: Hit) -> str:
 
 
 def summed_up(wanted: Search, found: Found) -> str:
-    """How many there are, or that there is nothing, and in how much was looked."""
+    """How many hits there are, and how much was searched."""
     folded = f", {count(found.one_shots, 'one-shot')} among them" if found.one_shots else ""
     among = f"{count(found.agents, 'agent')} ({count(found.turns, 'turn')}{folded})"
     if found.hits:

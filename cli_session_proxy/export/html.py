@@ -1,7 +1,7 @@
 """The dump as one page that opens offline: tree, timeline, turns. No script, nothing from outside, all text escaped.
 
-The policy in its head forbids everything but its own style, which is named by its hash: whatever a text of the
-conversation may look like, a browser runs and loads nothing of it.
+Its content security policy allows only its own style, named by its hash: whatever a text of the conversation contains,
+a browser runs and loads nothing.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .schema import MeasuredDump
 from .shown import Renderer, render_here
 from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
-# The last turns are open when the page is: what somebody who looks wants to see first.
+# So many of the last turns are unfolded when the page opens.
 OPEN = 3
 HUES = 12
 
@@ -63,7 +63,7 @@ _POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-acti
 async def html(
     store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_here
 ) -> AsyncIterator[str]:
-    """The page in pieces, a turn each. Raises `NotFound` before the first one."""
+    """The page in pieces, one per turn. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)
     colours = {session.id: f"s{n % HUES}" for n, session in enumerate(shape.chain.sessions)}
     for part in (_head(shape, sandbox), _sessions(shape, colours), _timeline(shape), _tree(shape, colours)):
@@ -71,7 +71,7 @@ async def html(
     yield "<h2 id='turns'>Turns</h2>\n"
     async for turn in parents_first(store.turns(agent.key)):
         node = shape.nodes.get(turn.id)
-        if node is None:  # accepted while this was written
+        if node is None:  # accepted after the outline was read
             continue
         links = shape.links.get(turn.id, ())
         told = await render(shown.measured, turn, links, verbatim=verbatim)
@@ -88,7 +88,7 @@ def _head(shape: Outline, sandbox: str) -> Iterator[str]:
     yield "<meta name='viewport' content='width=device-width'><meta name='referrer' content='no-referrer'>"
     yield f"<title>{_text(agent.agent_id)}</title><style>{_STYLE}</style></head><body>"
     yield f"<h1>Agent {_text(agent.agent_id)}</h1>"
-    repairs = sum(link.reason in ("rebuilt", "moved") for link in shape.chain.links)  # as `chains` counts them
+    repairs = sum(link.reason in ("rebuilt", "moved") for link in shape.chain.links)  # counted as in `chains`
     numbers = (len(shape.nodes), "turn"), (len(shape.chain.sessions), "session"), (repairs, "repair")
     counts = ", ".join(count(number, one) for number, one in numbers)
     yield f"<p>{counts}, since {times.written(agent.created_at)}<br>sandbox <code>{_text(sandbox)}</code></p>"
@@ -133,7 +133,7 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
 
 
 def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
-    """The body of a turn, shown when it is unfolded."""
+    """The body of an unfolded turn."""
     lines = []
     for link in links:
         said = shown.link(link)
@@ -207,7 +207,7 @@ def _block(block: dict[str, Any]) -> str:
 
 
 def _compact(value: Any) -> str:
-    """JSON, a field a line. (`indent` would leave the work to Python: a third of the time of a long page.)"""
+    """JSON with one field per line. (`indent` would use Python's slow encoder: a third of the time of a long page.)"""
     if not value:
         return ""
     if not isinstance(value, dict):
@@ -217,11 +217,11 @@ def _compact(value: Any) -> str:
 
 
 def _text(value: str) -> str:
-    """Text that is only text."""
+    """Escaped text."""
     return escape(visible(value)) if _NOT_AS_IT_IS.search(value) else value
 
 
-_common = lru_cache(256)(_text)  # of few words, which most turns have
+_common = lru_cache(256)(_text)  # for words that most turns have
 _NOT_AS_IT_IS = re.compile(f"[&<>\"'{UNSEEN}]")
 
 

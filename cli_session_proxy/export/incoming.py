@@ -1,6 +1,6 @@
-"""An exported chain (see `portable`) on its way into a store: checked whole first, then read piece by piece.
+"""Imports an exported chain (see `portable`): the whole file is checked first, then read piece by piece.
 
-The file may be anybody's: its sum says only that it is as somebody wrote it. Every line is checked (`shapes`).
+The file is not trusted: its checksum only shows that it is complete. Every line is validated (`shapes`).
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from .shapes import check_header, check_line, of_turn
 
 T = TypeVar("T")
 
-# Levels of a line: what a CLI prints, within a turn.
+# Levels of JSON in a line: those of a CLI's record, within a turn.
 DEEPEST = CLI_DEPTH + 8
-# `resp_…`, `msg_…` and the like: the hexadecimal digits are a turn's or an item's own.
+# `resp_…`, `msg_…` and the like: the hexadecimal digits are those of a turn or an item.
 _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
 _PREVIOUS = ("previous_response_id", "previous_interaction_id")
 
@@ -54,16 +54,16 @@ class Source(Protocol):
 
 
 class KeptRecords(Protocol):
-    """What the backend knows of records and keeps outside the store. Called on a thread."""
+    """The backend's view of records and its files. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
         """Whether a session of this id exists on this machine, whoever owns it."""
 
     def is_sound(self, record: Record) -> bool:
-        """Whether it is a record that the backend could have kept itself."""
+        """Whether the backend could have written this record itself."""
 
     def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
-        """The records of a turn, as the backend keeps them. Called for a parent before its children."""
+        """The records of a turn in the backend's stored form. Called for a parent before its children."""
 
 
 async def bring_in(
@@ -91,8 +91,7 @@ async def bring_in(
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A file whose checksum is right. `end`: what its last line tells of it. `images` says where in the file each
-    image's line begins."""
+    """A file with a correct checksum. `end`: its last line. `images`: the offset of each image's line."""
 
     path: Source
     size: int
@@ -104,7 +103,7 @@ class Checked:
 
     @property
     def former(self) -> bool:
-        """Of 0.1, which noted everything of a turn in one object."""
+        """Written by 0.1, which has one `reason` per turn."""
         return self.head["schema"] in FORMER
 
 
@@ -119,7 +118,7 @@ def _check(path: Source) -> Checked:
 
 
 def check(path: Source, file: IO[bytes]) -> Checked:
-    """Read the whole file once, from its beginning: is it ours, complete and unchanged? Raises `InvalidRequest`."""
+    """Read the whole file once: is it an export, complete and unchanged? Raises `InvalidRequest`."""
     raw = file.readline(MAX_LINE)
     head = _header(path, raw)
     digest = hashlib.sha256()
@@ -155,7 +154,8 @@ def check(path: Source, file: IO[bytes]) -> Checked:
 
 
 def _refuse_circles(path: Source, before: Mapping[str, Sequence[str]]) -> None:
-    """Whoever goes up from a turn comes to an end. `before`: its parent, and what the path is without it."""
+    """Refuse cycles among turns. `before`: for each turn its parent, and the turn before it if it is left off the
+    path."""
     try:
         TopologicalSorter(before).prepare()
     except CycleError as exc:
@@ -177,7 +177,7 @@ def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     except ValueError as exc:
         raise InvalidRequest(f"{path} line {number} is no JSON: it was not made by this program") from exc
     kind = next(iter(line), "") if isinstance(line, dict) else ""
-    # So that every reader takes the line for the same thing.
+    # Otherwise two JSON parsers could read the line differently.
     if not raw.startswith(f'{{"{kind}":'.encode("utf-8", "surrogatepass")):
         raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
     return dict(line)
@@ -191,7 +191,7 @@ def _loads(text: bytes | str) -> Any:
 
 
 def _number(text: str) -> float:
-    """Python reads what no float holds as infinity, which no JSON can carry on."""
+    """Refuse too large numbers: Python reads them as infinity, which JSON does not have."""
     if math.isinf(number := float(text)):
         raise ValueError(f"{text[:40]} is no number of JSON")
     return number
@@ -209,7 +209,7 @@ def _header(path: Source, raw: bytes) -> JSON:
 
 
 async def _taken(store: Store, kept: KeptRecords, checked: Checked) -> bool:
-    """Whether this chain's turns or sessions exist here already: then importing would overwrite their files."""
+    """Whether this chain's turns or sessions exist here already. Then they need new ids."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
     for session_id in checked.sessions:
@@ -222,23 +222,23 @@ async def _taken(store: Store, kept: KeptRecords, checked: Checked) -> bool:
 
 @dataclass(slots=True)
 class _Reading:
-    """The walk over a checked file while the store takes it in. Runs on the store's thread."""
+    """Reads a checked file while the store imports it. Runs on the store's thread."""
 
     checked: Checked
     kept: KeptRecords
     salt: str | None
-    conversation: tuple[str, str]  # its id where it was, and here
+    conversation: tuple[str, str]  # its id in the file, and here
     progress: Progress
 
     def turn_id(self, old: str | None) -> str | None:
-        """The turn's id here: the same new one wherever it is named."""
+        """The turn's id here: the same wherever it is mentioned."""
         return old if old is None or self.salt is None else f"turn_{self._fresh(old).hex}"
 
     def session_id(self, old: str | None) -> str | None:
         return old if old is None or self.salt is None else str(self._fresh(old))
 
     def wire_id(self, old: str | None) -> str | None:
-        """An id that a client knows: a turn's under another name, an item's, or of something within a turn."""
+        """An id that clients have: derived from a turn's, an item's, or of a part of a turn."""
         known = _WIRE_ID.fullmatch(old) if old is not None and self.salt is not None else None
         if known is None:
             return old
@@ -300,7 +300,8 @@ class _Reading:
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, where: str, line: JSON, text: str, image_file: IO[bytes]) -> str:
-        """The text with its images. A turn holds those of its input and of its tools: twice a line, at most."""
+        """The text with its images put back. A turn may have twice the images of a line: of its input and of its
+        tools."""
         places = line.get("images") or ()
         known: dict[str, str] = {}
         size = before = 0
@@ -316,7 +317,7 @@ class _Reading:
 
     def _turn(self, where: str, line: JSON, image_file: IO[bytes]) -> Turn:
         told = line["turn"]
-        if line.get("images"):  # wherever they were put
+        if line.get("images"):  # at any other place
             told = _loads(self._restored(where, line, as_text(told), image_file))
             check_line(where, {"turn": told}, former=self.checked.former)
             if (told["id"], _before(told)) != (line["turn"]["id"], _before(line["turn"])):
@@ -325,7 +326,7 @@ class _Reading:
         data |= {
             "seq": 0,
             "agent_key": 0,
-            # What recognises a client's retry, and who ran it, is this store's own.
+            # Fingerprints and instances are only valid in the store that they come from.
             "fingerprint": "",
             "instance": None,
             "id": self.turn_id(data["id"]),
@@ -339,11 +340,11 @@ class _Reading:
             data |= {"evidence": told.evidence.as_json(), "stop_sequence": told.stop_sequence}
             data["attempts"] = [former.attempt(one, told.evidence.output_refused) for one in data["attempts"]]
         turn = Turn.from_json(data)
-        checked(turn.options.tools)  # they hold for the results that a client may send next
+        checked(turn.options.tools)  # used again if the client sends results next
         return turn
 
     def _call(self, call: JSON | None) -> JSON | None:
-        """What a stateful wire keeps with a turn, with the ids that are in it."""
+        """The data of a stateful wire, with its ids replaced."""
         if call is None:
             return None
         own: JSON = {name: self.wire_id(call[name]) for name in _PREVIOUS if name in call}

@@ -30,7 +30,7 @@ async def markdown(
     render: Renderer = render_here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
-    """The conversation, or a part of it, in pieces, a turn each. Raises `NotFound` before the first one."""
+    """The conversation, or a part of it, in pieces, one per turn. Raises `NotFound` before the first one."""
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
@@ -58,7 +58,7 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
     where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {used}" if used else "")
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
     yield f"<sub>{_plain(where)}</sub>\n"
-    # It was to continue the head, and ended or waits before it was known which turn that is.
+    # It continues the head, and ended or still waits before that turn was decided.
     never_began = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
     if turn.parent_id != before and not never_began:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
@@ -93,7 +93,7 @@ def _link(link: Link) -> str:
 
 
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """A block each, quoted, so that no text of a conversation can pass for the dump's own words."""
+    """Each block quoted, so that no message can imitate the dump's own text."""
     for block in blocks:
         yield "\n".join(f"    {line}" for line in _block(block).splitlines() or [""])
         yield ""
@@ -111,7 +111,7 @@ def _block(block: dict[str, Any]) -> str:
 
 
 def _inline(text: str) -> str:
-    """One line of code style: a name cannot break out of its line."""
+    """Inline code on one line: a name cannot break out of it."""
     line = " ".join(text.split()) or " "
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
@@ -119,10 +119,10 @@ def _inline(text: str) -> str:
 
 
 def _plain(text: str) -> str:
-    """A sentence: evidence in it is no markup. An underscore stays as it is, so that ids and paths can be copied."""
+    """A sentence with markup escaped. Underscores stay, so that ids and paths can be copied."""
     return _MARKUP.sub(lambda found: "\\" + found[0], " ".join(text.split()))
 
 
-_common = lru_cache(256)(_plain)  # of few words, which most turns have
+_common = lru_cache(256)(_plain)  # for words that most turns have
 _MARKUP = re.compile(r"[\\`*<>\[\]&]")
 _compact = json.JSONEncoder(ensure_ascii=False).encode

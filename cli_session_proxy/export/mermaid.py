@@ -1,8 +1,7 @@
 """The dump as a graph: runs of turns in one session as boxes, the links between them as arrows.
 
-No text of the conversation is in it, and what a person chose (the agent's name) is written as character codes, so
-that nothing in a chain can be taken for syntax. A viewer gives up at 500 edges, so the oldest boxes of a long
-chain are left out.
+It has no text of the conversation, and the agent's name is written as character codes, so that nothing in a chain can
+be taken for syntax. Viewers fail above 500 edges, so the oldest boxes of a long chain are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MOST_BOXES = 250
 _REASONS, _STATUSES = frozenset(get_args(LinkReason)), frozenset(get_args(Status))
 _UNKNOWN = "unknown"
 
-# CLI 1.x answers every turn with a new id: that alone is not worth a box.
+# CLI 1.x gives every turn a new session id: that alone makes no new box.
 _QUIET: frozenset[LinkReason] = frozenset({"forked_by_cli"})
 
 _STYLES = (
@@ -70,7 +69,7 @@ def _boxes(shape: Outline) -> list[_Box]:
     boxes: list[_Box] = []
     holds: dict[str, _Box] = {}
     for node in shape.nodes.values():
-        # A chain may have been brought by an earlier version that did not look: an unknown word is no syntax here.
+        # An earlier version imported chains without validation: an unknown word must not become syntax.
         reasons = [link.reason for link in shape.links.get(node.id, ()) if link.reason not in _QUIET]
         why = [reason if reason in _REASONS else _UNKNOWN for reason in reasons]
         above = holds.get(node.parent or "")

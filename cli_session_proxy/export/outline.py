@@ -1,4 +1,4 @@
-"""A chain without its words: the shape that the graph and the page's tree are drawn from. Small per turn."""
+"""A chain's shape without its messages, for the graph and the page's tree. Small per turn."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnOutline
 from . import explain
 
-# Characters of a prompt that stand for the turn in an outline.
+# Characters of the prompt that label a turn.
 FIRST_WORDS = 60
-# A secret at their edge must not lose the end by which it is known: cut far behind it first.
+# Characters that are redacted first: a secret that is cut at the edge would not be recognised.
 LOOKED_AT = 8 * FIRST_WORDS
 
 
@@ -28,14 +28,14 @@ class Node:
     status: Status
     session: str | None
     words: str
-    mended: bool = False  # beside what its links tell
+    mended: bool = False  # apart from its links
     lane: int = 0
     children: int = 0
 
 
 @dataclass(slots=True)
 class Outline:
-    """`nodes` by id, parents first; `links` by the turn they belong to (None: by none)."""
+    """`nodes` by id, parents first; `links` by turn (None: without a turn)."""
 
     chain: Chain
     nodes: dict[str, Node] = field(default_factory=dict)
@@ -54,7 +54,7 @@ class Outline:
         )  # fmt: skip
 
     def finish(self) -> None:
-        """Lanes: the head's path is the first; elsewhere the first child goes on in its parent's lane."""
+        """Assign lanes: the head's path is lane 0; elsewhere the first child stays in its parent's lane."""
         on_head: set[str] = set()
         at = self.chain.agent.head
         while at in self.nodes and at not in on_head:
@@ -78,7 +78,7 @@ class Outline:
 
 
 async def outline(store: Store, agent: Agent) -> Outline:
-    """Raises `NotFound` where the agent is gone."""
+    """Raises `NotFound` if the agent was deleted."""
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")

@@ -1,17 +1,17 @@
-"""A chain as one file, to go to another machine: `cli-session-proxy/export/3`, JSON lines.
+"""Exports a chain as one file, for another machine: `cli-session-proxy/export/3`, JSON lines.
 
     {"schema": "cli-session-proxy/export/3", "program": …, "exported_at": …, "agent": {…}, "head": …, "sandbox": …}
-    {"image": sha256, "data": base64}         each image once, before the first line that shows it
+    {"image": sha256, "data": base64}         each image once, before the first line that uses it
     {"turn": {…}}                             in the order of acceptance
     {"record": line, "uuid": …, "synthetic": …}   the records of the turn above, verbatim
     {"session": {…}} {"link": {…}}
     {"conversation": {…}} {"item": {…}}       what OpenAI's Conversations keep beside the chain, where there is some
     {"end": {"lines": n, "turns": n, "records": n, "sha256": …}}   of every byte before this line
 
-A turn or record with images carries `"images": [[offset, sha256], …]`: where they were in its text. Everything is
-streamed, so memory is bounded by one turn. What is queued or running, and what recognises a client's retry, stays
-behind. A file without its end, or with another sum, is refused before anything is written. Version 1 had no
-conversations, and version 2 one `reason` instead of `placed`, `options` and `evidence`; both are read as well.
+A turn or record with images has `"images": [[offset, sha256], …]`: where they were in its text. Everything is
+streamed, so memory is bounded by one turn. Unfinished turns, fingerprints and idempotency keys are not exported. A file
+without its end, or with a wrong checksum, is refused before anything is written. Version 1 had no conversations, and
+version 2 one `reason` instead of `placed`, `options` and `evidence`; both are still read.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ from ..settings import Settings
 from ..stores.base import Store
 
 SCHEMA = "cli-session-proxy/export/3"
-# Those that hold what `domain.former` splits.
+# Versions with one `reason`, which `domain.former` splits.
 FORMER = frozenset({"cli-session-proxy/export/1", "cli-session-proxy/export/2"})
 READ = FORMER | {SCHEMA}
 
-# (bytes or turns done, in all)
+# Gets (done, total), in bytes or turns.
 Progress = Callable[[int, int], None]
 # Takes a block of bytes.
 Out = Callable[[bytearray], Awaitable[object]]
 
-# A line is one record or one image; the API takes requests of 32 MB, so that this is no line of ours.
+# The longest line. One is a record or an image, and the API takes requests of 32 MB: ours are shorter.
 MAX_LINE = 256 * 1024 * 1024
-# Lines are written in blocks of at least so many bytes: each write is a hop to a thread.
+# Lines are written in blocks of at least so many bytes, because each write runs on a thread.
 BLOCK = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class MovedChain:
-    """What was written or read. `renamed`: its ids were taken here, so that turns and sessions got new ones."""
+    """The result of an export or import. `renamed`: ids existed here already, so turns and sessions got new ones."""
 
     agent_id: str
     path: Path
@@ -67,7 +67,8 @@ class MovedChain:
 
 
 async def export(settings: Settings, store: Store, agent: Agent, path: Path, progress: Progress) -> MovedChain:
-    """Write the chain as it is now, for this user only (0600). A failure leaves no file. Raises `InvalidRequest`."""
+    """Write the present chain to a file for this user only (0600). A failure leaves no file. Raises
+    `InvalidRequest`."""
     try:
         file = await aiofiles.open(path, "xb", opener=partial(os.open, mode=0o600))
     except FileExistsError:
@@ -91,11 +92,11 @@ async def export(settings: Settings, store: Store, agent: Agent, path: Path, pro
 async def write(
     settings: Settings, store: Store, agent: Agent, to: Out | None, progress: Progress, *, whole_at: float | None = None
 ) -> JSON:
-    """Write the lines to `to` in blocks and return the content of the last one: counts and a checksum. With `to` None
-    nothing is written. Raises `NotFound`.
+    """Write the lines to `to` in blocks, and return the last line: counts and a checksum. `to` None: write nothing.
+    Raises `NotFound`.
 
-    With `whole_at`, which becomes the time of the export, an unfinished turn raises `SessionBusy` instead of being left
-    out: the same chain and time give the same bytes.
+    With `whole_at`, the time of the export, an unfinished turn raises `SessionBusy` instead of being left out: equal
+    chains and times give equal bytes.
     """
     out = _Writer(to)
     async for line in _lines_of(settings, store, agent, out, progress, whole_at):
@@ -109,7 +110,7 @@ async def _lines_of(
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}")
-    # Links and head are read first: a turn that finishes later is not part of this export.
+    # Links and head are read first: turns that finish later are not part of this export.
     now = time.time() if whole_at is None else whole_at
     yield {
         "schema": SCHEMA,
@@ -148,7 +149,7 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
     parent = turn.parent_id
     if parent is not None and parent not in out.ids:
         above = await store.turn(parent)
-        if above is None or above.status not in FINISHED:  # asked to continue a turn that never ended
+        if above is None or above.status not in FINISHED:  # its parent never ended
             turn = dataclasses.replace(turn, parent_id=None)
     cutter = ImageCutter()
     shortened, places = cutter.cut(as_text(_without(turn, "seq", "agent_key", "instance", "fingerprint", "limit_wait")))
@@ -173,12 +174,12 @@ def _without(row: Recorded, *names: str) -> JSON:
 
 
 def as_text(value: Any) -> str:
-    # ASCII: half a surrogate pair in an answer survives, and the places of images are counted in this very text
+    # ASCII: half a surrogate pair in an answer survives, and the offsets of images refer to this text
     return json.dumps(value, separators=(",", ":"))
 
 
 class _Writer:
-    """Lines on their way out, with the running sum."""
+    """Writes lines in blocks, and computes the checksum."""
 
     def __init__(self, to: Out | None) -> None:
         self._to = to

@@ -19,12 +19,12 @@ class UsageDump(TypedDict):
     output_tokens: int
     cache_read_tokens: int
     cache_write_tokens: int
-    cache_share: float | None  # of the prompt, what was read from the cache
+    cache_share: float | None  # the cached share of the prompt
     thinking_tokens: int
 
 
 class SaidDump(TypedDict):
-    """Of `TurnDump`, what people read."""
+    """The messages of `TurnDump`."""
 
     input: list[MessageDump]
     output: list[Block]
@@ -34,7 +34,7 @@ class SaidDump(TypedDict):
 
 
 class MeasuredDump(SaidDump):
-    """And what it took, and why."""
+    """With tokens, cost, times and reason."""
 
     usage: UsageDump
     cost_usd: float | None
@@ -63,30 +63,30 @@ class TurnDump(TypedDict):
     started_at: float | None
     finished_at: float | None
     attempts: list[JSON]
-    # beyond the contract's first fields
+    # added after the contract's first fields
     system: str | None
     effort: str | None
     profile: str | None
     stop_reason: str | None
-    # why it continues what it continues: the rule, messages sent, matched and imported, where the path was left
+    # why it continues its parent: the rule, messages sent, matched and imported, where the path was left
     continuity_reason: JSON
     reason: JSON
     timings: JSON
     tools: list[JSON]
     delivery: Delivery
     origin: str
-    # who answered, and as which model; where another model could not: {asked, model, why, until, here}
+    # the backend and model that answered; for a fallback {asked, model, why, until, here}
     backend: str | None
     answered_by: str | None
     fallback: JSON | None
-    # what the client noted of its request
+    # the client's metadata
     metadata: JSON
-    # what happened to it beside its links, in sentences; empty for a turn that went as turns should
+    # what happened to it, without its links, in sentences; empty for an ordinary turn
     says: list[str]
 
 
 class NumberedDump(TurnDump):
-    number: int  # its place in the order of acceptance, from 1: as on the page, in `show` and in every other form
+    number: int  # in the order of acceptance, from 1: as on the page, in `show` and in every other format
 
 
 class SessionDump(TypedDict):
@@ -104,7 +104,7 @@ class LinkDump(TypedDict):
     reason: LinkReason
     detail: JSON
     at: float
-    # what broke and how it was repaired, in a sentence made of the reason and the detail
+    # what broke and how it was repaired, in a sentence
     says: str
 
 

@@ -1,8 +1,8 @@
-"""What the lines of an export may hold, as far as a path, a page, a sum or a sentence is made of it.
+"""Validates the lines of an export, which is not trusted.
 
-A file may be anybody's. Ids have our forms, statuses and reasons are those that we know, numbers fit the store, and
-the evidence of a repair has the types that `explain` reads. What was said stays as it is: it is only ever text. The
-shapes follow from the domain's records, and say here only what their types do not.
+Ids must have our format, statuses and reasons must be known, numbers must fit into the store, and the evidence of a
+repair must have the types that `explain` reads. Messages are not checked: they are only shown as text. The schemas are
+made from the domain's records; only stricter rules are written here.
 """
 
 from __future__ import annotations
@@ -47,16 +47,16 @@ from ..domain.windows import Window
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 
-# SQLite's and PostgreSQL's whole numbers have 64 bits.
+# Integers of SQLite and PostgreSQL have 64 bits.
 MOST = 2**63 - 1
-# Of a path: PostgreSQL has 32 bits for it, and there are turns to come.
+# The longest path. The column has 32 bits in PostgreSQL, and the path must be able to grow.
 MOST_DEPTH = 2**30
 
 SessionId = Annotated[str, StringConstraints(pattern=f"^{UUID}$")]
 TurnId = Annotated[str, StringConstraints(pattern=f"^{TURN_ID}$")]
 Model = Annotated[str, StringConstraints(pattern=rf"^{MODEL}$")]
 Version = Annotated[str, StringConstraints(pattern=f"^{VERSION}$")]
-# What we name ourselves: efforts, wires, reasons to stop.
+# Words of our own: efforts, wires, stop reasons.
 Word = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$")]
 ItemId = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_.:-]{1,128}$")]
 Sha256 = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{64}$")]
@@ -66,7 +66,7 @@ Count = Annotated[int, Field(ge=0, le=MOST)]
 
 
 class _Shape(BaseModel):
-    """Further fields are allowed: they are shown as they are, or ignored."""
+    """Unknown fields are allowed, and ignored."""
 
     model_config = ConfigDict(strict=True, extra="ignore")
 
@@ -81,7 +81,7 @@ Block = Annotated[JSON, BeforeValidator(_block)]
 
 
 class RepairShape(_Shape):
-    """Of a link, or of a repair that a turn tells itself (`explain`); `why` and `done` in 0.1."""
+    """The detail of a link, or of a repair in a turn's evidence; `why` and `done` were written by 0.1."""
 
     code: str | None = None
     note: str | None = None
@@ -128,7 +128,7 @@ class CallShape(_Shape):
     previous_interaction_id: str | None = None
 
 
-# Of each record, what is read where the record is part of another one.
+# Stricter types for fields of records that other records contain.
 _SHAPE_OF: dict[Any, Any] = {
     Window: Annotated[str, AfterValidator(lambda text: str(Window.parse(text)))],
     Repair: RepairShape,
@@ -138,8 +138,8 @@ _SHAPE_OF: dict[Any, Any] = {
 
 
 def _shape(kind: Any, *, without: Collection[str] = (), whole: bool = False, **narrowed: Any) -> type[BaseModel]:
-    """The JSON of a record. A field has its type there; `narrowed` says more of it. `whole`: those with a default have
-    to be there as well, but for `call` and `fallback`, which younger versions added."""
+    """The schema of a record's JSON. Fields have the record's types, or stricter ones from `narrowed`. `whole`: fields
+    with a default are required, too, except `call` and `fallback`, which newer versions added."""
     types = get_type_hints(kind)
     made: dict[str, Any] = {}
     for one in dataclasses.fields(kind):
@@ -148,7 +148,7 @@ def _shape(kind: Any, *, without: Collection[str] = (), whole: bool = False, **n
         type_ = narrowed.get(one.name) or _in_json(types[one.name])
         no_default = one.default is dataclasses.MISSING and one.default_factory is dataclasses.MISSING
         required = no_default or (whole and one.name not in ("call", "fallback"))
-        # Under another name: a model has attributes of its own, such as `schema`.
+        # Renamed, because pydantic's models have attributes such as `schema`.
         made[f"{one.name}_"] = (Annotated[type_, Field(alias=one.name)], ... if required else None)
     _SHAPE_OF[kind] = create_model(f"{kind.__name__}Shape", __base__=_Shape, **made)
     shape: type[BaseModel] = _SHAPE_OF[kind]
@@ -203,7 +203,7 @@ class ReasonShape(_Shape):
     compacted: JSON | None = None
 
 
-# Not exported: a turn's place in this store, what recognises a client's retry, and what only an unfinished turn has.
+# Not exported: a turn's `seq`, what recognises a client's retry, and fields of unfinished turns.
 _LOCAL = {"seq", "agent_key", "fingerprint", "instance", "limit_wait"}
 _TURN: dict[str, Any] = {
     "id": TurnId, "parent_id": TurnId | None, "model": Model, "effort": Word | None, "origin": Word,
@@ -215,7 +215,7 @@ _TURN: dict[str, Any] = {
     "path_hash": Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9]{1,128}$")] | None,
     "answered_by": Model | None, "call": CallShape | None, "depth": Annotated[int, Field(ge=0, le=MOST_DEPTH)],
 }  # fmt: skip
-# Fields that a turn of 0.1 does not have: they were part of its `reason`, or unknown.
+# Fields that a turn of 0.1 does not have: they were part of its `reason`, or did not exist.
 _LATER = {"placed", "options", "evidence", "stop_sequence", "backend", "answered_by", "fallback"}
 
 SHAPES = {
@@ -236,7 +236,7 @@ _FORMER_TURN = create_model(
 
 
 def of_turn(told: JSON, *, former: bool) -> JSON:
-    """Only the fields of a turn that were checked: a later version may have others."""
+    """The validated fields of a turn. Others, of a later version, are dropped."""
     checked = _FORMER_TURN if former else SHAPES["turn"]
     names = (field.alias or name for name, field in checked.model_fields.items())
     return {name: told[name] for name in names if name in told}
@@ -265,13 +265,13 @@ class _ImageLine(_Shape):
 
 
 def check_header(where: str, head: JSON) -> None:
-    """Raises `InvalidRequest`, as all of these do; `where` is the place in the file that the message names."""
+    """Raises `InvalidRequest`, like all functions here. `where`: the place in the file, for the message."""
     _check(Header, head, where)
 
 
 def check_line(where: str, line: JSON, *, former: bool) -> str:
-    """Check a line after the header; `former`: one that 0.1 wrote. Returns its first field, which names its kind. The
-    images in it are not restored yet."""
+    """Check a line after the header; `former`: written by 0.1. Returns its first field, which names its kind. Its
+    images are not put back yet."""
     kind = str(next(iter(line), "nothing"))
     if kind == "record":
         _check(_RecordLine, line, where, kind)

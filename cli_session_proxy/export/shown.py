@@ -1,4 +1,4 @@
-"""Rows of the store as a dump shows them: without secrets, images by their hash. Pure."""
+"""Turns and links in the form of a dump: redacted, images by their hash. Pure."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from .words import Brief, shallow
 T = TypeVar("T")
 D_co = TypeVar("D_co", covariant=True)
 
-# Of a turn's reason: what `continuity` decided (docs/continuity-rules.md); the rest is how its session came to be.
+# Fields of a turn's reason that `continuity` decided (docs/continuity-rules.md); the others are about its session.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
 
 
 def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
-    """`verbatim` shows what was said (system, input, output, tools) as it is; all else is redacted even then.
+    """`verbatim`: system, input, output and tools are not redacted; everything else is.
 
-    `links` are those made at this turn; one of another turn tells nothing of it.
+    `links`: those made at this turn; links of other turns are ignored.
     """
     parts = measured(row, links, verbatim=verbatim)
     reason = parts["reason"]
@@ -64,7 +64,7 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 
 
 def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> MeasuredDump:
-    """The part of `turn` that holds the messages, tokens, cost, times and reason."""
+    """The part of `turn` with messages, tokens, cost, times and reason."""
     return {
         **said(row, links, verbatim=verbatim),
         "usage": cast(UsageDump, {**row.usage.as_json(), "cache_share": row.usage.cache_share}),
@@ -75,7 +75,7 @@ def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -
 
 
 def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> SaidDump:
-    """The part of `turn` that holds the messages. It takes half the time of the whole."""
+    """The part of `turn` with the messages, in half the time."""
     return {
         "input": [message(item, verbatim=verbatim) for item in row.input],
         "output": blocks(row.output, verbatim=verbatim),
@@ -86,19 +86,19 @@ def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Sa
 
 
 class Show(Protocol[D_co]):
-    """The function `turn`, or one that shows a part of it."""
+    """The function `turn`, `measured` or `said`."""
 
     def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> D_co: ...
 
 
 class Renderer(Protocol):
-    """Calls a `Show`, here or in a helper process: to find secrets in megabytes of text or images takes seconds."""
+    """Calls a `Show`, here or in a helper process: redacting megabytes takes seconds."""
 
     async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T: ...
 
 
 async def render_here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
-    """For a program that need not serve others meanwhile."""
+    """In this process, for programs that serve nobody else."""
     return show(row, links, verbatim=verbatim)
 
 
@@ -180,7 +180,7 @@ def _without_images(value: Any) -> Any:
 def _file(kind: str, source: dict[str, Any]) -> Block:
     try:
         raw = base64.b64decode(source["data"])
-    except ValueError:  # a model's or a file's image that is none: hashed as it stands
+    except ValueError:  # not a valid image: hash its text
         raw = source["data"].encode("utf-8", "surrogatepass")
     digest = hashlib.sha256(raw).hexdigest()
     return {"type": kind, "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}

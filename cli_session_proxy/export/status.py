@@ -1,4 +1,4 @@
-"""Does it work, what does it cost, must somebody do something: for `status` and for the page's first line."""
+"""Does it work, what does it cost, must somebody act: for `status` and the page's first line."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from ..stores.base import Forgotten, TurnFacts
 from .words import count, money
 
 WEEK = 7
-# Errors that the next turn of any agent meets, too, with what to do.
+# Errors that every next turn would also get, with what to do.
 GENERAL: Mapping[str, str] = {
     "claude_not_logged_in": "the CLI is not logged in: run `cli-session-proxy login`",
     "claude_unavailable": "the CLI cannot be run: `cli-session-proxy doctor` says why",
 }
-# Why no turn is accepted now (`engine.readiness.State`).
+# Why no turn is accepted, by `engine.readiness.State`.
 UNREADY: Mapping[str, str] = {
     "store_unavailable": "the store cannot be written: is its disk full, or its database away?",
     "draining": "it is being stopped, and takes no new turns",
@@ -27,7 +27,7 @@ UNREADY: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Remembered(Recorded):
-    """Of the newest requests of some agents: how many earlier turns they should have held, and held."""
+    """How many earlier turns the newest requests of some agents should have contained, and did."""
 
     agents: int
     turns: int
@@ -36,9 +36,9 @@ class Remembered(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ProxyStatus(Recorded):
-    """`problem`: why the next turn would fail, and what to do; None where it works. `cli`: its version and what its
-    self-check saw, in words. Costs are in USD, today among the last seven. `plan`: of a subscription.
-    `put_off`: turns that wait for a limit to be over. `login`: in words, where it is known."""
+    """`problem`: why the next turn would fail, and what to do; None if it works. `cli`: its version and self-check, in
+    words. Costs are in USD; those of seven days include today. `plan`: of a subscription. `put_off`: turns that wait
+    for a limit. `login`: in words, if known."""
 
     problem: str | None
     cli: str | None
@@ -56,30 +56,30 @@ class ProxyStatus(Recorded):
 
 
 def unready(state: str, why: str | None) -> str | None:
-    """`why`: what the store said where it cannot be written."""
+    """`why`: the store's error, if it cannot be written."""
     return (state == "store_unavailable" and why) or UNREADY.get(state)
 
 
 def failing(facts: Sequence[TurnFacts]) -> str | None:
-    """In words the error of the newest turn that has ended (newest first), where others would end so as well."""
+    """The error of the newest ended turn in words, if other turns would get it, too. `facts`: newest first."""
     newest = next((one for one in facts if one.status in FINISHED and one.status != "cancelled"), None)
     return None if newest is None else GENERAL.get(newest.code or "")
 
 
 def answers(facts: Sequence[TurnFacts], since: float) -> bool:
-    """A turn that was accepted after this time was answered."""
+    """Whether a turn was answered that was accepted after this time."""
     return any(one.created_at > since and one.status in ("completed", "requires_action") for one in facts)
 
 
 def costs(facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()) -> tuple[float, float]:
-    """USD of today and of the last seven days, today among them."""
+    """The cost of today, and of the last seven days including today, in USD."""
     today, week = (times.begins(times.days(now, days)[0]) for days in (1, WEEK))
     spent = [(one.created_at, one.cost_usd or 0.0) for one in facts] + [(one.at, one.cost_usd) for one in forgotten]
     return sum(cost for at, cost in spent if at >= today), sum(cost for at, cost in spent if at >= week)
 
 
 def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
-    """For the terminal. `served`: where a server answers on this store."""
+    """For the terminal. `served`: the address of a server on this store."""
     yield "working" if status.problem is None and served is not None else f"NOT WORKING: {status.problem}"
     if served is not None:
         waiting = f", {status.waiting} waiting" if status.waiting else ""
@@ -97,12 +97,12 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
         yield f"memory      {remembered(seen)}"
 
 
-# What people call the windows of a subscription.
+# Names of a subscription's windows for people.
 _WINDOWS: Mapping[str, str] = {"five_hour": "five hours", "seven_day": "week"}
 
 
 def windows(plan: Plan) -> str:
-    """How much of a subscription's windows is used, and when they are reset."""
+    """How much of each window is used, and when it is reset."""
     told = []
     for one in plan.windows:
         used = "" if one.used is None else f" {100 * one.used:.0f} % used"

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 from ..domain.models import JSON, ChainSummary
 
-# Rows that a list has unless it is asked for more: 5,000 are 1.6 MB.
+# Rows of a list by default: 5,000 are 1.6 MB.
 LISTED = 1000
-# Seconds for which an unnamed agent of one turn is listed by itself: somebody may be about to go on from it.
+# Seconds for which a one-shot has its own row: its client may still continue it.
 ONE_SHOT_SHOWN = 600.0
 DAY = 86_400.0
 
 
 def summary_json(row: ChainSummary) -> JSON:
-    """`bytes` is what the store keeps for it, `last_at` UTC seconds, `state` the last turn's status.
+    """`bytes`: its size in the store; `last_at`: UTC seconds; `state`: the last turn's status.
 
-    `side`: there is nothing in it but what is suspected to be side calls. `host`: the one whose proxy holds the agent
-    now, `address` where other proxies reach that one.
+    `side`: it has only suspected side calls. `host`, `address`: of the proxy that holds the agent now.
     """
     return {
         "agent_id": row.agent.agent_id,

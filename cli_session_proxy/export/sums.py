@@ -1,4 +1,4 @@
-"""What turns cost and came to, by day, by model and by the owner of their key."""
+"""Sums of turns' usage and cost, by day, by model and by the owner of their key."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from ..settings import MODELS
 from ..stores.base import Forgotten, TurnFacts
 
 DAYS = 14
-# The newest turns that are summed up: a long look at a very large store would slow the turns that run.
+# Only so many of the newest turns are summed up: a longer read would slow running turns.
 TURNS = 20_000
 
 
 def summed(
     facts: Sequence[TurnFacts], now: float, forgotten: Sequence[Forgotten] = ()
 ) -> tuple[list[JSON], list[JSON], list[JSON]]:
-    """A row for each of the last days, oldest first; for each model and each owner, the dearest first. Pure.
+    """A row for each of the last days, oldest first; for each model and each owner, the most expensive first. Pure.
 
-    Of what is forgotten it is only known how many requests there were, and what they cost.
+    Of deleted one-shots only count and cost are known.
     """
     days = {day.isoformat(): _row() for day in times.days(now, DAYS)}
     models: dict[str, JSON] = defaultdict(_row)
     keys: dict[str, JSON] = defaultdict(_row)
     asked = {one.model for one in facts}
-    # Of names such as `sonnet` those that one model alone can mean which answered: `claude-sonnet-5-5`.
+    # Short names such as `sonnet`, if only one full model name that answered matches: `claude-sonnet-5-5`.
     means = {short: [model for model in asked if f"-{short}-" in model] for short in MODELS if short in asked}
     names = {short: fits[0] for short, fits in means.items() if len(fits) == 1}
 
     def rows(at: float, model: str, owner: str) -> list[JSON]:
         found = days.get(times.day(at)), models[names.get(model, model)], keys[owner]
-        return [row for row in found if row is not None]  # there is none for the rest of the day before the first one
+        return [row for row in found if row is not None]  # no row for the part of a day before the first one
 
     for gone in forgotten:
         for row in rows(gone.at, gone.model, gone.owner):

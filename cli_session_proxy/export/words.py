@@ -1,4 +1,4 @@
-"""The words of every dump for people."""
+"""Words that all dumps for people share."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, Literal, NamedTuple
 from ..domain import limits
 from ..domain.models import Delivery, LinkReason
 
-# The one word for what happened to a turn, on the page, in a dump and in a terminal: something was mended, the
-# conversation parts, something was asked again, another model answered, the model refused, turns came from outside;
-# or a note.
+# One word for each kind of event of a turn, on the page, in dumps and in the terminal: a repair, a branch, a retry,
+# another model, a refusal, adopted turns, or a note.
 Kind = Literal["repair", "branch", "retry", "fallback", "refusal", "adopted", "note"]
 
 
@@ -20,7 +19,7 @@ class Brief(NamedTuple):
     says: str
 
 
-# How a dump for people begins the sentence.
+# How a sentence of this kind begins.
 KINDS: Mapping[Kind, str] = {
     "repair": "repaired",
     "branch": "branch",
@@ -31,7 +30,7 @@ KINDS: Mapping[Kind, str] = {
     "note": "note",
 }
 
-# A link in a few words, where the whole sentence (`explain.link`) has no place.
+# A link in a few words, where the sentence of `explain.link` is too long.
 WHY: Mapping[LinkReason, str] = {
     "started": "session started",
     "forked_by_cli": "the CLI answered with a new session id",
@@ -43,25 +42,25 @@ WHY: Mapping[LinkReason, str] = {
 
 
 def mark_of(reason: LinkReason) -> str:
-    """How a dump begins the line of a link. That of a branch begins as any other: nothing went wrong."""
+    """How a dump begins the line of a link. A branch has no special word: nothing went wrong."""
     return {"rebuilt": "repaired", "moved": "repaired", "adopted": "adopted"}.get(reason, "link")
 
 
-# Of an answer that may never have been read.
+# For answers that may not have arrived.
 UNSURE: Mapping[Delivery, str] = {
     "undelivered": "undelivered: the client left before the answer reached it",
     "uncertain": "uncertain: the proxy ended before it was known whether the answer reached its client",
 }
 
 
-# Levels of a JSON value that a dump shows: all that a client or a model may send, with the block around it. What the
-# CLI's own tools say may nest deeper, and so may rows of an older store.
+# Levels of JSON that a dump shows: as many as clients and models may send, and the block around. Output of the CLI's
+# tools and rows of older stores may nest deeper.
 SHOWN_DEPTH = limits.DEPTH + 8
 TOO_DEEP = "[nested too deep to be shown here; the store and `export` have it whole]"
 
 
 def shallow(value: Any) -> Any:
-    """The value, with a note in place of what nests too deep to be walked through."""
+    """The value, with a note in place of parts that nest too deep."""
     return _cut(value, SHOWN_DEPTH) if limits.is_deeper(value, SHOWN_DEPTH) else value
 
 
@@ -80,7 +79,7 @@ def count(number: object, one: str) -> str:
 
 
 def money(dollars: float) -> str:
-    """Blank for nothing."""
+    """An amount; blank for zero."""
     return f"${dollars:.{4 if dollars < 0.1 else 2}f}" if dollars else ""
 
 

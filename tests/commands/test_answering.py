@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from cli_session_proxy.commands.answering import Drawn, blocks
+from cli_session_proxy.commands.answering import AnswerView, blocks
 
 ANSWER = """\
 # Title
@@ -38,7 +38,7 @@ Done."""
 def drawn(text: str, pieces: list[int]) -> str:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=60, height=20, color_system=None, highlight=False)
-    view = Drawn(console)
+    view = AnswerView(console)
     for begin, end in zip([0, *pieces], [*pieces, len(text)], strict=True):
         view.add(text[begin:end])
     view.end()
@@ -77,7 +77,7 @@ def test_the_same_is_left_on_the_screen_in_whatever_pieces_it_comes(pieces: list
 def test_of_a_block_that_is_higher_than_the_screen_the_end_is_shown_while_it_grows(length: int) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=40, height=10, color_system=None)
-    view = Drawn(console)
+    view = AnswerView(console)
     view.add("```\n" + "\n".join(f"line {n}" for n in range(length)))
     assert f"line {length - 1}" in file.getvalue()
     view.end()

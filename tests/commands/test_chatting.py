@@ -16,7 +16,7 @@ from types import MappingProxyType
 
 import httpx
 
-from cli_session_proxy.commands.chatting import COMMANDS, Interrupts, There, _turn, printable
+from cli_session_proxy.commands.chatting import COMMANDS, Interrupts, RemoteTalk, _turn, printable
 from cli_session_proxy.domain.approvals import Verdict
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.http.binding import bind
@@ -361,7 +361,7 @@ async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() 
     written: list[str] = []
     async with httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x") as http:
         with Interrupts() as interrupts:
-            await _turn(There(http, "a", "sonnet"), "hello", written.append, interrupts, None)
+            await _turn(RemoteTalk(http, "a", "sonnet"), "hello", written.append, interrupts, None)
     assert "".join(written) == "Hi\n\nerror: the server went away after its answer\n"
 
 

@@ -13,7 +13,7 @@ import pytest
 from rich.console import Console
 
 from cli_session_proxy.backends.base import Retried
-from cli_session_proxy.commands.chatting import ChatTalk, Here, There, _watch
+from cli_session_proxy.commands.chatting import ChatTalk, LocalTalk, RemoteTalk, _watch
 from cli_session_proxy.commands.following import show_progress
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
@@ -47,7 +47,9 @@ async def served(tmp_path: Path, backend: Scripted) -> AsyncIterator[tuple[Engin
 async def test_chat_tells_what_a_turn_waits_for_once(tmp_path: Path, over: str) -> None:
     backend = Scripted([delta("The "), None, Retried(RETRY), None, delta("end."), None])
     async with served(tmp_path, backend) as (engine, http):
-        talk: ChatTalk = Here(engine, "local", "a", "sonnet", None) if over == "engine" else There(http, "a", "sonnet")
+        talk: ChatTalk = (
+            LocalTalk(engine, "local", "a", "sonnet", None) if over == "engine" else RemoteTalk(http, "a", "sonnet")
+        )
         said: list[str] = []
         told: list[str] = []
 

@@ -17,7 +17,7 @@ import pytest
 from pydantic import SecretStr
 
 from cli_session_proxy.cli import main
-from cli_session_proxy.commands.chatting import Here
+from cli_session_proxy.commands.chatting import LocalTalk
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import NotFound, StoreUnavailable
 from cli_session_proxy.http.audit import FILE, POLLED, Audit, AuditLine, action_of, audit_of, expires
@@ -321,7 +321,7 @@ async def test_a_persons_word_in_a_chat_without_a_server_is_noted(tmp_path: Path
     settings = keyed(tmp_path)
     async with server(settings) as (engine, _):
         await ask(engine, "hello", agent="ada", owner="alice")
-        chat = Here(engine, "alice", "ada", "sonnet", audit_of(settings))
+        chat = LocalTalk(engine, "alice", "ada", "sonnet", audit_of(settings))
         with pytest.raises(NotFound):
             await chat.decide("appr_1", "deny", "a word")
         await chat.rewind("-1")

@@ -1,6 +1,6 @@
-"""The copies that migrations put aside (`<database>.v<n>.bak`): what they hold of an agent goes with the agent.
+"""Removes a deleted agent from the backup copies that migrations made (`<database>.v<n>.bak`).
 
-A copy has the schema of its own time, so its tables are asked for their columns.
+A copy has an older schema, so its tables are inspected for their columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from ...errors import StoreUnavailable
 
 
 def forget(database: Path, owner: str, agent_id: str) -> None:
-    """Remove what the copies hold of this agent. Raises `StoreUnavailable` for one that cannot be cleaned."""
+    """Remove this agent from all copies. Raises `StoreUnavailable` for one that cannot be cleaned."""
     for copy in sorted(database.parent.glob(f"{database.name}.v*.bak")):
         try:
             with closing(

@@ -1,15 +1,15 @@
-"""One database file, two ways in: a writer that takes turns, and readers that never wait for it.
+"""One database file with one writer at a time, and readers that never wait for it.
 
-A transaction is a plain function of a SQLAlchemy `Connection`; it runs whole, in one hop, on a thread that is
-not the event loop's. Measured for a transaction of 6 statements with synchronous=FULL: 0.95 ms this way, 3.5 ms
-through aiosqlite, which hops threads three to four times a statement. It also makes cancellation simple: a
-caller that leaves takes only itself away, the transaction still ends as all or nothing.
+A transaction is a plain function of a SQLAlchemy `Connection`; it runs as a whole on a thread that is not the event
+loop's. Measured for a transaction of 6 statements with synchronous=FULL: 0.95 ms this way, 3.5 ms through aiosqlite,
+which switches threads three to four times a statement. It also makes cancellation simple: a cancelled caller leaves,
+and the transaction still ends as all or nothing.
 
-Writes that wait while another one runs are committed together: one wait for the disk for all of them. Where one
-of such a group fails, the group is rolled back and each runs by itself, as if there had been no group.
+Writes that queue while another one runs are committed together, with one wait for the disk. If one of such a group
+fails, the group is rolled back and each runs by itself.
 
-An acknowledged turn waits for the disk. What leads up to it (`JOURNALED`) survives the end of this process at
-once, and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
+An acknowledged turn waits for the disk. Earlier steps of a turn (`JOURNALED`) survive the end of this process at once,
+and a power cut `SOON` later: its client has no answer yet, and no CLI writes a prompt to its disk sooner.
 
 What is small (`quick`) is written on the event loop itself while the writer is idle, and the thread only waits for the
 disk: a warm turn takes 0.2 to 1.9 ms less so. All of a turn's writes share one connection, and with it its page cache.
@@ -48,18 +48,18 @@ T = TypeVar("T")
 
 # Reads are short and mostly from the page cache: more threads than this only queue for the interpreter.
 READERS = 4
-# How many waiting writes are committed together at most; the last of them waits for the work of all.
+# The most writes in a group. Each waits for the work of all.
 GROUP = 64
-# Seconds by which a write that nobody waits for is delayed, and after which a journal entry is on the disk.
+# Seconds by which a `LATER` write is delayed, and after which a journal entry is on the disk.
 SOON = 0.01
 
-# Quick writes between two checkpoints. One has about 10 pages of 4 KB, and SQLite's own makes one every 1,000.
+# Quick writes between two checkpoints. One has about 10 pages of 4 KB; SQLite itself checkpoints every 1,000 pages.
 CHECKPOINT = 100
 
-# Writes that do not wait for the disk. All later writes follow them in the same file.
+# Writes that do not wait for the disk. The file has them before all later writes.
 JOURNALED = (Urgency.JOURNAL, Urgency.AHEAD)
 
-# What a write waited for until its deadline passed.
+# The cause of a timeout: what the write waited for.
 ANOTHER_PROGRAM = "another program"
 EARLIER_WRITES = "the writes before this one"
 
@@ -74,7 +74,7 @@ class _Write:
 
 
 class _ToSync(NamedTuple):
-    """What was in the file, and not on the disk, as a group began."""
+    """What was in the file but not on the disk when a group began."""
 
     unsynced: bool
     sync_due: bool
@@ -98,8 +98,8 @@ class SqliteDatabase(Life, Database):
         self._engines: list[Engine] = []
         self._writer: Connection | None = None
         self._readers: SimpleQueue[Connection] = SimpleQueue()
-        # Used on the event loop: it never waits for a lock, nor for the disk. The small reads and writes of a turn
-        # share it, and its page cache.
+        # Used on the event loop, so it never waits for a lock or the disk. A turn's small reads and writes share it and
+        # its page cache.
         self._quick: Connection | None = None
         self._write_thread: Threads | None = None
         self._read_threads: Threads | None = None
@@ -107,14 +107,14 @@ class SqliteDatabase(Life, Database):
         self._delayed: list[_Write] = []
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
         self._only_syncs = False  # the group has no writes, and so holds no lock: it syncs earlier ones
-        self._awaiting_sync: list[asyncio.Future[None]] = []  # of quick writes that have to be on the disk
+        self._awaiting_sync: list[asyncio.Future[None]] = []  # quick writes that wait for the disk
         self._quick_writes = 0  # since the last checkpoint
         self._timer: asyncio.TimerHandle | None = None
         self._unsynced = False  # journal entries in the file may not be on the disk yet
-        self._sync_due = False  # the next group has to sync them
+        self._sync_due = False  # the next group must sync them
         # Used by the writer thread; the event loop reads them only between two groups.
         self._commits_sync = True  # the next commit waits for the disk
-        self._group_synced = False  # the group synced all that was in the file as it began
+        self._group_synced = False  # the group synced everything before it
         self._waited_for = EARLIER_WRITES
 
     @property
@@ -137,7 +137,7 @@ class SqliteDatabase(Life, Database):
     async def _end(self) -> None:
         self._hurry()
         await self._rest()
-        self._sync_due = self._unsynced  # while another proxy has the file open, closing it syncs nothing
+        self._sync_due = self._unsynced  # closing syncs nothing while another proxy has the file open
         await self._rest()
         if self._timer is not None:
             self._timer.cancel()
@@ -147,14 +147,14 @@ class SqliteDatabase(Life, Database):
         await asyncio.to_thread(self._shut, threads)
 
     async def _rest(self) -> None:
-        """Until no group runs, and none waits."""
+        """Wait until no group runs or waits."""
         self._write_waiting()
         while self._group is not None:
-            await asyncio.wait([self._group])  # by then `_ended` has started the next one
+            await asyncio.wait([self._group])  # `_ended` has then started the next group
 
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
-        """On a thread, beside any writer. A `quick` read is on the event loop itself: 0.1 to 0.2 ms where the hop to a
-        thread and back takes more than that again. It never waits for a lock: where it would have to, it is any other.
+        """Runs on a thread, concurrently with writes. A `quick` read runs on the event loop: 0.1 to 0.2 ms; switching
+        threads would double that. If it would have to wait for a lock, it runs on a thread, too.
         """
         if not self._open or self._read_threads is None:
             raise _closed()
@@ -170,9 +170,9 @@ class SqliteDatabase(Life, Database):
     async def write(
         self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False, alone: bool = False
     ) -> T:
-        """A transaction that holds the write lock from its start. A `quick` one is on the event loop itself while
-        nobody else writes: the hop to a thread and back would take longer, and the writer's own connection would read
-        anew what was written since. Where it is `DURABLE`, the thread then waits for the disk."""
+        """A transaction with the write lock from its start. A `quick` one runs on the event loop while nobody else
+        writes: switching threads would take longer, and another connection would have to read changed pages again. If
+        it is `DURABLE`, a thread then waits for the disk."""
         if not self._open:
             raise _closed()
         if quick and (self._group is None or self._only_syncs) and not self._waiting:
@@ -199,7 +199,7 @@ class SqliteDatabase(Life, Database):
             self._delayed.append(write)
             self._set_timer()
         else:
-            self._hurry()  # what was asked for earlier is done earlier
+            self._hurry()  # earlier writes first
             self._waiting.append(write)
             self._write_waiting()
         result: T = await done
@@ -207,8 +207,7 @@ class SqliteDatabase(Life, Database):
 
     @contextmanager
     def apart(self) -> Iterator[Connection]:
-        """A connection of its own, whether this is open or not, for work beside the turns. It begins no transaction by
-        itself. Blocks."""
+        """A new connection in autocommit mode for work beside the turns, also while this is not open. Blocks."""
         try:
             made = engine(self.url, WRITING, self.busy_timeout, self._clock)
             with made.connect() as conn:
@@ -218,7 +217,7 @@ class SqliteDatabase(Life, Database):
             raise self._unavailable(exc) from exc
 
     def claim(self, name: str) -> ExclusiveName | None:
-        """The kernel gives it back when this process ends, however it ends."""
+        """A file lock. The kernel releases it when this process ends, however it ends."""
         lock = FileLock(self.path.with_name(f"{self.path.name}.import-{name}"))
         return lock if lock.try_acquire() else None
 
@@ -242,7 +241,7 @@ class SqliteDatabase(Life, Database):
         return sum(file.stat().st_size for file in files if file.exists())
 
     async def purge(self) -> None:
-        """Truncate the log of earlier pages. While a reader still uses it, a later write truncates it."""
+        """Truncate the WAL, which has earlier pages. While a reader uses it, a later write does it."""
         if not self._open or self._write_thread is None:
             raise _closed()
         if not await self._write_thread.run(self._empty_log):
@@ -268,7 +267,7 @@ class SqliteDatabase(Life, Database):
         self._write_waiting()
 
     def _write_delayed(self) -> None:
-        """The delayed writes, on the event loop: a few rows. Where one fails, all are left to the thread."""
+        """Run the delayed writes on the event loop. If one fails, all are left to the thread."""
         assert self._quick is not None
         writes = [write for write in self._delayed if not write.done.cancelled()]
         self._quick_writes += 1
@@ -282,10 +281,10 @@ class SqliteDatabase(Life, Database):
             write.done.set_result(result)
 
     def _write_waiting(self) -> None:
-        """Start the next group, unless one is under way: its end will."""
+        """Start the next group, unless one is running: its end starts the next."""
         if self._group is not None or self._write_thread is None:
             return
-        # The writes at the front whose callers are still there: one that goes alone, or those up to the next such one.
+        # The first writes whose callers are not cancelled: a single `alone` one, or those before the next `alone` one.
         group: list[_Write] = []
         while self._waiting and len(group) < GROUP and not (group and self._waiting[0].alone):
             write = self._waiting.popleft()
@@ -326,7 +325,7 @@ class SqliteDatabase(Life, Database):
         if not self._group_synced:
             if before.unsynced or any(write.urgency in JOURNALED for write in group):
                 self._unsynced = True
-            if failed is not None:  # what is written next tries again
+            if failed is not None:  # the next write tries again
                 log.error("store_not_synced", exc_info=failed)
             elif before.sync_due:
                 self._sync_due, self._awaiting_sync = True, before.awaiting + self._awaiting_sync
@@ -366,7 +365,7 @@ class SqliteDatabase(Life, Database):
             raise self._unavailable(exc) from exc
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
-        """For each write its result, or the exception that its caller gets. `full`: they are on the disk by then."""
+        """For each write its result, or its caller's exception. `full`: wait for the disk."""
         if len(group) > 1 and all(time.monotonic() <= write.deadline for write in group):
             try:
                 return self._together(group, full)
@@ -388,19 +387,19 @@ class SqliteDatabase(Life, Database):
         return outcomes
 
     def _sync(self, *, checkpoint: bool) -> list[Any]:
-        """Wait until what was written so far is on the disk."""
+        """Wait until all writes so far are on the disk."""
         sync(Path(f"{self.path}-wal"))
         self._group_synced = True
         if checkpoint:
             assert self._writer is not None
             try:
                 driver_of(self._writer).execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
-            except sqlite3.Error as exc:  # what was written is on the disk: the next one takes it over
+            except sqlite3.Error as exc:  # the writes are on the disk: the next checkpoint takes them
                 log.warning("store_log_not_taken_over", error=str(exc))
         return []
 
     def _together(self, group: Sequence[_Write], full: bool) -> list[Any]:
-        """One transaction; the results of these writes."""
+        """Run these writes in one transaction. Returns their results."""
         assert self._writer is not None
         if full != self._commits_sync:
             self._sync_commits(full)
@@ -415,20 +414,20 @@ class SqliteDatabase(Life, Database):
             raise
         finally:
             if not full:
-                with suppress(sqlite3.Error):  # now, while no client waits for it; else the next commit does it
+                with suppress(sqlite3.Error):  # now, while no client waits; else at the next commit
                     self._sync_commits(True)
-        # A commit of no change writes nothing, and waits for no disk: it tells nothing of what was written before.
+        # A commit without changes does not wait for the disk, so it does not prove that earlier writes are on it.
         self._group_synced |= full and file.total_changes > before
         return results
 
     def _sync_commits(self, full: bool) -> None:
-        """Whether the writer's commits wait for the disk. To change it takes 0.05 ms after a pause."""
+        """Set whether the writer's commits wait for the disk. A change takes 0.05 ms after a pause."""
         assert self._writer is not None
         driver_of(self._writer).execute(f"PRAGMA synchronous={'FULL' if full else 'NORMAL'}")
         self._commits_sync = full
 
     def _read(self, work: Work[T]) -> T:
-        conn = self._readers.get_nowait()  # there is one for each thread
+        conn = self._readers.get_nowait()  # there is one per thread
         try:
             (result,) = transaction(conn, READING, work)
             return result
@@ -479,35 +478,35 @@ def _closed() -> StoreUnavailable:
 
 # --- All that is SQLite's own
 
-# After a burst the WAL file is cut back to this, so that it does not keep its largest size for ever.
+# Bytes to which the WAL file is cut after a burst.
 WAL_KEPT = 64 * 1024 * 1024
 # `sqlite3.Error` comes bare from the pragmas of a new connection.
 ERRORS = (SQLAlchemyError, sqlite3.Error, UnicodeEncodeError)
-# How long a log is not cut for the sake of readers (ms): their reads are short.
+# Milliseconds to wait for readers before the WAL is cut: their reads are short.
 READERS_WAIT = 500
-# What a file that was moved answers every write with, before the new place.
+# The prefix of the error of every write to a moved file, before the new place.
 MOVED = "moved to "
-# Of a copy; 64 MB with SQLite's usual pages of 4 KB.
+# Pages per step of a copy: 64 MB with SQLite's usual pages of 4 KB.
 PAGES_AT_ONCE = 16_384
-# How often a first switch to WAL is tried again while another program opens the same new file.
+# Seconds between tries to switch a new file to WAL while another program opens it.
 WAL_RETRY = 0.02
 
 
 class Kind(NamedTuple):
-    """What a connection is for: how its transactions begin."""
+    """The purpose of a connection, and how its transactions begin."""
 
     begin: str
     pragmas: tuple[str, ...]
 
 
 # FULL: an acknowledged turn survives a power cut; macOS needs fullfsync for the same promise.
-# secure_delete: what is deleted is overwritten. A turn writes not one byte more for it (110.15 MB for 600, either way).
+# secure_delete: deleted data is overwritten. A turn writes no more bytes for it (110.15 MB for 600, either way).
 WRITING = Kind(
     "BEGIN IMMEDIATE",
     ("synchronous=FULL", "fullfsync=ON", f"journal_size_limit={WAL_KEPT}", "secure_delete=ON"),
 )
 READING = Kind("BEGIN", ("query_only=ON",))
-# Without checkpoints: they wait for the disk, and the writer makes them.
+# Without checkpoints, which wait for the disk: the writer makes them.
 QUICK = Kind(
     "BEGIN IMMEDIATE",
     ("synchronous=NORMAL", "wal_autocheckpoint=0", f"journal_size_limit={WAL_KEPT}", "secure_delete=ON"),
@@ -515,7 +514,7 @@ QUICK = Kind(
 
 
 def cause_of(exc: BaseException) -> tuple[BaseException | None, int]:
-    """What the driver said, with SQLite's primary result code: the low byte (sqlite.org/rescode.html)."""
+    """The driver's exception, and SQLite's primary result code: the low byte (sqlite.org/rescode.html)."""
     cause = exc.orig if isinstance(exc, DBAPIError) else exc
     return cause, getattr(cause, "sqlite_errorcode", 0) & 0xFF
 
@@ -553,7 +552,7 @@ def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]
     made = create_engine(url, hide_parameters=True, connect_args=arguments, poolclass=NullPool, paramstyle="named")
 
     def connected(dbapi: sqlite3.Connection, _record: object) -> None:
-        dbapi.isolation_level = None  # the driver begins nothing by itself: `transaction` does
+        dbapi.isolation_level = None  # the driver begins no transaction: `transaction` does
         dbapi.create_function("store_clock", 0, clock)
         with closing(dbapi.cursor()) as cursor:
             for pragma in ("foreign_keys=ON", *kind.pragmas):
@@ -565,14 +564,14 @@ def engine(url: URL, kind: Kind, busy_timeout: float, clock: Callable[[], float]
 
 class File(sqlite3.Connection):
     def commit_next(self) -> None:
-        """Of `sql.database.Driver`: every statement has run, and nothing is gained."""
+        """Part of `sql.database.Driver`. Nothing to do: statements run at once here."""
 
 
 def transaction(conn: Connection, kind: Kind, *works: Work[T]) -> list[T]:
-    """All of it or nothing; the results of these works, which run one after the other.
+    """Run these works one after the other in one transaction. Returns their results.
 
-    Not SQLAlchemy's own, of which a turn has six: it takes ten times as long, and leaves a commit that SQLite refuses
-    open, with the write lock.
+    SQLAlchemy's own transaction takes ten times as long, and a turn has six; it also leaves the write lock after a
+    commit that SQLite refuses.
     """
     dbapi: sqlite3.Connection = conn.connection.dbapi_connection  # type: ignore[assignment]
     dbapi.execute(kind.begin)
@@ -580,7 +579,7 @@ def transaction(conn: Connection, kind: Kind, *works: Work[T]) -> list[T]:
         results = [work(conn) for work in works]
         dbapi.commit()
     except BaseException:
-        dbapi.rollback()  # silent where SQLite has done so itself, as it does when the disk is full
+        dbapi.rollback()  # no error if SQLite did it itself, e.g. on a full disk
         raise
     return results
 
@@ -592,7 +591,7 @@ def driver_of(conn: Connection) -> sqlite3.Connection:
 
 
 def sync(file: Path) -> None:
-    """Have the disk take what was written to this file, as SQLite itself does at a full commit."""
+    """Sync this file to the disk, as SQLite does at a full commit."""
     fd = os.open(file, os.O_RDWR | os.O_CLOEXEC)
     try:
         to_drive(fd)
@@ -601,7 +600,7 @@ def sync(file: Path) -> None:
 
 
 def use_wal(conn: Connection, deadline: float) -> None:
-    """Switch a new file to WAL. SQLite does not wait for this lock by itself, so it is tried until `deadline`."""
+    """Switch a new file to WAL. SQLite does not wait for this lock, so it is retried until `deadline`."""
     dbapi = driver_of(conn)
     while True:
         try:
@@ -613,13 +612,13 @@ def use_wal(conn: Connection, deadline: float) -> None:
         except sqlite3.OperationalError as exc:
             if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
-            time.sleep(WAL_RETRY)  # on the store's own thread; there is no event to wait for
+            time.sleep(WAL_RETRY)  # on a thread of the store; SQLite has no event for it
 
 
 def empty_log(conn: Connection) -> bool:
-    """Take the WAL file into the database and cut it to nothing: it holds earlier states of pages.
+    """Checkpoint the WAL file and truncate it: it has earlier states of pages.
 
-    Not inside a transaction. False while somebody reads an earlier state.
+    Call it outside a transaction. False while somebody reads an earlier state.
     """
     dbapi = driver_of(conn)
     (before,) = dbapi.execute("PRAGMA busy_timeout").fetchone()
@@ -632,8 +631,8 @@ def empty_log(conn: Connection) -> bool:
 
 
 def copy_aside(path: Path, target: Path, told: Callable[[int, int], None] | None = None) -> None:
-    """A consistent copy of the last committed state at `target`, replaced as a whole, also under a writer: each of its
-    writes begins the copy anew, so a long one is made under the write lock."""
+    """Make a consistent copy of the last committed state at `target`, replaced atomically. Each concurrent write
+    restarts the copy, so a long one needs the write lock."""
     part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
@@ -645,6 +644,6 @@ def copy_aside(path: Path, target: Path, told: Callable[[int, int], None] | None
     folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         with suppress(OSError):  # a file system that cannot
-            to_drive(folder)  # the name, too: what is migrated next is not to be the only copy
+            to_drive(folder)  # sync the name, too, before the database is migrated
     finally:
         os.close(folder)

@@ -20,7 +20,7 @@ class SqliteSide(Side):
         self._store = store
 
     def prepare(self, conn: Connection) -> None:
-        self._store.words.remove()  # of a store that was here before
+        self._store.words.remove()  # the index of an earlier store
         self._store.prepare(conn)
 
     def begin(self, conn: Connection) -> None:
@@ -61,7 +61,7 @@ class SqliteSide(Side):
         conn.exec_driver_sql("PRAGMA foreign_keys=OFF")
 
     def tighten(self, conn: Connection) -> None:
-        """The connections of proxies have them on."""
+        """Nothing to do: proxies' connections check foreign keys."""
 
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
         query = "SELECT seq FROM sqlite_sequence WHERE name = ?"

@@ -1,13 +1,13 @@
-"""The index of all that was said: a file of its own beside the database, `<database>.search`, on SQLite's FTS5.
+"""The full-text index: a separate file beside the database, `<database>.search`, with SQLite's FTS5.
 
-It is a cache as a transcript is one. No turn waits for it: it is brought up to date by who searches, newest turns
-first, in short transactions on its own file. Another version of it, or a broken file, is made anew.
+It is a cache. No turn waits for it: a search first updates it, newest turns first, in short transactions on its own
+file. Another version of it, or a broken file, is rebuilt.
 
     words   rowid = turns.seq; what was asked, answered, done by tools, and noted by the client, without secrets
     docs    each of these turns, with its status when it was taken in: with another one by now it is taken in again
 
-What is deleted leaves the index with the agent. A piece is read from the chains under the index's write lock, and an
-agent leaves the chains first: whoever writes an index after that finds nothing of it to write.
+A deleted agent is removed from the index, too, after it was removed from the chains. Turns are indexed under the
+index's write lock, so an indexer that comes later finds nothing of the agent.
 
 Connections live for one call. Nothing here runs on the event loop.
 """
@@ -32,11 +32,11 @@ from .database import ADVICE, ERRORS, cause_of, driver_of
 
 T = TypeVar("T")
 
-# Raise it when what is taken into the index changes: an index of another version is made anew.
+# Raise it when the indexed content changes: an index of another version is rebuilt.
 VERSION = 3
-# Steps of SQLite's machine between two looks at the clock while turns are ranked.
+# Steps of SQLite's virtual machine between two checks of the time limit for ranking.
 LOOK = 1000
-# How often an index is made anew for one call; a disk that spoils it again is no matter of the index.
+# How often an index is rebuilt for one call; if it is broken again, the disk is bad.
 TRIES = 2
 OPENS, CLOSES = "\x02", "\x03"
 
@@ -62,7 +62,7 @@ _CUT = [f"snippet(words, {n}, '{OPENS}', '{CLOSES}', '…', {SNIPPET})" for n in
 
 
 class SearchIndex:
-    """The index of one database. `busy_timeout`: seconds that a write waits for another proxy's."""
+    """The index of one database. `busy_timeout`: seconds that a write waits for another proxy."""
 
     def __init__(self, database: Path, busy_timeout: float) -> None:
         self._database = database
@@ -71,15 +71,15 @@ class SearchIndex:
         self._engine = create_engine("sqlite://", creator=self._connected, poolclass=NullPool, hide_parameters=True)
 
     def index(self, seconds: float) -> Indexed:
-        """Take in turns that are new or have changed, for about so long. Raises `StoreUnavailable`."""
+        """Index new and changed turns, for about so many seconds. Raises `StoreUnavailable`."""
         return self._with(lambda conn: _index(conn, seconds))
 
     def search(self, wanted: Search) -> Found:
-        """Look through what the index holds, and through the ids. Raises `StoreUnavailable`."""
+        """Search the index and the ids. Raises `StoreUnavailable`."""
         return self._with(lambda conn: searching.search(conn, wanted, lambda limit: _by_words(conn, wanted, limit)))
 
     def forget(self, agent_key: int) -> None:
-        """Leave nothing of an agent that has left the chains. Raises `StoreUnavailable`."""
+        """Remove a deleted agent. Raises `StoreUnavailable`."""
         if not self._file.exists():
             return
 
@@ -113,13 +113,13 @@ class SearchIndex:
         raise AssertionError("the last try returns or raises")
 
     def _connected(self) -> sqlite3.Connection:
-        """The chains for reading, with the index attached, new where there is none."""
+        """A read-only connection to the chains, with the index attached; it is created if there is none."""
         chains = f"{self._database.absolute().as_uri()}?mode=ro"
         conn = sqlite3.connect(
             chains, timeout=self._busy_timeout, isolation_level=None, uri=True, check_same_thread=False
         )
         try:
-            # A model's half surrogate pair is no UTF-8: it is shown as "?".
+            # Half a surrogate pair is not valid UTF-8: show it as "?".
             conn.text_factory = lambda raw: raw.decode("utf-8", "replace")
             conn.execute("ATTACH ? AS search", (f"{self._file.absolute().as_uri()}?mode=rwc",))
             for pragma in ("secure_delete=ON", "journal_mode=WAL", "synchronous=NORMAL"):
@@ -136,7 +136,7 @@ class SearchIndex:
 def _index(conn: Connection, seconds: float) -> Indexed:
     until = time.monotonic() + seconds
     with _writing(conn) as driver:
-        # An agent whose deletion was cut short between the chains and the index.
+        # An agent whose deletion was interrupted between the chains and the index.
         left = driver.execute("SELECT seq FROM docs WHERE seq NOT IN (SELECT seq FROM turns)").fetchall()
         _remove(driver, left)
     if left:
@@ -158,7 +158,7 @@ def _index(conn: Connection, seconds: float) -> Indexed:
 
 @contextmanager
 def _writing(conn: Connection) -> Iterator[sqlite3.Connection]:
-    """A transaction with the index's write lock; the chains are read as they are when it is taken."""
+    """A transaction with the index's write lock. The chains are read as of the time of the lock."""
     driver = driver_of(conn)
     driver.execute("BEGIN IMMEDIATE")
     try:
@@ -176,13 +176,13 @@ def _remove(driver: sqlite3.Connection, seqs: list[Any]) -> None:
 
 
 def _wipe(driver: sqlite3.Connection) -> None:
-    """FTS5 notes beside its words that some are deleted; merged into one, they are gone, and what was freed is zero."""
+    """Overwrite deleted words: FTS5 only marks them, so merge its segments and clear the freed pages."""
     driver.execute("INSERT INTO words (words) VALUES ('optimize')")
     driver.execute("PRAGMA search.wal_checkpoint(TRUNCATE)")
 
 
 def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
-    """By rank, then the newest."""
+    """Ordered by rank, then newest first."""
     match = " ".join('"' + word.replace('"', '""') + '"' for word in wanted.words)
     if not wanted.text.rstrip().endswith('"'):
         match += " *"  # the last word may still be typed
@@ -198,16 +198,16 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
     driver = driver_of(conn)
     try:
         with _no_longer_than(driver, searching.RANKING):
-            # The turns first: a snippet of every turn that fits would be made before they are sorted.
+            # Select the turns first: else a snippet of every match would be made before sorting.
             best = list(conn.scalars(fits.order_by(_words.c.rank, turns.c.seq.desc())))
-            # In one pass over what fits, thus the `+`: for each rowid a prefix would be looked up anew.
+            # The `+` forces one pass over all matches; by rowid a prefix would be looked up for each turn.
             those = ", ".join("?" * len(best))
             shown = f"SELECT rowid, {', '.join(_CUT)} FROM words WHERE words MATCH ? AND +rowid IN ({those})"
             snippets = {seq: parts for seq, *parts in driver.execute(shown, (match, *best))}
     except ERRORS as exc:
         if cause_of(exc)[1] != sqlite3.SQLITE_INTERRUPT:
             raise
-        # Very many turns fit. The newest come in the order of the index: nothing has to be sorted, or read to its end.
+        # Too many turns match to rank them: take the newest, in index order, without sorting.
         newest = fits.add_columns(*map(literal_column, _CUT)).order_by(_words.c.rowid.desc())
         snippets = {seq: parts for seq, *parts in conn.execute(newest)}
         best = list(snippets)

@@ -18,7 +18,7 @@ from .search import SearchIndex
 FILE = "chains.sqlite3"
 
 # How long a write waits for another program before `StoreUnavailable`; a commit takes about a millisecond,
-# so only a program that sits on the lock is ever waited for this long.
+# so only a stuck lock takes this long.
 BUSY_TIMEOUT = 10.0
 
 
