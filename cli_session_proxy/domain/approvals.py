@@ -1,4 +1,4 @@
-"""A tool of the CLI's that waits for a person's word: what was asked, and what became of it. Pure."""
+"""A tool of the CLI that needs a person's approval: the request and its outcome. Pure."""
 
 from __future__ import annotations
 
@@ -8,26 +8,26 @@ from typing import Any, Literal, get_args
 
 from .forms import Sparse
 
-# What a person may say: this once, every call of this tool until the turn ends, or no.
+# A person's decision: once, for all calls of this tool until the turn ends, or no.
 Decision = Literal["allow", "allow_for_turn", "deny"]
 DECISIONS: tuple[Decision, ...] = get_args(Decision)
-# `withdrawn`: nobody needs to answer any more. The turn has ended, or the CLI does not want to run the tool now.
+# `withdrawn`: no answer is needed any more, because the turn ended or the CLI no longer wants to run the tool.
 Outcome = Literal["allowed", "allowed_for_turn", "denied", "timed_out", "withdrawn"]
 OUTCOMES: dict[Decision, Outcome] = {"allow": "allowed", "allow_for_turn": "allowed_for_turn", "deny": "denied"}
 
-# Characters of what a person says to the model with a refusal, of the line that says what was asked, and of the call
-# that are looked at for it: 60 MB of words took 4 s.
+# Characters of a person's reason for a refusal; of the line that describes a request; and of the call that are read for
+# that line (60 MB took 4 s).
 LONGEST_WORD = 2000
 LONGEST_ASKED, LOOKED_AT = 200, 64 * 1024
-# Calls of one turn that need a permission, at most: all of them are stored with it. What is asked beyond is refused.
+# The most approval requests of one turn: all are stored with it. More are refused.
 MOST = 500
-# Characters of one such call: a person is shown all of it, without secrets, whenever they look.
+# The longest call in characters: a person is shown all of it, redacted.
 LARGEST = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """`by` is the owner who answered, or who had allowed the tool for the turn. `word` is for the model."""
+    """`by`: the owner who answered, now or for the whole turn. `word`: a message for the model."""
 
     outcome: Outcome
     by: str | None = None
@@ -70,7 +70,7 @@ class Waiting:
     before: float | None = None
 
 
-# What says most of a call, the first of these that it has.
+# The argument that describes a call best: the first of these that it has.
 _TELLING = ("command", "file_path", "notebook_path", "path", "url", "query", "pattern", "prompt")
 
 

@@ -1,9 +1,8 @@
 """What a key or an agent may spend in a minute, a day or a month. Pure.
 
-Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it ends: they are
-known only then. So a turn that is under way is reckoned with what the dearest one of this period, and of the last one
-in use, cost. One that is accepted below its limit may take it over the limit: that one turn, and no other. As long as
-nobody knows what a turn costs, they run one after the other.
+Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it ends. So an
+unfinished turn is estimated by the most expensive turn of this period and of the last one in use. Only one turn can
+exceed a limit: one that was accepted below it. Without any known cost, turns run one after the other.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ Scope = Literal["key", "agent"]
 Unit = Literal["requests", "tokens", "usd"]
 Per = Literal["minute", "day", "month"]
 
-# Seconds for which a request waits that only turns under way keep back: nobody knows when they end.
+# Retry-After in seconds if only unfinished turns block a request: their end is unknown.
 UNDER_WAY = 2.0
-# The SDKs wait for at most so long (seconds): later than that a retry of theirs cannot help.
+# The longest Retry-After that the SDKs heed, in seconds.
 PATIENCE = 60.0
-# What the name of a key's account begins with; an agent's is a hash, so that a deleted agent's name is nowhere.
+# The prefix of a key's account. An agent's account is a hash, so that a deleted agent's name is stored nowhere.
 KEYS = "key "
 
 
@@ -47,7 +46,7 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of a key, or of one agent of it. `account`: what its spending is kept under."""
+    """The limits of a key, or of one of its agents. `account`: the key of its spending in the store."""
 
     owner: str
     agent_id: str | None
@@ -63,13 +62,14 @@ class Budget:
         return self.owner if self.agent_id is None else self.agent_id
 
     def periods(self, *, of_cost: bool = False) -> set[Per]:
-        """Those that have a limit, or one of what is known only when a turn ends."""
+        """The periods with a limit; `of_cost`: with a limit of tokens or cost, which are known only when a turn
+        ends."""
         return {limit.per for limit in self.limits if not of_cost or limit.unit != "requests"}
 
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What an account spent in one period; `most_…` by its dearest turn."""
+    """What an account spent in one period; `most_…`: the most that one turn used."""
 
     account: str
     per: Per
@@ -93,7 +93,7 @@ def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budg
 
 
 def period(per: Per, at: float) -> Period:
-    """The minute, day or month (UTC) that holds this moment."""
+    """The minute, day or month (UTC) that contains this time."""
     return _holding(per, int(at // 60))
 
 
@@ -114,12 +114,12 @@ def before(now: Period) -> Period:
 
 
 def last_used(of_account: Sequence[Spent], running: Period) -> float:
-    """When the period before this one began in which something was spent; of rows of one account and one kind."""
+    """The begin of the last earlier period with spending. The rows are of one account and one kind of period."""
     return max((row.begins for row in of_account if row.begins < running.begins), default=running.begins)
 
 
 def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Limit, float, Period]]:
-    """Of each limit what has been spent, and in which period."""
+    """For each limit what has been spent, and the period."""
     rows = {(row.per, row.begins): row for row in spent if row.account == budget.account}
     told = []
     for limit in budget.limits:
@@ -132,10 +132,10 @@ def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Li
 def refusal(
     budget: Budget, spent: Sequence[Spent], under_way: int, now: float, *, is_new: bool = True
 ) -> BudgetExceeded | None:
-    """Why a turn may not be accepted; of several limits the one that holds longest. None where it may.
+    """Why a turn may not be accepted (of several limits the one that lasts longest); None if it may.
 
-    `spent` counts its request already, unless it was counted before (`is_new` False). `under_way`: other turns of the
-    account that are accepted and not over.
+    `spent` includes its request, unless that was counted earlier (`is_new` False). `under_way`: how many other turns of
+    the account are unfinished.
     """
     found: list[BudgetExceeded] = []
     for limit, used, running in current(budget, spent, now):
@@ -175,7 +175,7 @@ def _utc(at: float) -> str:
 
 
 def exceeded(message: str, wait: float, detail: JSON, account: str | None) -> BudgetExceeded:
-    """The error of a request that may be sent again in so many seconds."""
+    """The error for a request that may be sent again after `wait` seconds."""
     retry = None if wait <= PATIENCE else False
     error = BudgetExceeded(message, retry_after=max(1.0, float(math.ceil(wait))), detail=detail, retry=retry)
     error.account = account

@@ -1,13 +1,13 @@
 """Ids of tool calls are unique on a path: a result finds its call by its id. Pure.
 
-Clients bring histories in which an id stands twice: their provider numbers the calls of each turn anew, or a part of
-the history is repeated. Run on 2.1.330: of two calls with one id the model is shown the first one only, and the second
-result is nowhere; where "x" is an id, the result of "x_1" is lost, too. 1.0.120 sends both calls, and the API refuses
-them. So a call of a history gets another id where its own is taken on the path, or is none that the API takes, and its
-results follow it. The chain has the ids that the model is shown.
+Histories of clients may have an id twice: their provider numbers the calls of each turn from 1, or a part of the
+history is repeated. Run on 2.1.330: of two calls with one id the model gets only the first one, and the second result
+is lost; if "x" is an id, the result of "x_1" is lost, too. 1.0.120 sends both calls, and the API refuses them. So a
+call and its results get another id if theirs is used on the path, or is not valid for the API. The chain has the ids
+that the model is shown.
 
-A client goes on with its own ids. They are kept nowhere: the answer that a history goes on from is the last one that is
-known of it, with the same calls in the same order.
+The client still uses its own ids. They are not stored: its next request is matched with the last known answer, which
+has the same calls in the same order.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ from .notes import Note
 
 _VALID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NUMBERED = re.compile(r"(.+)_[0-9]+")
-# Kept of an id that is taken; a number of six digits has room behind it. Chains before 0.2 have "-n" in the place of
-# "-r", in their records and not in their turns.
+# Characters that are kept of a duplicate id, with room for a number of six digits. Chains before 0.2 have "-n" instead
+# of "-r", in their records but not in their turns.
 _KEPT = 56
 
 
 class CallIds:
-    """The ids of calls that are taken. `in`: whether an id is taken, or would be confused with one that is."""
+    """The used ids of calls. `in`: whether an id is used, or would be confused with a used one."""
 
     def __init__(self, path: Iterable[Turn] = ()) -> None:
-        """The path's turns: their calls, and those of the CLI's own tools."""
+        """`path`: its turns' calls, including those of the CLI's own tools, are used ids."""
         self._taken: set[str] = set()
-        self._stems: set[str] = set()  # what stands before a "_" and digits
-        self._numbers = Counter[str]()  # the last one given to ids that begin so
+        self._stems: set[str] = set()  # ids without a "_" and digits at the end
+        self._numbers = Counter[str]()  # the last number used after each beginning
         for turn in path:
             for call in (*calls_of(turn.output), *calls_of(turn.tools)):
                 self.add(call)
@@ -49,7 +49,7 @@ class CallIds:
             self._stems.add(stem)
 
     def free(self, wanted: str) -> str:
-        """The id itself, or one that is made of it; it is taken then."""
+        """Reserve an unused id: the wanted one, or one made of it."""
         known = wanted if _VALID.fullmatch(wanted) else "call"
         kept = known[:_KEPT]
         while known in self:
@@ -67,7 +67,7 @@ def _stem(call: str) -> str | None:
 def unique(history: Iterable[Past], path: Iterable[Turn] = ()) -> list[Past]:
     """The exchanges that follow this path, each call under an id of its own, its results with it.
 
-    Results at the start of the history have our ids already.
+    Results at the start of the history already have our ids.
     """
     ids = CallIds(path)
     out: list[Past] = []
@@ -88,9 +88,9 @@ def unique(history: Iterable[Past], path: Iterable[Turn] = ()) -> list[Past]:
 
 
 def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
-    """`new` with the ids of `output` where the client gave the same calls, `said`, others (or none at all).
+    """`new` with the ids of the calls in `output`. `said`: the same calls with the client's ids, or without ids.
 
-    Calls that share an id there are answered in their order.
+    Results of calls with equal ids are assigned in order.
     """
     ours: dict[str, deque[str]] = {}
     for theirs, known in zip(calls_of(said), calls_of(output), strict=False):

@@ -1,8 +1,8 @@
-"""The client's own tools: how they are named for the CLI, which calls of them come out, what answers them. Pure.
+"""The client's own tools: their names for the CLI, which calls are passed to the client, and their results. Pure.
 
-A tool is offered to the model as `mcp__client__<name>`. A name that the CLI or the provider would not take (too
-long, other letters) goes under one made of it and a hash, and comes back as the client wrote it. So no name of a
-client's can ever be one of the CLI's own tools: those have no such prefix.
+A tool is offered to the model as `mcp__client__<name>`. A name that the CLI or the provider does not accept (too long,
+other letters) is replaced by one with a hash, and restored for the client. The CLI's own tools do not have this prefix,
+so a client's tool never has the name of one.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
 # A tool's whole name had at most 64 characters in the Messages API for long, and still has on other providers.
 LONGEST = 64 - len(PREFIX)
-# Kept of a name that is too long; the rest is "_" and the hash.
+# Characters kept of a name that is too long; "_" and a hash follow.
 KEPT = LONGEST - 9
 # The CLI cuts a longer description of a tool behind MCP (run on 2.1.329), but leaves schemas alone.
 DESCRIPTION = 2048
 CONTINUED = " … (the whole description is in the schema of the arguments)"
-# Of a longer result behind MCP the model is shown 2 KB and a path (run on 2.1.329: at 1 MB, whatever the settings;
-# 25,000 tokens is what the CLI documents), but one in the transcript is passed on whole. Characters of all results.
+# The most characters of all results that are passed by MCP. Of a longer one the model is shown 2 KB and a path (run on
+# 2.1.329: at 1 MB, whatever the settings; the CLI documents 25,000 tokens). In the transcript it is passed whole.
 LARGEST = 40_000
 
 _PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
-# Arguments in a client's history that are no JSON object, such as those of a call that was cut off: kept as text under
-# this name, because the API takes nothing but an object.
+# Arguments in a client's history that are no JSON object (e.g. of a cut call) are kept as text in a field of this name,
+# because the API only takes objects.
 UNPARSED = "unparsed_arguments"
 
 NOT_ANSWERED = "[The client did not answer this call.]"
 
 
 def short_name(name: str) -> str:
-    """The name behind the prefix: always the same for the same name."""
+    """The name after the prefix. Deterministic."""
     if _PLAIN.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
@@ -54,14 +54,14 @@ def cli_name(name: str) -> str:
 
 
 def as_cli(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Blocks of an answer with the calls under the names that the model knows."""
+    """Blocks of an answer, with calls under the names that the CLI uses."""
     return tuple(
         {**block, "name": cli_name(str(block.get("name")))} if block.get("type") == "tool_use" else block
         for block in blocks
     )
 
 
-# --- what is offered --------------------------------------------------------------------------------------
+# --- offered tools ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,12 +82,12 @@ class Offers:
         return bool(self.tools)
 
     def called(self, name: str) -> Tool | None:
-        """The client's tool behind a name of the CLI's; None for any other tool."""
+        """The client's tool for the CLI's name; None for any other tool."""
         return self.names.get(name)
 
 
 def _entry(tool: Tool) -> JSON:
-    """Read-only for the CLI: so calls of one message are made at once, and no permission is asked for."""
+    """Declared read-only, so that the CLI makes the calls of one message concurrently and asks for no permission."""
     description, schema = tool.description, {"type": "object", **tool.schema}
     if len(description) > DESCRIPTION:
         schema["description"] = "\n\n".join(filter(None, (description, schema.get("description"))))
@@ -102,7 +102,7 @@ def _entry(tool: Tool) -> JSON:
 
 
 def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
-    """The tools, when each has a name of its own and a schema that is one. Raises `InvalidRequest`."""
+    """The tools, if names are unique and schemas valid. Raises `InvalidRequest`."""
     limits.at_most(tools, limits.TOOLS, where)
     names: dict[str, int] = {}
     for at, tool in enumerate(tools):
@@ -118,7 +118,7 @@ def checked(tools: Sequence[Tool], where: str = "tools") -> tuple[Tool, ...]:
 
 
 def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool_choice") -> ToolChoice:
-    """The choice, when the tools allow it. Raises `InvalidRequest`."""
+    """The choice, if it is possible with these tools. Raises `InvalidRequest`."""
     if choice.mode == "required" and not tools:
         raise InvalidRequest(f"{where} asks for a call, and there are no tools", param=where)
     known = {tool.name for tool in tools} if choice.allowed else frozenset()
@@ -128,12 +128,12 @@ def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool
     return choice
 
 
-# --- what a turn wants of them ----------------------------------------------------------------------------
+# --- options of a turn ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class ToolOptions:
-    """What the model is to be offered, what it may call, and the texts before which its answer ends."""
+    """The offered tools, the tool choice, stop sequences and parameters of a turn."""
 
     offers: Offers = field(default_factory=Offers)
     choice: ToolChoice = field(default_factory=ToolChoice)
@@ -142,20 +142,20 @@ class ToolOptions:
 
 
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block:
-    """The words that ask for a call: the CLI has no option for it, so the model may still answer without one."""
+    """A text that asks the model for a call. The CLI has no option for this, so it may still answer without one."""
     which = " or ".join(sorted(choice.allowed or names))
     return {"type": "text", "text": f"Answer this message with a call of a tool, not with words. Call: {which}."}
 
 
-# --- which calls come out ---------------------------------------------------------------------------------
+# --- calls that are passed to the client ------------------------------------------------------------------
 
 
-# Holds the arguments of a call against a tool's JSON Schema: what is wrong with them, None where nothing is.
+# Validates the arguments of a call by a tool's JSON Schema: the error, or None.
 Check = Callable[[object, JSON], Awaitable[str | None]]
 
 
 class ToolPolicy:
-    """Decides about the calls of one turn. A refused call is answered by the proxy, and the model tries again."""
+    """Decides which calls of a turn the client gets. The proxy answers a refused call, and the model tries again."""
 
     def __init__(self, offers: Offers, choice: ToolChoice, check: Check) -> None:
         self._offers = offers
@@ -164,11 +164,12 @@ class ToolPolicy:
         self._faults: dict[str, str | None] = {}  # of strict tools' calls
 
     def tool(self, name: str) -> Tool | None:
-        """The client's tool of this name of the CLI's; None for a tool of the CLI's own, or none at all."""
+        """The client's tool for this name in the CLI; None for a tool of the CLI, or an unknown one."""
         return self._offers.called(name)
 
     def refusal(self, tool: Tool, earlier: int) -> str | None:
-        """Why a call of this tool does not come out; `earlier` calls of the same message did."""
+        """Why the client does not get a call of this tool; it got `earlier` calls of the same message. None: it
+        does."""
         if self._choice.mode == "none":
             return "No tool may be called now: answer in words."
         if self._choice.allowed is not None and tool.name not in self._choice.allowed:
@@ -178,9 +179,9 @@ class ToolPolicy:
         return None
 
     async def examine(self, calls: Iterable[Block]) -> None:
-        """Look at the arguments of these calls; only then `fault` may be asked.
+        """Validate the arguments of these calls; needed before `fault`.
 
-        Raises `UpstreamError` for arguments that no dump could show, `InvalidRequest` for a schema that cannot be used.
+        Raises `UpstreamError` for arguments that nest too deep, `InvalidRequest` for a schema that cannot be used.
         """
         for block in calls:
             call, tool = str(block.get("id")), self.tool(str(block.get("name")))
@@ -195,17 +196,17 @@ class ToolPolicy:
                 self._faults[call] = await self._check(block.get("input"), tool.schema)
 
     def fault(self, tool: Tool, call: str) -> str | None:
-        """Why these arguments do not come out; only a strict tool's are held against its schema."""
+        """The error in these arguments. Only those of strict tools are validated."""
         fault = self._faults[call] if tool.strict else None
         return None if fault is None else f"The arguments are not valid: {fault}. Call it again with valid ones."
 
 
-# --- what answers them ------------------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class BroughtResults:
-    """The results that a request brings (`tool_result` blocks by call), and what else its user says."""
+    """The results in a request (`tool_result` blocks by call), and the rest of its blocks."""
 
     results: Mapping[str, Block] = field(default_factory=dict)
     rest: tuple[Block, ...] = ()
@@ -216,10 +217,10 @@ def calls_of(blocks: Iterable[Block]) -> list[str]:
 
 
 def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
-    """What `new` says to the calls in `output`, the answer before it. Raises `InvalidRequest`.
+    """The results in `new` for the calls in `output`, the answer before it. Raises `InvalidRequest`.
 
-    With one result every call needs one; with none at all the calls stay without an answer. Reminders beside results
-    are part of the last one.
+    Either all calls have a result, or none: then the calls stay unanswered. Reminders beside results become part of the
+    last one.
     """
     wanted = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
@@ -241,7 +242,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
     if rest and all(reminded(block) is not None for block in rest):
-        # Told with the last result, as the CLI does with its own: a process that waits for results takes nothing else.
+        # Added to the last result, as the CLI does with its own: a process that waits for results accepts nothing else.
         last = next(call for call in reversed(wanted) if call in results)
         content = results[last].get("content")
         said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
@@ -251,7 +252,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
 
 
 def brought(answers: BroughtResults) -> dict[str, JSON] | None:
-    """The results as a waiting process takes them; None where it would not pass them on as they are."""
+    """The results for a process that waits for them; None if it would not pass them on unchanged."""
     out: dict[str, JSON] = {}
     for call, block in answers.results.items():
         result = mcp_result(block)
@@ -259,15 +260,15 @@ def brought(answers: BroughtResults) -> dict[str, JSON] | None:
             return None
         out[call] = result
     size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
-    # Only with nothing but results a process that waits for them can go on.
+    # A process that waits for results can only continue with results alone.
     return out if out and not answers.rest and size <= LARGEST else None
 
 
 def mcp_result(block: Block) -> JSON | None:
-    """A `tool_result` of words as the result of an MCP tools/call; None for any other.
+    """A `tool_result` of texts as the result of an MCP tools/call; None for any other.
 
-    An image that comes behind MCP is put into a file by the CLI, and the model is told its path (run on 2.1.330). In
-    the transcript it is just the image.
+    The CLI puts an image from MCP into a file and shows the model its path (run on 2.1.330). In the transcript it stays
+    an image.
     """
     content = block.get("content")
     parts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())

@@ -1,7 +1,7 @@
-"""What happened to a turn beside its answer, as codes with data. `export.explain` puts it in words.
+"""What happened to a turn apart from its answer, as codes with data. `export.explain` makes sentences of it.
 
-It is for people: no step of a turn decides by it. What decides is in `models`: `Placed` and `TurnOptions`.
-Both forms are here, the fields and the JSON that the store and an export keep, in which what is not set is left out.
+It is for people: no decision depends on it. Decisions depend on `Placed` and `TurnOptions` in `models`. The JSON in the
+store and in exports leaves out fields that are not set.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from .forms import Recorded, Sparse
 from .notes import Note, header
 from .parameters import Name
 
-# Why a session was written, or put back, before a turn:
-# - `client_history`  a client brought a history that was new here
-# - `left_path`       the path leaves the session's: it was written as a new one
-# - `first_written`   its first turn ran in a process that serves strangers: it had none before
-# - `open_calls`      no process waits for the results that came: written with them
-# - `rewritten`       the session was not the path (`found`): written again, under its id or a new one
-# - `moved`           its transcript lay elsewhere
-# - `other_model`     another model answered since the session was last used: its turns were written into it
-# - `window`          what is older than the turn's window was left out, or a wider one brought it back
-# - `taken_back`      a running process that held more than the path was taken back to it, in its session
-# - `left_out`        the provider would refuse some of the path: written without that (see `Evidence.notes`)
+# Why a session was written or rewound before a turn:
+# - `client_history`  a client sent a history that was new here
+# - `left_path`       the path branches off the session: written as a new session
+# - `first_written`   the first turn ran in a shared process, without a session of its own
+# - `open_calls`      no process waits for the results in the request: written with them
+# - `rewritten`       the session was not equal to the path (`found`): written again, under its id or a new one
+# - `moved`           its transcript was in another place
+# - `other_model`     another model answered since the session's last use: its turns were written into it
+# - `window`          turns older than the window were left out, or a wider window needed them again
+# - `taken_back`      a running process that had more than the path was rewound, in its session
+# - `left_out`        the provider would refuse a part of the path: written without it (see `Evidence.notes`)
 RepairCode = Literal[
     "client_history",
     "left_path",
@@ -40,17 +40,17 @@ RepairCode = Literal[
     "window",
 ]
 
-# The code of an attempt whose structured output was not what was asked for.
+# The code of an attempt whose structured output was invalid.
 OUTPUT_REFUSED = "output_refused"
 
 # Where a turn's records came from:
 # - `transcript`  read from the session's own file
-# - `copy`        read from the copy that the CLI answered in
-# - `replaced`    read from a file that was put in its place during the turn
-# - `frames`      made from what was said, as the transcript is gone
-# - `unlinked`    made from what was said, as the transcript does not go on from the path
-# - `cut`         cut where the answer ends
-# - `memory`      kept by a backend without transcripts
+# - `copy`        read from another file, in which the CLI continued
+# - `replaced`    read from a file that replaced it during the turn
+# - `frames`      made from the CLI's frames, because the transcript is gone
+# - `unlinked`    made from the CLI's frames, because the transcript does not continue the path
+# - `cut`         cut at the end of the answer
+# - `memory`      from a backend without transcripts
 # - `model`       made for the CLI from the answer of another model
 RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "cut", "memory", "model"]
 
@@ -80,7 +80,7 @@ class Repair(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class StreamCut(Recorded):
-    """The provider's stream broke off: how many characters of unfinished blocks a client had been given."""
+    """The provider's stream broke off. How many characters of unfinished blocks a client had received."""
 
     text: int = 0
     thinking: int = 0
@@ -88,7 +88,7 @@ class StreamCut(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Brought(Sparse):
-    """The turn was not run here: it came in a client's history, or from a session that somebody else used."""
+    """The turn was not run here: it is from a client's history, or from a session that a person used."""
 
     by: Literal["client", "adoption"]
     session: str | None = None
@@ -99,7 +99,7 @@ class Brought(Sparse):
 class Refusal(Sparse):
     """The model refused to answer. `category` and `explanation` are the provider's, None where it gave none.
 
-    `behind`: requests before this one, in a row, that were refused behind the same turn.
+    `behind`: how many requests in a row before this one were refused after the same turn.
     """
 
     category: str | None = None
@@ -108,7 +108,7 @@ class Refusal(Sparse):
 
     @property
     def words(self) -> str:
-        """What a client is told: what the provider said, and the way out where it is not the request alone."""
+        """The message for the client: the provider's words and, if the path itself may be the cause, what to do."""
         why = f" ({self.category})" if self.category else ""
         said = f"The model refused to answer this{why}."
         if self.explanation:
@@ -124,8 +124,8 @@ class Refusal(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss(Sparse):
-    """Why the provider could not read all that was in its prompt cache. `reason` is its own code, such as
-    `messages_changed`; `tokens` is about how many it would have read."""
+    """Why the provider did not use all of its prompt cache. `reason`: its own code, such as `messages_changed`;
+    `tokens`: about how many were not read."""
 
     reason: str
     tokens: int | None = None
@@ -133,8 +133,7 @@ class CacheMiss(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class Recalled(Recorded):
-    """Earlier attempts at a fix that the model was told at the head of the prompt: the commits they were read from,
-    newest attempt first."""
+    """Earlier attempts at a fix that were put in front of the prompt: the commits that they came from, newest first."""
 
     fix_id: str
     commits: tuple[str, ...]
@@ -151,7 +150,7 @@ class ToolCall(NamedTuple):
 
 
 def tool_calls(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
-    """The calls in a turn's `tools`, in the order of their beginning. One that was kept without a time is left out."""
+    """The calls in a turn's `tools`, in the order of their begin; without entries that have no time."""
     calls: dict[str, ToolCall] = {}
     for entry in entries:
         at, of = entry.get("at"), str(entry.get("id") or entry.get("tool_use_id"))
@@ -166,30 +165,30 @@ def tool_calls(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
 
 @dataclass(frozen=True, slots=True)
 class Evidence(Sparse):
-    """What a turn has to show beside its links and attempts.
+    """What happened to a turn, apart from its links and attempts.
 
-    - `left_off`        a turn whose answer never reached its client: this one continues what is before it
-    - `sandbox`         the agent's directory was gone, and made again here
-    - `files_at`        the host that has what the agent's tools made, which could not be reached: this one has not
-    - `verified`        how the session was found to be the path
+    - `left_off`        a turn before it that is off the path, because its answer never reached its client
+    - `sandbox`         the agent's directory was missing, and created again
+    - `files_at`        the host with the files of the agent's tools, which was not reached; this host has none
+    - `verified`        how the session was found equal to the path
     - `written`         a session was written for this turn
     - `repaired`        its session was made equal to the path again
-    - `waited`          its process waited for the results that the turn brought
-    - `shared`          it ran in a process that serves strangers' questions one after the other
-    - `exit_code`       the process that was kept for the session had ended with this
-    - `reloaded`        how the transcript was changed while a process loaded it, each time
-    - `output_refused`  what was wrong with the structured output of the attempt before
+    - `waited`          its process had waited for the turn's tool results
+    - `shared`          it ran in a shared process for one-shot questions
+    - `exit_code`       of the session's process, which had ended
+    - `reloaded`        how the transcript changed while a process loaded it, each time
+    - `output_refused`  the error in the last attempt's structured output
     - `retries`, `cuts` the provider failed, or its stream broke off
-    - `compacted`       the CLI put a summary in the place of what is before
-    - `window_summary`  what the model was shown in the place of the turns outside its window
-    - `recalled`        earlier attempts at the same fix that the model was told, from a git repository
-    - `refusal`         why there is no more of an answer: the model refused
+    - `compacted`       the CLI replaced earlier turns by a summary
+    - `window_summary`  the summary that the model was shown of turns outside its window
+    - `recalled`        earlier attempts at the same fix that the model was shown, from a git repository
+    - `refusal`         the model refused
     - `settled`         the answer was found in the transcript after the proxy had died
-    - `notes`           what the model was not shown as it was said
-    - `other`           what a newer or an older version noted, kept as it is
-    - `unmet`           parameters of the request that the turn ran without
-    - `cache_miss`      why the provider did not read all of its prompt cache, where it says so
-    - `approvals`       tools of the CLI's that waited for a person's word, of every attempt
+    - `notes`           differences between the messages and what the model was shown
+    - `other`           evidence of a newer or older version, unchanged
+    - `unmet`           parameters of the request that had no effect
+    - `cache_miss`      why the provider did not use all of its prompt cache, if it says so
+    - `approvals`       approval requests for tools of the CLI, of every attempt
     """
 
     brought: Brought | None = None
@@ -220,12 +219,12 @@ class Evidence(Sparse):
 
     @property
     def told(self) -> tuple[Note, ...]:
-        """The notes that answers are headed with."""
+        """The notes for an answer's headers."""
         return self.notes if self.files_at is None else (*self.notes, Note("files_elsewhere"))
 
     @property
     def note(self) -> str:
-        """The value of `X-Continuity-Note`: the notes, and what else the CLI did; "" where that is nothing."""
+        """The value of `X-Continuity-Note`: the notes, compaction and retries; "" for none."""
         asked_again = len(self.retries) + len(self.cuts)
         told = self.told
         said = [header(told)] if told else []
@@ -234,7 +233,7 @@ class Evidence(Sparse):
         return ", ".join(said)
 
     def plus(self, other: Evidence) -> Evidence:
-        """With what the other one has to show, where both do, the other's."""
+        """Merged with the other one, whose fields win."""
         values = _VALUES(other)
         if values == _NO_VALUES:
             return self

@@ -1,6 +1,6 @@
-"""What 0.1 noted of a turn, in one JSON object and partly in sentences: split into fields and codes. Pure.
+"""Converts the `reason` of 0.1, one JSON object per turn and partly in sentences, into fields and codes. Pure.
 
-Stores of schema 3 and older and exports of version 2 and older hold it. What is not known stays, in `Evidence.other`.
+Stores of schema 3 and older and exports of version 2 and older have it. Unknown fields are kept in `Evidence.other`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _RECORDS: Mapping[str, RecordsFrom] = {
 
 
 class Reason(NamedTuple):
-    """What `reason` held."""
+    """The converted parts of a `reason`."""
 
     placed: Placed
     options: TurnOptions
@@ -45,7 +45,7 @@ class Reason(NamedTuple):
     stop_sequence: str | None
 
 
-# What `reason` raises where an object is not what 0.1 wrote.
+# What `reason` raises for an object that 0.1 did not write.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
@@ -79,7 +79,7 @@ def repair(old: JSON) -> Repair:
 
 
 def detail(of: LinkReason, old: JSON) -> JSON:
-    """The evidence of a link. A `code` or `note` in it is dropped: 0.1 wrote neither."""
+    """The evidence of a link. A `code` or `note` is dropped: 0.1 wrote neither."""
     new = {name: value for name, value in old.items() if name not in ("code", "note")}
     if "settled" in new:
         new["settled"] = True
@@ -96,7 +96,7 @@ def detail(of: LinkReason, old: JSON) -> JSON:
 
 
 def attempt(old: JSON, output_refused: str | None) -> JSON:
-    """One attempt; `output_refused` is what its turn noted of the answer that was refused."""
+    """One attempt; `output_refused`: the turn's note on the invalid output."""
     new = dict(old)
     if isinstance(new.get("repaired"), dict):
         new["repaired"] = repair(new["repaired"]).as_json()

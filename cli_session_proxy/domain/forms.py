@@ -1,6 +1,6 @@
-"""How records are written as JSON and read again: one way for the store, an export and a dump. Pure.
+"""Converts dataclasses to JSON and back, in one form for the store, exports and dumps. Pure.
 
-A field that is a record, or a tuple of them, is written as its own JSON. A tuple is a list there.
+Fields that are such dataclasses, or tuples of them, are converted, too. A tuple becomes a list.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Recorded:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
-        """Without fields that it does not know."""
+        """From JSON; unknown fields are ignored."""
         kind: Any = cls
         given = {}
         for one in _form(kind).fields:
@@ -38,7 +38,7 @@ class Recorded:
 
 
 class Sparse(Recorded):
-    """One whose form leaves out what has its default. {} is read as one and the same object."""
+    """A `Recorded` whose JSON leaves out fields with their default. {} always gives the same object."""
 
     __slots__ = ()
 
@@ -46,7 +46,7 @@ class Sparse(Recorded):
         kind: Any = type(self)
         form = _form(kind)
         values = form.values(self)
-        if values == form.defaults:  # nearly every turn's options and evidence: a dump of 20,000 asks each
+        if values == form.defaults:  # nearly every turn's options and evidence: fast, for a dump of 20,000
             return {}
         return {
             one.name: value if one.write is None else one.write(value)
@@ -63,8 +63,8 @@ class Sparse(Recorded):
 
 class _Field(NamedTuple):
     name: str
-    default: Any  # MISSING: it has none
-    write: Way | None  # None: the value is JSON already
+    default: Any  # MISSING: no default
+    write: Way | None  # None: the value is already JSON
     read: Way | None
 
 
@@ -91,7 +91,7 @@ def _form(kind: Any) -> _Form:
 
 
 def _ways(kind: Any) -> tuple[Way | None, Way | None]:
-    """How a value of this type is written and read."""
+    """The functions that write and read a value of this type; None if it is JSON."""
     of = get_args(kind)
     if get_origin(kind) in (Union, UnionType):  # with None
         write, read = _ways(of[0])

@@ -1,4 +1,4 @@
-"""Names in addresses: machines and pages as HTTP writes them, and agents as OpenAI's Conversations name them. Pure."""
+"""Parses hosts and origins in HTTP headers, and converts agent ids to ids of OpenAI's Conversations and back. Pure."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ import ipaddress
 import re
 from functools import lru_cache
 
-# --- machines and pages
+# --- hosts and origins
 
 _NAME = r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(_NAME)
 _ORIGIN = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://{_NAME}")
-# A server is called by the same few names again and again.
+# Clients use the same few host names again and again.
 SAME_NAMES = 16
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
 @lru_cache(SAME_NAMES)
 def host_and_port(netloc: str) -> tuple[str, int | None] | None:
-    """What a Host header names, in lower case and without an address's brackets; None where it is not well-formed."""
+    """Host and port of a Host header, in lower case and without brackets; None if it is malformed."""
     found = _HOST.fullmatch(netloc)
     return None if found is None else _named(found)
 
 
 def origin(text: str) -> tuple[str, str, int | None] | None:
-    """Scheme, name and port of an Origin header; a scheme's usual port counts as named. None: none, or not one."""
+    """Scheme, host and port of an Origin header, with the scheme's default port. None: missing or malformed."""
     found = _ORIGIN.fullmatch(text)
     named = None if found is None else _named(found)
     if found is None or named is None:
@@ -48,19 +48,19 @@ def _named(found: re.Match[str]) -> tuple[str, int | None] | None:
 # --- conversations, whose ids name agents
 
 _MADE_HERE = re.compile(r"conv_[0-9a-f]{32}")
-# "x" is no hexadecimal digit: no name can look like an id that was made here.
+# "x" is no hexadecimal digit, so an encoded name never looks like a generated id.
 _OF_NAME = re.compile(r"conv_x((?:[0-9a-f]{2})+)")
 
 
 def conversation_id(agent_id: str) -> str:
-    """The conversation that is this agent's chain. An agent that was made as a conversation has that name."""
+    """The conversation id of this agent. An agent that was created as a conversation has it as its name."""
     if _MADE_HERE.fullmatch(agent_id):
         return agent_id
     return f"conv_x{agent_id.encode('utf-8', 'surrogatepass').hex()}"
 
 
 def agent_id_of(conversation: str) -> str | None:
-    """The agent that a conversation's id names; None where it cannot be one of ours."""
+    """The agent id of a conversation id; None if it is not one of ours."""
     if _MADE_HERE.fullmatch(conversation):
         return conversation
     named = _OF_NAME.fullmatch(conversation)

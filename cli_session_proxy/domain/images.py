@@ -1,7 +1,7 @@
-"""Images are kept once: cut out of a text by place, put back to the same text, character for character. Pure.
+"""Cuts images out of JSON texts, so that each is stored once, and puts them back. Pure.
 
-The cut works on JSON text, not on its values, so a line comes back byte-identical whatever its spacing, escapes or key
-order. Places are offsets into the shortened text: nothing in a text can be taken for a mark.
+It works on the text, not on parsed values, so a line comes back byte-identical whatever its spacing, escapes or key
+order. Places are offsets into the shortened text, so there are no placeholders that a text could imitate.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-# `data` is the Messages API's base64 source; `base64` is where the CLI's own tool results carry a file's.
-# Shorter than its own hash (64 characters) a text is not worth a row.
+# `data`: a base64 source of the Messages API; `base64`: a file in results of the CLI's own tools. Texts shorter than a
+# hash (64 characters) are not cut.
 _BASE64 = re.compile(r'"(?:data|base64)"\s*:\s*"([A-Za-z0-9+/]{64,}={0,2})"')
 
 ImagePlace = tuple[int, str]

@@ -1,4 +1,4 @@
-"""What continues what: pure. A request's messages and the known turns decide the parent and what is new.
+"""Decides which turn a request continues, from its messages and the known turns. Pure.
 
 A turn's `path_hash` is a rolling hash over the conversation from the root to its answer, in a normal form
 that survives what clients change on the way back: whitespace trimmed at the ends of a text, content as a
@@ -28,7 +28,7 @@ from typing import NamedTuple
 from .models import Block, Message, Placed, Rule, Turn
 from .notes import Note
 
-# Between two text blocks of one answer, on every wire that has one string for it.
+# Joins the text blocks of an answer, on wires that have one string for them.
 TEXT_JOIN = "\n\n"
 
 
@@ -36,10 +36,10 @@ TEXT_JOIN = "\n\n"
 
 
 class TextJoin:
-    """The texts of an answer as one string, piece by piece as they come.
+    """Joins the texts of a streamed answer to one string, piece by piece.
 
-    Between two texts stands `TEXT_JOIN`, whatever white space they end and begin with; a blank text says nothing.
-    So the string has the same normal form as the blocks. White space is held back until something follows it.
+    Texts are separated by `TEXT_JOIN` and nothing else: white space around it and blank texts are dropped, so that the
+    string has the same normal form as the blocks. White space is held back until something follows it.
     """
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class TextJoin:
         self._joining = self._said
 
     def feed(self, piece: str) -> str:
-        """The part of the answer that can be sent now."""
+        """Add a piece. Returns the part that can be sent now."""
         lead = ""
         if self._joining:
             piece = piece.lstrip()
@@ -68,15 +68,15 @@ class TextJoin:
         return out
 
     def end(self) -> str:
-        """The rest that was held back."""
+        """The text that is still held back."""
         held, self._held = self._held, ""
         return held
 
 
 def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
-    """The text of an answer as one string, as clients see it (streamed or not) and send it back; or its thinking."""
+    """The text of an answer as one string, in the form that clients get and send back; or its thinking."""
     texts = [str(block.get(kind, "")) for block in blocks if block.get("type") == kind]
-    if len(texts) < 2 or kind == "thinking":  # nearly every answer has one text
+    if len(texts) < 2 or kind == "thinking":  # the usual case
         return "".join(texts)
     join = TextJoin()
     said: list[str] = []
@@ -87,7 +87,7 @@ def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
 
 
 def _item(block: Block) -> tuple[str, str] | None:
-    """(kind, what it says) of a block; None where it says nothing that a client gives back."""
+    """(kind, content) of a block for hashing; None if clients do not send it back."""
     kind = block.get("type")
     if kind == "text":
         text = str(block.get("text", "")).strip()
@@ -108,11 +108,11 @@ def _item(block: Block) -> tuple[str, str] | None:
 
 
 def _normal(role: str, blocks: Sequence[Block]) -> str:
-    """A run's content: neighbouring texts are one text, however a client cut them.
+    """A run's content in normal form: adjacent texts are joined.
 
-    Of an assistant's run the texts come first, as on the wires that keep text and calls in two fields.
+    In an assistant's run texts come first, because some wires have text and calls in two fields.
     """
-    if len(blocks) == 1 and blocks[0].get("type") == "text":  # nearly every message
+    if len(blocks) == 1 and blocks[0].get("type") == "text":  # the usual case
         text = str(blocks[0].get("text", "")).strip()
         return f"text {len(text)}:{text}" if text else ""
     items = list(filter(None, map(_item, blocks)))
@@ -143,14 +143,14 @@ def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], 
 
 
 class HistoryEnding(NamedTuple):
-    """An answer in a client's history: the turn that ends here would have this hash. `end` counts messages."""
+    """An answer in a client's history: the hash of the turn that would end here, and how many messages come before."""
 
     hash: str
     end: int
 
 
 def endings(messages: Sequence[Message], start: str | None = None) -> list[HistoryEnding]:
-    """Every answer in the history, front to back, each message hashed once. `start` is the path before it."""
+    """All answers in the history, in order; each message is hashed once. `start`: the hash of the path before it."""
     out: list[HistoryEnding] = []
     said = [start or ""]
     for role, blocks, end in runs(messages):
@@ -163,12 +163,12 @@ def endings(messages: Sequence[Message], start: str | None = None) -> list[Histo
 
 
 def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block]) -> str:
-    """The hash of a turn: its parent's path, its input, its answer."""
+    """The hash of a turn: of its parent's path, its input and its answer."""
     return endings([*new, Message("assistant", tuple(output))], parent)[-1].hash
 
 
 def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn:
-    """The turn with this answer, at its place on the path behind `before`."""
+    """The turn with this answer, and its `path_hash` after `before`."""
     above, depth = (before.path_hash, before.depth) if before else (None, 0)
     return replace(turn, output=output, path_hash=path_hash(above, turn.input, output), depth=depth + 1)
 
@@ -178,9 +178,9 @@ def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """`parent` is a turn's id, None for a root; with `placed.at_head`, it is the head at the time the turn runs.
+    """`parent`: a turn's id, None for a root; with `placed.at_head`, the head at the time when the turn runs.
 
-    `imported` are exchanges that the chain did not know, to be stored as turns before `new`.
+    `imported`: exchanges that are new to the chain, to be stored as turns before `new`.
     """
 
     parent: str | None
@@ -230,9 +230,9 @@ def decide(
 
 @dataclass(frozen=True, slots=True)
 class Past:
-    """Messages of the user and the answer to them, from a client's history: what an imported turn consists of.
+    """Messages of the user and their answer, from a client's history: the content of an imported turn.
 
-    `notes`: what of it the model is not shown as it came.
+    `notes`: how the model's copy differs.
     """
 
     input: tuple[Message, ...]
@@ -241,7 +241,7 @@ class Past:
 
 
 def past(messages: Sequence[Message]) -> list[Past]:
-    """Cut a history into turns. One that opens with the assistant gets an empty input."""
+    """Split a history into turns. If it begins with an answer, the first turn's input is empty."""
     out: list[Past] = []
     waiting: list[Message] = []
     for role, blocks, _ in runs(messages):

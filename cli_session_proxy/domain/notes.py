@@ -1,4 +1,4 @@
-"""What the model was not shown as it was said, and why: codes with numbers, put into words in one room."""
+"""Differences between messages and what the model was shown, as codes with counts. `export.explain` has the words."""
 
 from __future__ import annotations
 
@@ -9,28 +9,28 @@ from typing import Literal
 from .forms import Recorded
 
 Code = Literal[
-    "system_prompt_in_newest_turn",  # its new values, or the whole of it, went out with the prompt
+    "system_prompt_in_newest_turn",  # changes of it were sent with the prompt
     "system_prompt_replaced",
-    "thinking_left_out",  # its seal held for another head of the request
-    "cut_thinking_left_out",  # it was finished before the provider cut its stream off
+    "thinking_left_out",  # its signature was for another head of the request
+    "cut_thinking_left_out",  # from an answer that the provider cut
     "images_left_out",
     "documents_left_out",
-    "summarised",  # the oldest exchanges: the model knows a summary
+    "summarised",  # the model was shown a summary of the oldest turns
     "model_takes_no_images",
     "model_takes_no_documents",
-    "outside_window",  # turns that are older than the request's window
-    "not_summarised",  # of them, those of which there is no summary either
-    "files_elsewhere",  # what the agent's tools made is on a host that could not be reached
-    "said_beside",  # prompts of somebody in the session while the turn ran: they are on no path
-    "session_not_written",  # by its CLI, which said so: the transcript was compared with the chain, and mended
-    # the CLI's own doing
+    "outside_window",  # turns older than the request's window
+    "not_summarised",  # of these, turns that are in no summary
+    "files_elsewhere",  # files of the agent's tools are on an unreachable host
+    "said_beside",  # a person's prompts in the session during the turn, on no path
+    "session_not_written",  # its CLI reported a failed write: the transcript was repaired
+    # by the CLI itself
     "cli_left_out_thinking",
     "other_models_thinking",
     "cli_left_out_tool_results",
     "cli_left_out_images",
     "cli_left_out_documents",
     "cli_changed_images",
-    # of a history that a client brought
+    # in a client's history
     "foreign_thinking_left_out",
     "ids_rewritten",
     "calls_without_result",
@@ -46,7 +46,7 @@ Code = Literal[
 
 @dataclass(frozen=True, slots=True)
 class Note(Recorded):
-    """`count`: of blocks or exchanges, what the code speaks of; 1 where there can be only one."""
+    """`count`: of the blocks or turns that the code is about; 1 if there can be only one."""
 
     code: Code
     count: int = 1

@@ -1,7 +1,7 @@
-"""Turns as a reader follows them: in the order of acceptance, but each after the one that it continues.
+"""Orders turns for readers: by acceptance, but each after its parent.
 
-A turn may wait in its lane while somebody else's turns are adopted; then it continues a turn that is later in the
-order. So few wait that they are held in memory; of all others, only the id.
+A turn may wait in its lane while other turns are adopted. Then its parent is later in the order of acceptance. Such
+turns are few, and held in memory; of all others only the id is.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ T = TypeVar("T", bound=Ordered)
 
 @dataclass(slots=True)
 class _Line(Generic[T]):
-    """`waiting`: turns by the parent that has not come yet."""
+    """`waiting`: turns by their parent, which has not come yet."""
 
     known: set[str] = field(default_factory=set)
     waiting: dict[str, list[T]] = field(default_factory=lambda: defaultdict(list))
 
     def take(self, turn: T) -> Sequence[T]:
-        """This turn and those that waited for it, or none while its parent is missing."""
+        """This turn and those that wait for it; none while its parent is missing."""
         if turn.parent_id is not None and turn.parent_id not in self.known:
             self.waiting[turn.parent_id].append(turn)
             return ()
@@ -44,13 +44,13 @@ class _Line(Generic[T]):
             self.known.add(turn.id)
             return (turn,)
         ready = [turn]
-        for at in ready:  # grows as those are found that waited for one of them
+        for at in ready:  # grows by turns that wait for these
             self.known.add(at.id)
             ready += self.waiting.pop(at.id, ())
         return ready
 
     def rest(self) -> list[T]:
-        """Turns whose parent never came. A sound chain has none."""
+        """Turns whose parent never came. A valid chain has none."""
         return sorted((turn for held in self.waiting.values() for turn in held), key=lambda turn: turn.seq)
 
 
@@ -64,7 +64,7 @@ async def parents_first(turns: AsyncIterator[T]) -> AsyncIterator[T]:
 
 
 async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
-    """The same, each with its number: its place in the order of acceptance, which nothing that comes later shifts."""
+    """The turns in reading order, each with its stable number in the order of acceptance."""
     numbers: dict[str, int] = {}
 
     async def counted() -> AsyncIterator[T]:
@@ -77,7 +77,7 @@ async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
 
 
 def sorted_by_parent(turns: Iterable[T]) -> list[T]:
-    """Some turns of a chain; a parent that is not among them is taken as known."""
+    """Sort some turns of a chain. Parents that are not among them do not matter."""
     every = sorted(turns, key=lambda turn: turn.seq)
     own = {turn.id for turn in every}
     line = _Line[T]({turn.parent_id for turn in every if turn.parent_id is not None and turn.parent_id not in own})
@@ -85,7 +85,7 @@ def sorted_by_parent(turns: Iterable[T]) -> list[T]:
 
 
 def by_turn(links: Iterable[Link]) -> dict[str | None, list[Link]]:
-    """Links under the turn that they belong to; None: under no turn."""
+    """Links by turn; None: without a turn."""
     found: dict[str | None, list[Link]] = defaultdict(list)
     for link in links:
         found[link.turn_id].append(link)

@@ -1,4 +1,4 @@
-"""How a client wants one turn to be sampled, and how long its answer may be. Pure."""
+"""Parameters of one turn: sampling, and the longest answer. Pure."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Literal
 
 from .forms import Sparse
 
-# What a backend may not be able to honour; each wire has its own word for it (`wires.common.Names`).
+# Parameters that a backend may not support; each wire has its own names for them (`wires.common.Names`).
 Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
 
 
 @dataclass(frozen=True, slots=True)
 class Parameters(Sparse):
-    """None: the client left it out. `max_tokens` bounds all that the model says, its thinking included.
+    """None: not given. `max_tokens` includes thinking.
 
-    `thinking` is True where the client asks for it, in whatever words, and False where it wants none.
+    `thinking`: True if the client asks for it in any form, False if it wants none.
     """
 
     max_tokens: int | None = None

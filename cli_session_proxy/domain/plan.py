@@ -1,7 +1,7 @@
-"""The windows of a subscription (five hours, a week), as the CLI was told of them by the provider's answers. Pure.
+"""The usage windows of a subscription (five hours, a week), as reported by the provider to the CLI. Pure.
 
-CLI 2.1.330 says it in `rate_limit_event` frames: all windows at each one, since 2.1.259; before, the one that limits. A
-CLI that pays by use has none.
+CLI 2.1.330 prints them in `rate_limit_event` frames: since 2.1.259 all windows, before that only the limiting one. A
+CLI that is billed by use has none.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Any
 
 from .forms import Recorded
 
-# The provider's names of the windows, and what its headers call them.
+# The provider's names of the windows, and the names in its headers.
 IN_HEADERS: Mapping[str, str] = {"five_hour": "5h", "seven_day": "7d"}
 STATUSES = frozenset({"allowed", "allowed_warning", "rejected"})
 HEADER = "anthropic-ratelimit-unified"
-# Names of windows that are kept: the provider may add some.
+# Valid names of windows: the provider may add some.
 LONGEST_NAME = 40
 MOST = 8
 
 
 @dataclass(frozen=True, slots=True)
 class PlanWindow(Recorded):
-    """`used` is the share that is used, above 1 where a plan may go beyond; None: the provider told only its reset.
+    """`used`: the used share, above 1 if the plan allows more; None if only the reset was reported.
 
-    `resets_at` is in UTC seconds, `status` one of `STATUSES`; None: it said none.
+    `resets_at`: UTC seconds; `status`: one of `STATUSES`, or None.
     """
 
     name: str
@@ -37,7 +37,7 @@ class PlanWindow(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Recorded):
-    """All of it as it was told `at` (UTC seconds). `limits`: the window that decides now, by `status`."""
+    """A report of `at` (UTC seconds). `limits`: the window that limits now, with its `status`."""
 
     status: str
     at: float
@@ -63,13 +63,13 @@ class Plan(Recorded):
         return Plan(status, at, tuple(found.values()), limits, reset)
 
     def current(self, now: float) -> Plan:
-        """Without windows that were reset since: their use is unknown until the provider tells."""
+        """Without windows that were reset since: their use is unknown until the next report."""
         over = self.resets_at is not None and self.resets_at <= now
         windows = tuple(one for one in self.windows if one.resets_at is None or one.resets_at > now)
         return Plan("allowed", self.at, windows) if over else replace(self, windows=windows)
 
     def headers(self) -> Iterator[tuple[str, str]]:
-        """As the provider's own answers have them."""
+        """The headers of the provider's own answers."""
         yield f"{HEADER}-status", self.status
         if self.resets_at is not None:
             yield f"{HEADER}-reset", f"{self.resets_at:.0f}"

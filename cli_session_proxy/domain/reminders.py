@@ -1,7 +1,7 @@
-"""System and developer messages in mid-conversation: words to the model that stand where they were said. Pure.
+"""System and developer messages in mid-conversation: they stay at their place, as reminders. Pure.
 
-The provider has one system prompt, in front of everything: a text that is moved there changes the prefix of every
-request. So a later one is told in the newest turn, in the tags that the model knows from the CLI.
+The provider has one system prompt, before everything: moving a text there would change the prefix of every request. So
+a later one is sent in the newest turn, in the tags that the model knows from the CLI.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def reminder(text: str) -> Message:
 
 
 def reminded(block: Block) -> str | None:
-    """The text of a block that is nothing but a reminder; None for any other."""
+    """The text of a reminder block; None for any other."""
     text = str(block.get("text", "")).strip()
     if block.get("type") != "text" or not text.startswith(OPENING) or text.find(CLOSING) != len(text) - len(CLOSING):
         return None

@@ -1,4 +1,4 @@
-"""What somebody looks for among all that was said, and what is found. No I/O."""
+"""Queries and results of the full-text search. No I/O."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from typing import Literal
 from . import times
 from .models import Agent, Continuity, Status
 
-# More than this nobody types; each word is one look into the index.
+# The most words of a query: each is one lookup in the index.
 MAX_WORDS = 16
 MAX_TEXT = 400
-# An id that is named by a part of it: fewer characters fit too many.
+# The fewest characters of a part of an id: fewer match too many.
 SHORTEST_PART = 3
 
-# What a hit is found by: an agent's name, a session's or a turn's id, or the words of a turn.
+# The kinds of hits: an agent's name, a session's or a turn's id, or the words of a turn.
 HitKind = Literal["agent", "session", "turn", "words"]
 Part = Literal["input", "output", "tools", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`owner` None: those of all owners. Times are UTC seconds, `until` itself is outside; costs are US dollars.
+    """`owner` None: all owners. Times are UTC seconds, `until` is exclusive; costs are US dollars.
 
-    Every word has to be there, the last one may go on; words in double quotes stand side by side. Without any words:
-    the newest turns that the rest fits.
+    All words must match, the last one as a prefix; words in double quotes are a phrase. Without words: the newest turns
+    that match the filters.
     """
 
     text: str
@@ -40,23 +40,23 @@ class Search:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """Words and phrases, in their order."""
+        """Words and phrases, in order."""
         text = self.text[:MAX_TEXT].replace("\0", " ")
         found = (quoted or bare for quoted, bare in re.findall(r'"([^"]*)"|([^\s"]+)', text))
         return tuple(word for word in found if word.strip())[:MAX_WORDS]
 
     @property
     def is_filtered(self) -> bool:
-        """It asks for turns of some kind: no agent and no session fits by its name alone."""
+        """Whether it filters turns. Then agents and sessions do not match by name."""
         given = (self.since, self.until, self.model, self.status, self.min_cost)
         return self.repaired or any(one is not None for one in given)
 
 
 @dataclass(frozen=True, slots=True)
 class Hit:
-    """`snippet`: pieces of the text, those at odd places are the words that were looked for. No secret is in them.
+    """`snippet`: pieces of the redacted text; every second one is a match.
 
-    `number` is the turn's place among its agent's, from 1. Of an agent or a session the turn is where it stands.
+    `number`: the turn's number in its agent, from 1. For an agent or a session, `turn_id` is its head or tip.
     """
 
     kind: HitKind
@@ -75,8 +75,8 @@ class Hit:
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """The best first: agents, sessions and turns by their ids, then the words. `agents` and `turns`: how many there
-    were to look through; `one_shots`: how many of the agents have no row in a list."""
+    """Hits, best first: agents, sessions and turns by id, then turns by words. `agents`, `turns`: how many were
+    searched; `one_shots`: how many of these agents have no row in a list."""
 
     hits: tuple[Hit, ...]
     agents: int
@@ -86,7 +86,7 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class Indexed:
-    """How many turns the index holds as they are, of how many."""
+    """How many turns are indexed in their present state, and how many there are."""
 
     done: int
     total: int

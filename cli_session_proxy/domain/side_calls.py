@@ -1,8 +1,8 @@
-"""Is a request a side call: a title, tags, a suggestion, a routing question or a ping, which nobody goes on from? Pure.
+"""Is a request a side call: a title, tags, a suggestion, a routing question or a ping, which nobody continues? Pure.
 
-It is only suspected. A hand-off, or a change between planning and building, looks the same: so such a turn is as good
-as any, it only runs beside the conversation's own process. What continues it makes it an ordinary one. A request that
-goes on at the head of its agent is never suspected: whatever comes next goes on from it.
+It is only suspected: a hand-off, or a change between planning and building, looks the same. So such a turn is stored as
+usual, but runs beside the conversation's own process. When another turn continues it, it counts as ordinary. A request
+at the head of its agent is never suspected: the next turn continues it.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import re
 from .models import Rule, Turn, TurnRequest
 from .system_prompts import is_another
 
-# How the prompts of programs begin: a user's message, or a paragraph of the system prompt.
+# Beginnings of programs' prompts: of a user message, or a paragraph of the system prompt.
 _PROMPTS = re.compile(
     r"(?:\A|\n\n)\s{0,64}(?:"
     # Open WebUI: titles, tags, follow-ups, queries, pictures, completions
@@ -34,10 +34,10 @@ _PROMPTS = re.compile(
 
 
 def suspected(request: TurnRequest, rule: Rule | None, parent: Turn | None) -> bool:
-    """`parent` is the turn that its history ends at; None where it has none that is known here."""
+    """`parent`: the turn at which its history ends; None if no turn of it is known."""
     last = request.messages[-1].content
     if any(block.get("type") == "tool_result" for block in last):
-        return False  # a call's result belongs to the call
+        return False  # it answers a call
     if rule == "history" and parent is not None:
         tools = {tool.name for tool in parent.options.tools}
         without = bool(tools) and tools.isdisjoint(tool.name for tool in request.options.tools)

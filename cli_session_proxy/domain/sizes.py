@@ -1,4 +1,4 @@
-"""How much of a request a turn is: estimates, for windows and for the choice of a model. Pure."""
+"""Estimates a turn's size in a request, for windows and for the choice of a model. Pure."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from .client_tools import calls_of
 from .models import THINKING, Block, Turn
 from .windows import TurnSize
 
-# What a picture or a document weighs, whatever its size: 1,500 tokens is about the most that providers count for one.
+# Tokens of an image or document of any size: about the most that providers count.
 PICTURE_TOKENS = 1_500
 CHARACTERS_PER_TOKEN = 4
 
 
 def size_of(turn: Turn, parent: Turn | None) -> TurnSize:
-    """What a turn weighs in a request. It may open one unless it answers calls of the turn before it."""
+    """A turn's size in a request. A request may begin with it unless it answers calls of the turn before."""
     open_calls = set(calls_of(parent.output)) if parent is not None else set()
     asked = [block for message in turn.input for block in message.content]
     answers = any(block.get("type") == "tool_result" and block.get("tool_use_id") in open_calls for block in asked)
@@ -22,7 +22,7 @@ def size_of(turn: Turn, parent: Turn | None) -> TurnSize:
 
 
 def contents(result: Block) -> list[Block]:
-    """What the result of a call holds."""
+    """The blocks in a call's result."""
     content = result.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]

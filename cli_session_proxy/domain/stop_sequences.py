@@ -1,6 +1,6 @@
-"""Where an answer ends by its request: exactly before the first stop sequence, or when it has as many tokens as it may.
+"""Ends an answer as its request asks: exactly before the first stop sequence, or at the token limit.
 
-Pure, and the same on a stream: what may be the beginning of a sequence is held back until more is known.
+Pure, and the same for streams: text that may be the beginning of a sequence is held back.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from typing import Literal
 
 from .models import Block, BlockDelta, BlockStart, BlockStop, TurnEvent
 
-# Of English text a token, the usual rule of thumb: for a backend that cannot be told how long an answer may be.
+# Characters of a token, for backends without a token limit: the usual rule of thumb for English.
 BYTES_PER_TOKEN = 4
 
 
 class StopCutter:
-    """Watches the texts of one answer. Once it has `ended`, nothing more comes out.
+    """Cuts the texts of one answer. Once it has `ended`, it emits nothing.
 
-    `tokens` are estimated. `hit` is the sequence that ended the answer.
+    `tokens` are estimated. `hit`: the sequence that ended the answer.
     """
 
     def __init__(self, sequences: Sequence[str], tokens: int | None = None) -> None:
@@ -32,7 +32,7 @@ class StopCutter:
 
     @property
     def last(self) -> Block:
-        """The text block that was cut, as far as it came out."""
+        """The emitted part of the text block that was cut."""
         return {"type": "text", "text": self._said}
 
     def feed(self, event: BlockStart | BlockDelta | BlockStop) -> list[TurnEvent]:
@@ -57,14 +57,14 @@ class StopCutter:
         self._held += piece
         found = [(at, sequence) for sequence in self._sequences if (at := self._held.find(sequence)) >= 0]
         if found:
-            # The first that is complete, as if the text came letter by letter: in which pieces it came is chance.
+            # The first complete sequence, as if the text came letter by letter: it must not depend on the pieces.
             at, hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
             said = self._say(index, self._held[:at])
             if self.ended is None:
                 self.hit, self.ended = hit, "stop_sequence"
                 said.append(BlockStop(index))
             return said
-        # As many of the last characters as may be the beginning of a sequence wait for the next piece.
+        # The last characters wait for the next piece if they may be the beginning of a sequence.
         keep = next(
             (
                 size

@@ -1,17 +1,17 @@
-"""Structured output: an answer that is one JSON value, validated on the way out.
+"""Structured output: an answer that is one JSON value, validated before it is sent.
 
-The wish travels as one more text block of the user's message. Run on 2.1.329, `--json-schema` would cost more:
-its tools stand at the front of the prompt, so that nothing of the prompt cache is left (0.00 of the prefix, and
-again when the next turn has none); the answer becomes a tool call; the next resumed turn holds an invented "No
-response requested."; and a model that does not call the tool gets a result without `structured_output`. With the
-block, the prefix holds to the byte and the chain is what was said.
+The format is requested by one more text block in the user's message. Run on 2.1.329, `--json-schema` is worse: its
+tools are at the front of the prompt, so the prompt cache is lost (0.00 of the prefix, and again when the next turn has
+none); the answer becomes a tool call; the next resumed turn has an invented "No response requested."; and a model that
+does not call the tool gets a result without `structured_output`. With the block, the prefix stays byte-identical, and
+the chain has the real messages.
 
 A format is `{"schema": JSON Schema}`, or `{"schema": None}` for any JSON object.
 
-Schemas are strangers' programs. jsonschema-rs runs them, because its patterns take linear time, or a bounded number of
-steps where they look around, and because it reads a schema 200 times as fast as the one in Python (0.1 ms for 200
-properties). References can still make it take 2^n steps: `checked` and `fault_of` belong into a process that is killed
-after a second (see `aside`). It recurses without a bound of its own: nothing deeper than `limits.DEPTH` reaches it.
+Schemas are not trusted. jsonschema-rs validates them, because its patterns take linear time, or a bounded number of
+steps with look-around, and because it compiles a schema 200 times as fast as the Python library (0.1 ms for 200
+properties). References can still take 2^n steps: call `checked` and `fault_of` in a process that is killed after a
+second (see `aside`). It recurses without a limit, so nothing deeper than `limits.DEPTH` is given to it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ from .models import JSON, Block
 if TYPE_CHECKING:
     from jsonschema_rs import ValidationError, Validator
 
-# What of a fault is shown to the model and in the error: a validator quotes the whole value.
+# Characters of an error that are shown to the model and the client: a validator quotes the whole value.
 FAULT_LIMIT = 300
-# Steps that one pattern with look-around or back-references may take at one text (about 4 ms); others take linear time.
+# Steps of one pattern with look-around or back-references on one text (about 4 ms); others take linear time.
 PATTERN_STEPS = 100_000
 
 FENCE = "```"
 
 
 class InvalidOutput(Exception):
-    """The model's answer is not what the format asks for. `fault` says why."""
+    """The model's answer does not match the format. `fault` says why."""
 
     def __init__(self, fault: str) -> None:
         super().__init__(fault)
@@ -50,7 +50,7 @@ class InvalidOutput(Exception):
 def read_format(wanted: Mapping[str, Any], where: str) -> JSON | None:
     """The format of OpenAI's `response_format` or `text.format`; None for text. Raises `InvalidRequest`.
 
-    The schema stands in `json_schema` there (Chat Completions) or in the object itself (Responses).
+    The schema is in `json_schema` (Chat Completions) or in the object itself (Responses).
     """
     kind = wanted.get("type")
     if kind == "text":
@@ -67,7 +67,7 @@ def read_format(wanted: Mapping[str, Any], where: str) -> JSON | None:
 
 
 def checked_schema(schema: object, where: str) -> JSON:
-    """The schema, when it is one within the limits. Its patterns and references are not looked at.
+    """The schema, if it is valid and within the limits. Its patterns and references are not checked.
 
     Raises `InvalidRequest`.
     """
@@ -86,7 +86,7 @@ def checked_schema(schema: object, where: str) -> JSON:
 
 @cache
 def _metaschema() -> Validator:
-    """2020-12's own: whatever `$schema` says, answers are checked by the same."""
+    """The validator of 2020-12's metaschema, which is used whatever `$schema` says."""
     import jsonschema_rs  # noqa: PLC0415 - 25 ms and 4 MB that only schemas need
 
     return jsonschema_rs.Draft202012Validator({"$ref": "https://json-schema.org/draft/2020-12/schema"}, offline=True)
@@ -105,7 +105,7 @@ def instruction(format: JSON, fault: str | None = None) -> Block:
 
 
 def checked(format: JSON, text: str) -> str:
-    """The JSON of an answer, a code fence around it taken off. Raises `InvalidOutput`, `InvalidRequest`."""
+    """The JSON of an answer, without a code fence around it. Raises `InvalidOutput`, `InvalidRequest`."""
     text = text.strip()
     first, _, rest = text.partition("\n")
     if first.rstrip().lower() in (FENCE, f"{FENCE}json") and rest.endswith(FENCE):
@@ -125,7 +125,7 @@ def checked(format: JSON, text: str) -> str:
 
 
 def fault_of(value: object, schema: JSON) -> str | None:
-    """Why a value does not validate; None where it does. Raises `InvalidRequest` for a schema that cannot be used."""
+    """Why a value is invalid; None if it is valid. Raises `InvalidRequest` for a schema that cannot be used."""
     import jsonschema_rs  # noqa: PLC0415 - as above
 
     patterns = jsonschema_rs.FancyRegexOptions(backtrack_limit=PATTERN_STEPS)
@@ -154,9 +154,9 @@ def _first_fault(validator: Validator, value: object) -> str | None:
 
 
 def _telling(error: ValidationError) -> ValidationError:
-    """The error that says most: of alternatives, what is wrong with the one that fits best.
+    """The most useful error: for alternatives, that of the one that fits best.
 
-    That is the one whose fault lies deepest in the value, as the rest of it was right.
+    That is the one whose error is deepest in the value, because the rest of it was right.
     """
     for _ in range(limits.DEPTH):
         inner = [branch[0] for branch in getattr(error.kind, "context", ()) if branch]

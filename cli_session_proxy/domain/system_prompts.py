@@ -1,8 +1,8 @@
-"""Is a changed system prompt another prompt, or the same one at another time? Pure.
+"""Is a changed system prompt another prompt, or the same one with new values? Pure.
 
-Newer models seal their thinking over the head of the request, and the provider caches from its first byte on: a clock
-or a counter in the system prompt would cost both at every turn. So a prompt that differs only in dates, times, numbers
-or ids stays what it was at the head, and its new values go to the model with the newest prompt.
+Newer models sign their thinking together with the head of the request, and the provider caches from its first byte on:
+a clock or a counter in the system prompt would invalidate both at every turn. So if a prompt differs only in dates,
+times, numbers or ids, the old one stays at the head, and the new values are sent with the newest prompt.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from .models import Block
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _RUN = re.compile(r"[A-Za-z0-9]+")
-# Letters and digits by turns: req_8f3a9c21, but not python3 or windows11.
+# Mixed letters and digits: req_8f3a9c21, but not python3 or windows11.
 _ID = re.compile(r"(?=.{6,})(?:[A-Za-z]+[0-9]+[A-Za-z]|[0-9]+[A-Za-z]+[0-9])[A-Za-z0-9]*")
 _NUMBER = re.compile(r"[+-]?[0-9]+(?:[.,:/-][0-9]+)*")
 _NAMES = re.compile(
@@ -30,7 +30,7 @@ def is_same_but_for_values(one: str, other: str) -> bool:
 
 
 def is_another(before: str | None, now: str | None) -> bool:
-    """Another prompt, not the one before with a passage changed: they share less than half, from both ends."""
+    """Whether it is a different prompt, not a changed passage: less than half is shared, counted from both ends."""
     if before is None or now is None or before == now:
         return before != now
     shared = _shared(before, now)
@@ -39,7 +39,7 @@ def is_another(before: str | None, now: str | None) -> bool:
 
 
 def _shared(one: str, other: str) -> int:
-    """How many characters both begin with."""
+    """The length of the common prefix."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2
@@ -57,7 +57,7 @@ def _masked(text: str) -> str:
 
 
 def reminder(before: str, now: str) -> Block:
-    """What tells the model, beside the newest prompt, that the system prompt `before` is `now` by now."""
+    """The reminder that tells the model how the system prompt changed."""
     old, new = before.splitlines(), now.splitlines()
     if is_same_but_for_values(before, now) and len(old) == len(new):
         changed = [line for was, line in zip(old, new, strict=True) if was != line]

@@ -1,4 +1,4 @@
-"""How a time is written for people: in one zone everywhere, the setting `timezone`. Programs get UTC seconds."""
+"""Writes times for people, in the time zone of the setting `timezone`. Programs get UTC seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Literal
 
 Zone = Literal["local", "utc"]
 
-# What comes from elsewhere is before it (UTC seconds, in the year 5138): `datetime` can write that in any zone, and the
-# records behind it, too.
+# The latest time that input may have (UTC seconds, in the year 5138): `datetime` can write it and later ones in any
+# zone.
 LAST_TIME = 1e11
 
-# None: the machine's own, in which a time of summer has another offset than one of winter.
+# None: the machine's own zone, with summer time.
 _zone: tzinfo | None = None
 
 
@@ -28,7 +28,7 @@ def in_utc() -> bool:
 def written(at: float, unit: Literal["minutes", "seconds"] = "seconds") -> str:
     """`2026-11-22 16:33:35 CET`. `at`: UTC seconds."""
     here = _here(at)
-    # isoformat and not strftime, which takes ten times as long: a page has one for each turn.
+    # isoformat: strftime takes ten times as long, and a page has one time per turn.
     return f"{here.replace(tzinfo=None).isoformat(' ', unit)} {here.tzname()}"
 
 
@@ -48,13 +48,13 @@ def begins(one: date) -> float:
 
 
 def parse(text: str) -> float:
-    """UTC seconds of a date or time, in its own zone or in the one of all times. Raises `ValueError`."""
+    """UTC seconds of a date or time, in its own zone or the configured one. Raises `ValueError`."""
     at = datetime.fromisoformat(text)
     return (at if at.tzinfo else at.replace(tzinfo=_zone)).timestamp()
 
 
 def name() -> str:
-    """Of the zone just now, to stand beside what is by day: `UTC`, `CET`."""
+    """The zone's present name, for tables by day: `UTC`, `CET`."""
     return datetime.now(UTC).astimezone(_zone).tzname() or "UTC"
 
 

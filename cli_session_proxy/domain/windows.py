@@ -1,9 +1,8 @@
-"""How much of a path a request shows the model: a sliding window, cut at turn boundaries. Pure.
+"""How much of a path the model is shown in a request: a sliding window, cut at turn boundaries. Pure.
 
-What is older is left out of the request, never of the chain. Where a request begins is decided by the path alone, by
-nothing that was kept: every proxy comes to the same answer, and a restart changes nothing. A window that is full is cut
-to its half and grows again, so that the head of the request, and with it the provider's prompt cache, holds for half a
-window of turns.
+Older turns are left out of the request, never of the chain. The begin of a request depends only on the path, so every
+proxy computes the same, also after a restart. A full window is cut to its half and grows again, so that the head of the
+request, and with it the provider's prompt cache, is stable for half a window of turns.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Literal
 
 _FORM = re.compile(r"\s*(\d{1,9})\s*(?:(k|m)\s*)?(turns?|tokens?)\s*", re.IGNORECASE)
 _TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
-# Fewer turns hold no earlier turn, fewer tokens not even one turn.
+# The smallest windows: fewer turns have no earlier turn, fewer tokens not even one turn.
 LEAST = {"turns": 2, "tokens": 1_000}
 
 
@@ -28,7 +27,7 @@ class Window:
 
     @staticmethod
     def parse(text: str) -> Window:
-        """`40 turns`, `100k tokens`. Raises `ValueError`, which says what a window looks like."""
+        """Parse `40 turns` or `100k tokens`. Raises `ValueError` with the format."""
         found = _FORM.fullmatch(text)
         if found is None:
             raise ValueError(f"{text[:40]!r} is no window: write it like `40 turns` or `100k tokens`")
@@ -46,7 +45,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class TurnSize:
-    """One turn of a path. `opens`: a request may begin with it, as it holds no results of the calls before it."""
+    """One turn of a path. `opens`: a request may begin with it, because it has no results of earlier calls."""
 
     tokens: int
     opens: bool
@@ -55,8 +54,8 @@ class TurnSize:
 def left_out(window: Window | None, path: Sequence[TurnSize]) -> int:
     """How many turns at the start of the path are left out. The last of `path` is the new turn, which is always shown.
 
-    A request never begins with the results of calls that it does not show. Where all that fits into the window is one
-    long chain of calls, that chain is shown from its start.
+    A request never begins with results of calls that it does not have. If the window has only a part of a sequence of
+    calls, the request begins where that sequence begins.
     """
     if window is None or not path:
         return 0
