@@ -1,1 +1,1 @@
-"""Chains that are put away elsewhere, encrypted, and come back by `import`."""
+"""Archives chains, encrypted, in another place; `import` brings them back."""

@@ -1,10 +1,10 @@
-"""A chain is put away: written, encrypted, put, read back, compared with the chain, and only then deleted here.
+"""Archives a chain: it is exported, encrypted, stored, read back, compared with the chain, and only then deleted here.
 
     version  ─▶ write ─▶ put ─▶ fetch ─▶ check ─▶ compare ─▶ delete where the version is still the same
 
-The name of an object comes from the version, so that the same chain goes to the same object, from any proxy of a host
-and after any interruption: what is there already and holds the chain is not put again. Killed anywhere, the chain is
-here, or in an object that was compared with it, or both.
+An object's name depends on the chain's version, so equal chains have the same object, from any proxy of a host and
+after any interruption: an object that already has the chain is not stored again. If this is killed anywhere, the chain
+is here, or in an object that was compared with it, or both.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from .unnamed import Unnamed
 
 log = logs.get(__name__)
 
-# In all versions of this program that read each other's archives.
+# The same in all versions of this program that read each other's archives.
 SUFFIX = ".jsonl.age"
 VERSION_CHARACTERS = 24
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one agent. `stays`: why it is still here; None where it was put away.
+    """The outcome for one agent. `stays`: why it is still here; None if it was archived.
 
-    `name`: the object in the place, also where the agent stays because it was gone on with meanwhile.
+    `name`: its object, also if the agent stays because it was used meanwhile.
     """
 
     agent_id: str
@@ -55,7 +55,7 @@ class Outcome:
         return asdict(self)
 
 
-# Told of each agent, and of its object, before the agent is deleted here.
+# Called with each agent and its object before the agent is deleted here.
 Note = Callable[[Agent, str], None]
 
 
@@ -71,7 +71,7 @@ class Archiver:
         self._key = key
 
     async def archive(self, agent: Agent, before: float = ANY_AGE) -> Outcome:
-        """Archive an agent that was last active before then. Raises `StoreUnavailable` where the place fails."""
+        """Archive an agent, if it was last active before that time. Raises `StoreUnavailable` if the place fails."""
         try:
             return await self._archived(agent, before)
         except (NotFound, StoreUnavailable):
@@ -85,7 +85,7 @@ class Archiver:
             return stays("it was active since then, or is gone")
         try:
             version = await self._engine.version_at_rest(agent)
-            # The version, who can decrypt it, and what an export says of this host.
+            # The version, the key, and this host's facts in an export.
             told = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
             name = f"{agent.dir}.{hashlib.sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
             end = await self._kept(agent, name)
@@ -116,8 +116,8 @@ class Archiver:
             await asyncio.to_thread(self.place.put, name, sealed.file)
 
     async def _kept(self, agent: Agent, name: str) -> JSON | None:
-        """What the object tells of its lines, where it can be read back and holds what the chain gives now, byte for
-        byte; else None."""
+        """The object's last line, if it can be read back and is byte-identical with an export of the chain now; else
+        None."""
         with Unnamed(self._settings.var, f"{self.place}/{name}") as sealed:
             if not await asyncio.to_thread(self.place.fetch, name, sealed.file):
                 return None
@@ -158,4 +158,4 @@ async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey, note
 
 
 def _nobody(_done: int, _whole: int) -> None:
-    """Nobody waits for it."""
+    """Progress that nobody watches."""

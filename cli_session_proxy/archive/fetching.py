@@ -1,4 +1,4 @@
-"""What `import` is given: a file, or an object of S3-compatible storage, in clear text or as it was archived."""
+"""Opens the source of an `import`: a file, or an object of S3-compatible storage, plain or encrypted."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .unnamed import Unnamed
 
 @contextmanager
 def fetched(settings: Settings, source: str) -> Iterator[Source]:
-    """The export, decrypted; nothing of it is left afterwards. Blocks. Raises `NotFound`, `InvalidRequest`,
-    `StoreUnavailable`, `ConfigError`."""
+    """The decrypted export, in a temporary file. Blocks. Raises `NotFound`, `InvalidRequest`, `StoreUnavailable`,
+    `ConfigError`."""
     with ExitStack() as stack:
         path = Path(source).expanduser()
         if source.startswith(S3):

@@ -1,4 +1,4 @@
-"""Where archives are put: a directory, or S3-compatible storage. Everything here blocks, and is called on a thread.
+"""Places for archives: a directory, or S3-compatible storage. Everything here blocks; call it on a thread.
 
 S3 by boto3, the vendor's own library: it alone finds all of the vendor's credentials (the environment, files, roles of
 machines and pods) and `AWS_ENDPOINT_URL`, so no setting of ours holds any.
@@ -18,7 +18,7 @@ from ..locks import to_drive
 from ..settings import S3
 from .sealed import INSTALL
 
-# Seconds. A server that takes a part of an object says so within the longer one.
+# Seconds. A server confirms a part of an object within the longer one.
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
 BLOCK = 1024 * 1024
 
@@ -46,7 +46,7 @@ def place_at(where: str) -> Place:
 
 
 class Directory:
-    """Files in one folder (0600). The folder must exist: otherwise an unmounted disk would be written around."""
+    """Files in one folder (0600). The folder must exist: else files would go beside an unmounted disk."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -85,7 +85,7 @@ class Directory:
 
 
 class Bucket:
-    """Objects below a prefix. An upload that was broken off leaves parts that only the bucket's lifecycle removes."""
+    """Objects below a prefix. An interrupted upload leaves parts that only the bucket's lifecycle rules remove."""
 
     def __init__(self, bucket: str, prefix: str) -> None:
         try:
@@ -106,9 +106,9 @@ class Bucket:
             retries={"mode": "standard", "total_max_attempts": 4},
         )
         try:
-            # A session of its own: the library's common one keeps the credentials that it found first.
+            # A new session: the library's default one keeps the first credentials that it found.
             self._client: Any = boto3.session.Session().client("s3", config=patience)
-        except self._faults as exc:  # a profile that is not there, a file that cannot be read
+        except self._faults as exc:  # e.g. a missing profile, an unreadable file
             raise ConfigError(f"{self}: {type(exc).__name__}: see the AWS_ variables and ~/.aws") from exc
 
     def __str__(self) -> str:
@@ -143,7 +143,7 @@ class Bucket:
 
 
 def _code(exc: BaseException) -> str:
-    """The server's code, also where a transfer has wrapped it; else the error's name."""
+    """The server's error code, also from a wrapped error; else the error's name."""
     response = getattr(exc, "response", None)
     if isinstance(response, dict):
         return str(response.get("Error", {}).get("Code", "unknown"))[:60]

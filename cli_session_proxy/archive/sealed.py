@@ -1,8 +1,8 @@
-"""Encryption of what is put away: age files (age-encryption.org/v1), as streams, so that memory stays bounded.
+"""Encryption of archives: age files (age-encryption.org/v1), streamed, so that memory stays bounded.
 
-By pyrage, which is the Rust library of age: a format with other readers, so that an archive can be opened without this
-program. `archive_key_file` holds age identities, one a line, as `age-keygen` writes them: the first one encrypts, all
-of them decrypt. Everything here blocks, and is called on a thread.
+By pyrage, the Rust library of age. Other programs can read this format, too. `archive_key_file` has age identities, one
+per line, as `age-keygen` writes them: the first one encrypts, all of them decrypt. Everything here blocks; call it on a
+thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from .. import redact
 from ..errors import ConfigError, InvalidRequest, StoreUnavailable
 from ..settings import Settings, read_secret
 
-# What every such file begins with.
+# The first bytes of every age file.
 MAGIC = b"age-encryption.org/v1\n"
 INSTALL = "an archive needs pip install 'cli-session-proxy[archive]'"
 MAKE = "make one: age-keygen, or python3 -c 'import pyrage; print(pyrage.x25519.Identity.generate())'"
@@ -30,7 +30,7 @@ class ArchiveKey:
     def __init__(self, identities: Sequence[Any], decrypting: Any) -> None:
         self._identities = identities
         self._pyrage = decrypting
-        self.recipient = str(identities[0].to_public())  # public: archives of another key get other names
+        self.recipient = str(identities[0].to_public())  # public; part of the names of archives
 
     @staticmethod
     def of(settings: Settings) -> ArchiveKey:
@@ -48,7 +48,7 @@ class ArchiveKey:
         try:
             identities = [pyrage.x25519.Identity.from_str(line) for line in lines]
         except pyrage.IdentityError:
-            # Its words are never repeated: they may be a part of the key.
+            # The error's message is not repeated: it may have a part of the key.
             raise ConfigError(f"archive_key_file {path}: a line is no AGE-SECRET-KEY-1…; {MAKE}") from None
         if not identities:
             raise ConfigError(f"archive_key_file {path} holds no age identity; {MAKE}")
@@ -56,7 +56,7 @@ class ArchiveKey:
 
     @contextmanager
     def sealing(self, into: IO[bytes]) -> Iterator[IO[bytes]]:
-        """A writer that encrypts into the file. Raises `StoreUnavailable` where the file cannot be written."""
+        """A writer that encrypts into the file. Raises `StoreUnavailable` if the file cannot be written."""
         reader, writer = os.pipe()
 
         def seal() -> None:
@@ -69,15 +69,15 @@ class ArchiveKey:
                 with open(writer, "wb") as out:
                     yield out
             except BrokenPipeError:
-                pass  # the result says why it reads no more
+                pass  # the reader has stopped; its result says why
             if (fault := sealed.exception()) is not None:
                 raise StoreUnavailable(f"an archive cannot be prepared: {fault}") from fault
 
     @contextmanager
     def opened(self, sealed: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-        """The decrypted content. Raises `InvalidRequest` where the key does not fit, or the file was changed or cut."""
+        """The decrypted content. Raises `InvalidRequest` for a wrong key, or a file that was changed or cut."""
         reader, writer = os.pipe()
-        left = threading.Event()  # nobody reads any more
+        left = threading.Event()  # the reader has left
         with ThreadPoolExecutor(1) as beside:
             opening = beside.submit(self._open, sealed, writer, left)
             try:
@@ -93,7 +93,7 @@ class ArchiveKey:
                     ) from fault
 
     def _open(self, sealed: IO[bytes], writer: int, left: threading.Event) -> None:
-        with open(writer, "wb", buffering=0) as plain:  # what is left in a buffer would be written as it is closed
+        with open(writer, "wb", buffering=0) as plain:  # unbuffered: closing must not write the rest
             try:
                 self._pyrage.decrypt_io(sealed, plain, self._identities)
             except Exception:

@@ -1,4 +1,4 @@
-"""Files without a name: nothing of them is left when this process ends, however it ends."""
+"""Temporary files without a name: they disappear when this process ends, however it ends."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import IO, Literal
 
 
 class Unnamed:
-    """A temporary file without a name, in a folder that holds conversations anyway. `name`: for error messages."""
+    """A temporary file without a name, in a folder for conversations. `name`: for error messages."""
 
     def __init__(self, folder: Path, name: str) -> None:
         self.file: IO[bytes] = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed by `__exit__`
@@ -26,13 +26,13 @@ class Unnamed:
         self.file.close()
 
     def open(self, _mode: Literal["rb"] = "rb", /) -> IO[bytes]:
-        """A reader with a place of its own, at the beginning. The file has to stay open."""
+        """A new reader at the beginning, with its own position. The file has to stay open."""
         self.file.flush()
         return io.BufferedReader(_Reader(self.file.fileno()))
 
 
 class _Reader(io.RawIOBase):
-    """Reads without moving where others read: a descriptor that is duplicated would share that."""
+    """Reads by offset: a duplicated descriptor would share its position with other readers."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd

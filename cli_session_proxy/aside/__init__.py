@@ -1,1 +1,1 @@
-"""Work that must not hold the event loop, done beside it: see `pool`."""
+"""Runs work outside the event loop: see `pool`."""

@@ -1,4 +1,4 @@
-"""What no model can read of a PDF. Runs in a helper process: what a PDF holds is a stranger's."""
+"""Checks whether a model can read a PDF. Runs in a helper process, because PDFs are not trusted."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import base64
 import io
 import logging
 
-# A PDF says what it is among its first bytes; readers allow for some before it.
+# The PDF header must be within the first bytes; readers accept some bytes before it.
 _HEAD = 1024
-# The Messages API reads no more pages, of some models only 100: that one it says itself.
+# The most pages that the Messages API reads; for some models 100, which it reports itself.
 MAX_PAGES = 600
 
 
@@ -24,14 +24,14 @@ def fault(data: str) -> str | None:
     from pypdf import PdfReader  # noqa: PLC0415 - only the helper process needs it
     from pypdf.errors import DependencyError  # noqa: PLC0415 - as above
 
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # what it mends itself is no news
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)  # no warnings for what it repairs itself
     try:
         reader = PdfReader(io.BytesIO(raw))
         if reader.is_encrypted and not reader.decrypt(""):
             return "it is protected by a password"
         pages = len(reader.pages)
     except DependencyError:
-        return None  # a cipher that is not at hand here: the provider decides
+        return None  # an unsupported cipher: let the provider decide
     except Exception as exc:  # noqa: BLE001 - it raises nearly anything where the file is damaged
         return f"it is damaged ({type(exc).__name__})"
     if not pages:

@@ -1,4 +1,4 @@
-"""Images and documents as the model takes them: one that it cannot read would fail every later request."""
+"""Fits images and documents to the model's limits: one that it cannot read would fail every later request."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from . import documents, pictures
 from .pictures import Fitted, UnreadableImage
 from .pool import Aside, OutOfBoundsError
 
-# Looks that are kept, each with up to 5 MB of a smaller image.
+# How many results are cached, each with up to 5 MB of a smaller image.
 KNOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
 class ReplacedBlock:
-    """What stands in the place of a block, and why."""
+    """The replacement of a block, and the reason."""
 
     code: Code
     block: Block
 
 
 class Media:
-    """One for each history: the same data is looked at once in a while. Each look is taken in a helper process."""
+    """One per history, with a cache of results. The work is done in a helper process."""
 
     def __init__(self, aside: Aside) -> None:
         self._aside = aside
         self._known: OrderedDict[str, Fitted | str | None] = OrderedDict()
 
     async def changed(self, block: Block) -> ReplacedBlock | None:
-        """What the model is shown instead of an image or a document; None where it may stay as it is."""
+        """The replacement of an image or document; None if it can stay."""
         source = block.get("source")
         kind = block.get("type")
         if kind not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
@@ -50,7 +50,7 @@ class Media:
         return ReplacedBlock("images_made_smaller", {**block, "source": smaller})
 
     async def fault(self, source: Block) -> str | None:
-        """Why a PDF cannot be read; None where it can."""
+        """Why a PDF cannot be read; None if it can."""
         found = await self._looked(documents.fault, source)
         assert not isinstance(found, Fitted)
         return found

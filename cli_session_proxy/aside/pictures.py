@@ -1,4 +1,4 @@
-"""Images as small as the model takes them. Runs in a helper process: what an image holds is a stranger's."""
+"""Shrinks images to the model's limits. Runs in a helper process, because images are not trusted."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from PIL import Image
 
-# The Messages API refuses an image of more than 5 MiB in base64, and, where a request has many, one of more than 2,000
-# pixels a side. What is within that stays as it is: the CLI itself leaves its images just below.
+# The Messages API refuses an image of more than 5 MiB in base64 and, in a request with many, of more than 2,000 pixels
+# a side. Images within these limits stay unchanged: the CLI itself makes its images just below.
 MAX_BASE64 = 5 * 1024**2
 MAX_SIDE = 2000
-# What an image that is larger is made to, about as the CLI does it.
+# The size to which larger images are shrunk, about as the CLI does it.
 FIT_BASE64 = 5_000_000
 FIT_SIDE = 1950
-# More are not decoded: 100 megapixels are 400 MB in memory.
+# The most pixels that are decoded: 100 megapixels are 400 MB in memory.
 MAX_PIXELS = 100_000_000
 FORMATS = {"PNG": "image/png", "JPEG": "image/jpeg", "GIF": "image/gif", "WEBP": "image/webp"}
 # JPEG quality and scale, tried in this order until the image has few enough bytes.
@@ -43,7 +43,7 @@ def fitted(data: str) -> Fitted | None:
     """An image in base64 that the model accepts; None where `data` already is one. Raises `UnreadableImage`."""
     from PIL import Image  # noqa: PLC0415 - 10 MB that only the helper process needs
 
-    Image.MAX_IMAGE_PIXELS = None  # counted below, before anything is decoded
+    Image.MAX_IMAGE_PIXELS = None  # checked below, before decoding
     try:
         raw = base64.b64decode(data, validate=True)
         with Image.open(io.BytesIO(raw), formats=list(FORMATS)) as image:
@@ -64,7 +64,7 @@ def fitted(data: str) -> Fitted | None:
 
 
 def _written(image: Image.Image, kind: str, was: tuple[int, int]) -> Fitted:
-    if kind != "JPEG":  # lossless, if that is small enough
+    if kind != "JPEG":  # try lossless first
         out = _saved(image.convert("RGBA"), "PNG")
         if len(out) <= FIT_BASE64:
             return Fitted("image/png", out, was, image.size)

@@ -1,4 +1,4 @@
-"""Work that must not hold the event loop.
+"""Runs work that would block the event loop.
 
 - `thread`: Python code over a request of middling size. It shares the interpreter with the event loop, which gets its
   turn every few milliseconds; one long call into C (`json.loads` of a large body) would block both.
@@ -25,26 +25,26 @@ log = logs.get(__name__)
 
 T = TypeVar("T")
 
-# Threads compete with the event loop for the interpreter: each more makes it wait 5 ms longer for its turn.
+# Threads compete with the event loop for the interpreter: each one may delay it by 5 ms.
 THREADS = 2
-# Calls that may wait for a thread or a helper, each with its body in memory. One more gets 503 with Retry-After.
+# The most calls that wait for a thread or a helper, each with its body in memory. More get 503 with Retry-After.
 WAITING = 64
-# The same for work of turns and dumps that already run (checking an answer, showing a turn). More than can run at once:
-# none of them is refused.
+# The same for running turns and dumps (checking an answer, showing a turn): more than can run at once, so none is
+# refused.
 BEGUN_WAITING = 10_000
-# Helper processes each for reading and checking: while one call uses up its time, the other serves everybody else.
+# Helper processes for reading, and for checking: while one call uses up its time, the other process serves the rest.
 PROCESSES = 2
 # Seconds of processor time. A body, or a turn, of 64 MiB takes about 2; JSON of a megabyte is checked in 0.05.
 READING_SECONDS = 10.0
 CHECKING_SECONDS = 1.0
-# Bytes of address space: an image of 48 MiB stands in memory about six times while its body is read.
+# Bytes of address space: an image of 48 MiB is in memory about six times while its body is read.
 READING_MEMORY = 2 * 1024**3
 CHECKING_MEMORY = 1024**3
 # Wall-clock time of a call on a loaded machine, as a multiple of its processor time.
 PATIENCE = 20.0
-# Seconds after its last call that a helper is kept for the next one.
+# Seconds that an idle helper is kept.
 IDLE = 60.0
-# A call of more bytes than this makes the process large: it is ended instead of kept.
+# After a call of more bytes the process is large: it is ended instead of kept.
 LARGE = 8 * 1024**2
 # Bytes of an answer that are unpacked on the event loop, in about a millisecond.
 SMALL = 32 * 1024
@@ -64,11 +64,11 @@ class Helpers:
         self._free = asyncio.Semaphore(most)
         self._limit = most + waiting
         self._calls = 0
-        self._quiet = asyncio.Event()  # no call is under way
+        self._quiet = asyncio.Event()  # no call is running
         self._quiet.set()
         self._idle: dict[Helper, asyncio.TimerHandle] = {}
         self._busy: set[Helper] = set()
-        self._ahead: asyncio.Task[Helper] | None = None  # a start that nobody waits for yet
+        self._ahead: asyncio.Task[Helper] | None = None  # a process started in advance
         self._tasks = Tasks(expected=(OSError,))
         self._closed = False
 
@@ -104,7 +104,7 @@ class Helpers:
                 self._quiet.set()
 
     def expect(self) -> None:
-        """Start a process now for a call that will come."""
+        """Start a process in advance for a coming call."""
         starting = self._ahead is not None and not self._ahead.done()
         if not (self.processes or starting or self._closed):
             self._ahead = self._tasks.own(Helper.start(self._memory))
@@ -115,7 +115,7 @@ class Helpers:
         try:
             return await self._asked(kept or await self._started(), given)
         except Ended as exc:
-            # One that was kept may have died before it was asked. What ends a second one ends every one.
+            # An idle process may have died before the call. If the second one dies, the call is the cause.
             if kept is None or exc.took_too_long or self._closed:
                 raise self._why(exc) from exc
         try:
@@ -147,7 +147,7 @@ class Helpers:
         return self._too_long() if ended.took_too_long else OutOfBoundsError("it ends the process that does it")
 
     async def _kept(self) -> Helper | None:
-        """One that is there already."""
+        """An idle or starting process, if any."""
         if self._ahead is not None and not self._idle:
             await asyncio.wait([self._ahead])
         if not self._idle:
@@ -169,7 +169,7 @@ class Helpers:
             raise ClaudeUnavailable(f"no helper process can be started ({exc.strerror})", retry_after=5.0) from exc
 
     def _unclaimed(self, started: asyncio.Task[Helper]) -> None:
-        """Nobody waits for it, or its caller was cancelled while it started: keep it for the next call."""
+        """Keep a started process without a caller for the next call."""
         if not started.cancelled() and started.exception() is None:
             self._keep(started.result())
 
@@ -199,7 +199,7 @@ class Helpers:
             self._retire(helper)
         for helper in self._busy:
             helper.kill()
-        await self._quiet.wait()  # those who called are told, and put theirs away
+        await self._quiet.wait()  # callers get an error, and end their processes
         await self._tasks.stop()
 
 
@@ -243,7 +243,7 @@ class Aside:
             helpers.kill()
 
     async def close(self) -> None:
-        """End what is done here. Idempotent."""
+        """End all threads and processes. Idempotent."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
             self._threads = None

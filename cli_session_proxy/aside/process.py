@@ -1,4 +1,4 @@
-"""One helper process, seen from the service: started, called, killed, reaped."""
+"""One helper process, from the side of the service: started, called, killed, reaped."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from itertools import chain
 
 from .program import ANSWER, CALL
 
-# Bytes that are written at once: a body of 64 MiB must not be copied into the pipe's buffer as a whole.
+# Bytes per write: a body of 64 MiB must not be copied into the pipe's buffer as a whole.
 PIECE = 256 * 1024
 
 
@@ -28,14 +28,14 @@ class Ended(Exception):
 
 
 class Helper:
-    """Use `start`; afterwards `end` has to be awaited once."""
+    """Create it with `start`, and await `end` once."""
 
     def __init__(self, child: Process) -> None:
         self._child = child
 
     @staticmethod
     async def start(memory: int) -> Helper:
-        """`memory`: bytes that it may take. Raises OSError."""
+        """`memory`: its limit in bytes. Raises OSError."""
         boot = f"import sys; sys.path[:] = {sys.path!r}; from {__package__}.program import main; main({memory})"
         child = await asyncio.create_subprocess_exec(
             sys.executable, "-c", boot, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, start_new_session=True

@@ -1,10 +1,10 @@
-"""What a helper process runs: one call after the other, each within its processor time.
+"""The program of a helper process: runs one call after the other, each with a limit of processor time.
 
 A call comes as its head, then a pickle of (function, arguments); the answer as its length, then a pickle of
 (True, result) or (False, exception). Functions are named by their module, which is imported here at the first call.
 
-The kernel ends this process when a call takes more processor time than it may, whatever code is just running; and
-when our parent has died, the end of stdin or that same limit does.
+The kernel ends this process when a call exceeds its processor time, whatever code is running. If our parent dies, the
+end of stdin or that limit ends it.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import signal
 import struct
 import sys
 
-CALL = struct.Struct("!Qd")  # bytes that follow, seconds of processor time
-ANSWER = struct.Struct("!Q")  # bytes that follow
+CALL = struct.Struct("!Qd")  # following bytes, seconds of processor time
+ANSWER = struct.Struct("!Q")  # following bytes
 
 
 def main(memory: int) -> None:
-    """`memory`: bytes of address space. macOS does not count them: there only the time is bounded."""
+    """`memory`: bytes of address space. macOS does not enforce this: there only the time is bounded."""
     if sys.platform.startswith("linux"):
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is our parent's business
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # left to our parent
     with os.fdopen(0, "rb") as calls, os.fdopen(os.dup(1), "wb") as answers:
-        os.dup2(2, 1)  # what anybody prints is no answer
+        os.dup2(2, 1)  # stray prints must not go into the answers
         while head := calls.read(CALL.size):
             size, seconds = CALL.unpack(head)
             given = calls.read(size)
-            signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF's default action is the end
+            signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process by default
             try:
                 function, arguments = pickle.loads(given)  # noqa: S301 - our parent wrote it
                 answer = pickle.dumps((True, function(*arguments)), pickle.HIGHEST_PROTOCOL)

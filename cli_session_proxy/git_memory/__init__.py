@@ -1,10 +1,10 @@
-"""What earlier attempts at the same fix tried, kept in the commits of a repository.
+"""Stores attempts at a fix in the commits of a repository, and tells later attempts about them.
 
-    records    an attempt as the text of a commit or of a note, and back. Pure
-    telling    the block that a model is told. Pure
-    git        the git program: no hook runs, nothing is fetched, all that comes is bounded
-    reading    the attempts of one fix, from the commits reachable from HEAD and their notes
-    writing    a commit, or a note on one
+records    converts an attempt to the text of a commit or note, and back. Pure
+prompt     the block that the model is shown. Pure
+git        runs git: no hooks, nothing fetched, all output bounded
+reading    the attempts at one fix, from commits reachable from HEAD and their notes
+writing    a commit, or a note on one
 
-The repository survives sandboxes, stores and models. Nothing of an attempt is kept anywhere else.
+The repository outlives sandboxes, stores and models. Attempts are stored nowhere else.
 """

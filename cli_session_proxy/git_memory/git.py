@@ -1,19 +1,17 @@
-"""The git program, on a repository that may be anybody's.
+"""Runs git on a repository that is not trusted.
 
-The program, not pygit2: it reads every format of repository that its user's own git made, and `commit` hands options on
-to `git commit`.
+The program, not pygit2: it reads every format of the user's own git, and `commit` passes options on to `git commit`.
 
-- No hook runs, and nothing that the repository's configuration names as a program: reading uses `log` without
-  signatures, pagers or differences, writing uses `write-tree`, `commit-tree` and `update-ref`. For `git commit` with a
-  person's options the programs of the user's own configuration count, and no others.
-- Nothing is fetched, over no protocol: of a partial or shallow clone only what is there is read.
-- It stays in its repository: a `.git` that leads to another one is refused, and so is one that was replaced since it
-  was first used, that holds a link where git reads or writes, or that borrows objects or parents elsewhere. Every call
-  names the directories that were found. From then on git reads nothing else, writes nowhere else and runs no other
-  program (Linux, see `within_program`), nor does it read the user's own configuration: but for `git commit` with a
-  person's options.
-- Every call has a limit of time, of memory and of bytes; what is over it ends the call, not the proxy.
-- Its input is a file. A git that has ended before it read a pipe would make uvloop raise RuntimeError.
+- No hooks run, and no programs of the repository's configuration: reading uses `log` without signatures, pagers or
+diffs, writing uses `write-tree`, `commit-tree` and `update-ref`. `git commit` with a person's options runs the programs
+of the user's own configuration, and no others.
+- Nothing is fetched, by no protocol: of a partial or shallow clone only existing objects are read.
+- It stays in its repository. It refuses a `.git` that points to another one, was replaced since its first use, has a
+link where git reads or writes, or borrows objects or parents from elsewhere. Every call names the directories that were
+found. Git can read, write and run nothing else (Linux, see `within_program`), not even the user's configuration,
+except for `git commit` with a person's options.
+- Every call has limits of time, memory and bytes; exceeding one ends the call, not the proxy.
+- Its input is a file: a git that ends before it has read a pipe would make uvloop raise RuntimeError.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ from ..errors import ConfigError, InvalidRequest
 from ..machine import absolute, interpreter
 from . import within_program
 
-# Seconds for one call. The history is read in part where it takes longer (see `reading`).
+# Seconds for one call. A history that takes longer is read in part (see `reading`).
 LIMIT = 30.0
-# Bytes of an answer that is kept as a whole: ids and names.
+# The most bytes of an output that is collected: ids and names.
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
 LONGEST_PATH = 4096
-# Bytes that git may keep in memory: an object is unpacked whole, and a few KiB can be gigabytes.
+# Git's memory limit in bytes: objects are unpacked as a whole, and a few KiB can become gigabytes.
 MEMORY = 2 * 1024**3
 
-# Of the environment: where git finds its programs and the user's own configuration, keys and identity.
+# Variables that are passed on: for git's programs and the user's own configuration, keys and identity.
 _ALLOWED = (
     "PATH", "HOME", "XDG_CONFIG_HOME", "TZ", "EMAIL", "GNUPGHOME", "GPG_TTY", "SSH_AUTH_SOCK",
     "GIT_AUTHOR_NAME", "GIT_AUTHOR_EMAIL", "GIT_COMMITTER_NAME", "GIT_COMMITTER_EMAIL",
@@ -50,40 +48,40 @@ _ALLOWED = (
 _ENVIRONMENT = {
     "LC_ALL": "C.UTF-8", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0", "GIT_NO_LAZY_FETCH": "1",
     "GIT_NO_REPLACE_OBJECTS": "1", "GIT_PAGER": "cat", "GIT_EDITOR": "false",
-    "GIT_ALLOW_PROTOCOL": "", "GIT_PROTOCOL_FROM_USER": "0",  # also over `protocol.ext.allow` of the repository
+    "GIT_ALLOW_PROTOCOL": "", "GIT_PROTOCOL_FROM_USER": "0",  # overrides `protocol.ext.allow` of the repository
 }  # fmt: skip
 _CONFIGURATION = (
     "core.hooksPath=/dev/null", "core.fsmonitor=false", "core.alternateRefsCommand=", "log.showSignature=false",
     "gc.auto=0", "maintenance.auto=false", "i18n.commitEncoding=UTF-8", "diff.ignoreSubmodules=dirty",
 )  # fmt: skip
 
-# What git itself needs to start: the system's libraries, and names of times.
+# Paths that git needs to start: the system's libraries and time zones.
 _SYSTEM = (
     "/usr/lib", "/usr/lib32", "/usr/lib64", "/usr/libexec", "/usr/share", "/lib", "/lib32", "/lib64", "/nix/store",
     "/etc/ld.so.cache", "/etc/localtime", "/dev/urandom",
 )  # fmt: skip
-# Files by which objects, or the parents of commits, come from elsewhere: each with the mend.
+# Files that take objects or parents of commits from elsewhere, each with the command that fixes it.
 _BORROWS = {
     "objects/info/alternates": "take them in with `git repack -a -d`, and remove that file",
     "info/grafts": "remove that file",
 }
-# Values that name a program which `git commit` may run, and `required`, which makes an empty filter fail.
+# Settings that name a program for `git commit`, and `required`, which makes an empty filter fail.
 _PROGRAMS = re.compile(
     r"core\.(sshcommand|askpass|editor|pager|gitproxy)|sequence\.editor|gpg\.(.+\.)?program|gpg\.ssh\.defaultkeycommand"
     r"|filter\..+\.(clean|smudge|process|required)|diff\..+\.(command|textconv)|diff\.external|merge\..+\.driver"
     r"|credential\.(.+\.)?helper|trailer\..+\.(cmd|command)|interactive\.difffilter"
 )
-# Of a git directory: what git reads or writes here. Links in it would lead to another repository, or to any file.
+# Parts of a git directory that git reads or writes here. Links in them could lead to any file.
 _OWN = (
     "COMMIT_EDITMSG", "HEAD", "config", "config.worktree", "index", "logs", "objects", "packed-refs", "refs",
     "reftable", "shallow",
 )  # fmt: skip
-# The git directory and the common one of each repository that was used, as they were then.
+# The git directory and the common directory of each repository at its first use.
 _known: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
 
 
 class Failed(Exception):
-    """git ended with an error. `said` is its own first line."""
+    """git ended with an error. `said`: its first line of output."""
 
     def __init__(self, code: int, said: str) -> None:
         super().__init__(said)
@@ -102,7 +100,7 @@ class Repository:
 
     @staticmethod
     async def opened(path: Path) -> Repository:
-        """Raises `ConfigError` where there is none, or no git, or where it is not the repository that it was."""
+        """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
         found = Repository(path)
         try:
             told = await found.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
@@ -114,7 +112,7 @@ class Repository:
                 worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
             own = await asyncio.to_thread(found._check, top, git_dir, common, worktree)
             found._places = {"GIT_DIR": str(git_dir)}
-            if top is not None:  # with a common directory git takes no repository for a bare one
+            if top is not None:  # with a common directory git does not take it for a bare repository
                 found._places |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
             await found._look_through()
             found._own = own
@@ -130,21 +128,21 @@ class Repository:
         return found
 
     def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> tuple[tuple[Path, int, int], ...]:
-        """The git directory and the common one, each with its device and number.
+        """The git directory and the common directory, each with device and inode.
 
-        Raises `ConfigError` where the git directory is another repository's, or another one than before.
+        Raises `ConfigError` if the git directory belongs to another repository, or was replaced.
 
-        `worktree`: which work tree the git directory's own configuration names, as that of a submodule does.
+        `worktree`: the work tree named in the git directory's configuration, as in a submodule.
         """
         if top is None:
             at = self.path.resolve()
             is_own = common == git_dir and any(git_dir in (above, above / ".git") for above in (at, *at.parents))
         elif git_dir == top / ".git":
             is_own = common == git_dir and not git_dir.is_symlink()
-        elif common == git_dir.parent.parent != git_dir:  # of several work trees: it names the one that it is of
+        elif common == git_dir.parent.parent != git_dir:  # a linked work tree: the git directory names it
             named = git_dir / "gitdir"
             is_own = _line_of(named) == os.fsencode(top / ".git")
-        else:  # of a submodule: any other work tree could be the user's own files
+        else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
         if not is_own or any(_has_link(at / name) for at in {git_dir, common} for name in _OWN):
@@ -168,8 +166,8 @@ class Repository:
         return known
 
     async def _look_through(self) -> None:
-        """Refuse hooks that the repository's configuration names: git 2.54 runs those whatever `core.hooksPath` says.
-        And note the files that its configuration includes."""
+        """Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says. Also notes
+        the files that its configuration includes."""
         words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
         told = (await self.run(*words, whole=True)).split("\0")
         for scope, origin, name in zip(told[::3], told[1::3], told[2::3], strict=False):
@@ -182,7 +180,7 @@ class Repository:
                 self._configuration.add(origin.removeprefix("file:"))
 
     async def own_programs(self) -> list[str]:
-        """Options by which a program that the repository's files name is the user's own choice again, or none."""
+        """Options that replace programs named by the repository by the user's own, or by none."""
         theirs: dict[str, str] = {}
         named = set()
         told = (await self.run("config", "--list", "-z", "--show-scope", whole=True, free=True)).split("\0")
@@ -193,7 +191,7 @@ class Repository:
                     theirs[name] = value
                 elif scope in ("local", "worktree"):
                     named.add(name)
-        if odd := [name for name in named if "=" in name]:  # `-c` takes what stands before the first one for the name
+        if odd := [name for name in named if "=" in name]:  # `-c` ends the name at the first one
             raise ConfigError(
                 f"the configuration of the git repository {self.path} names a program that cannot be switched off "
                 f"({odd[0]}): remove it there"
@@ -212,10 +210,10 @@ class Repository:
         whole: bool = False,
         free: bool = False,
     ) -> str:
-        """What git prints. Raises `Failed`, and `ConfigError` where there is no git or no such directory.
+        """Run git; returns its output. Raises `Failed`, and `ConfigError` without git or the directory.
 
-        `writes`: it changes the repository, and nothing else. `whole`: an answer over the limit is an error, not cut.
-        `free`: it reads the user's configuration, too, and other files.
+        `writes`: it may change the repository. `whole`: output over the limit is an error, else it is cut. `free`: it
+        may read the user's configuration and other files.
         """
         child = await self._started(words, environment, stdin, rights="" if free else "rw" if writes else "r")
         try:
@@ -233,7 +231,7 @@ class Repository:
         return out[:ANSWER].decode("utf-8", "replace").strip()
 
     async def pieces(self, *words: str) -> AsyncGenerator[bytes, None]:
-        """The bytes that git prints, as they come; closing it ends git. Raises `Failed` at the end."""
+        """Git's output as a stream; closing it ends git. Raises `Failed` at the end."""
         child = await self._started(words, None, "", stderr=asyncio.subprocess.DEVNULL)
         assert child.stdout is not None
         try:
@@ -269,7 +267,7 @@ class Repository:
                 places += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
                 argv = (*bounded, *places, "--", program)
                 env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-                at = Path("/")  # what git runs or reads by a bare name is not the repository's
+                at = Path("/")  # bare names must not resolve to files of the repository
             with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
                 stdin.write(given.encode("utf-8", "replace"))
                 stdin.seek(0)
@@ -288,12 +286,12 @@ class Repository:
         try:
             return await self.run("rev-parse", "--quiet", "--verify", "HEAD^{commit}")
         except Failed as exc:
-            if exc.code != 1:  # it says nothing, and 1, where there is none
+            if exc.code != 1:  # exit code 1 without output: there is none
                 raise
             return None
 
     async def reachable(self, revision: str) -> str:
-        """The id of a commit that HEAD leads to. Raises `InvalidRequest` for any other."""
+        """The id of a commit that is reachable from HEAD. Raises `InvalidRequest` for any other."""
         head = await self.head()
         try:
             found = await self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{revision}^{{commit}}")
@@ -305,7 +303,7 @@ class Repository:
 
 @cache
 def _program(path: str) -> tuple[str, tuple[str, ...]]:
-    """The git that PATH leads to, past a wrapper of it, and the loader and libraries that it is started with."""
+    """The real git in PATH (not a wrapper), and the loader and libraries that it needs."""
     found = shutil.which("git", path=path)
     if found is None:
         raise FileNotFoundError(path)
@@ -324,7 +322,7 @@ def _said(argv: Sequence[str], path: str, **more: str) -> str:
 
 
 def _has_link(path: Path) -> bool:
-    """This is a symbolic link, or a folder with one somewhere below it."""
+    """Whether this is a symbolic link, or a folder with one at any depth."""
     if path.is_symlink():
         return True
     unread = [str(path)] if path.is_dir() else []
@@ -339,15 +337,14 @@ def _has_link(path: Path) -> bool:
 
 
 def _line_of(path: Path) -> bytes:
-    """The one line in a file of git's; empty where it holds more than a path, or is no file."""
+    """The single line in a file of git; empty if it is more than a path, or no file."""
     with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
         return file.read(LONGEST_PATH).strip()
     return b""
 
 
 async def _kept(said: asyncio.StreamReader | None) -> bytes:
-    """What is said until its end, and a byte more than an answer has at most: what a repository makes git say may have
-    no end."""
+    """The output, up to one byte more than the limit: an untrusted repository may make it endless."""
     assert said is not None
     kept = b""
     while piece := await said.read(PIECE):
@@ -358,5 +355,5 @@ async def _kept(said: asyncio.StreamReader | None) -> bytes:
 async def _ended(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.kill()
-    # To the end of its pipes: what waits there would keep the transport open.
+    # Read the pipes to their end: unread data would keep the transport open.
     await child.communicate()

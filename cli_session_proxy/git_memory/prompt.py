@@ -1,4 +1,4 @@
-"""What a model is told of earlier attempts: one block of quoted data, bounded in tokens. Pure."""
+"""The block about earlier attempts for the model: quoted data, bounded in tokens. Pure."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from datetime import UTC, datetime
 from ..domain.models import Block
 from .records import SECTIONS, TRAILERS, FixAttempt, cut
 
-# Tokens of the whole block, and of the newest attempt in it. A token is taken as three bytes, fewer than it has in
-# English or in code: the block is never larger than this says.
+# Tokens of the whole block, and of the newest attempt in it. A token counts as three bytes, fewer than in English or
+# code, so the block is never larger.
 TOKENS = 16_000
 NEWEST_TOKENS = 10_000
 BYTES_OF_A_TOKEN = 3
-# Of an older attempt: which sections are told beside its trailers, and how many characters of each at most.
+# The sections of an older attempt that are shown beside its trailers, and the most characters of each.
 SHORT_SECTIONS = ("Root cause", "Fix")
 SHORT = 600
 
 OPEN, CLOSE = "<earlier-attempts>", "</earlier-attempts>"
-# Tags that would end the quotation, or pass for words of the program around the model.
+# Tags that would end the quotation, or imitate the CLI's own messages.
 _TAG = re.compile(r"<(?=\s*+(?:/\s*+)?(?:earlier-attempts|system-reminder|system|command-))", re.IGNORECASE)
 
 _INTRODUCTION = (
@@ -34,19 +34,19 @@ def tokens(text: str) -> int:
 
 
 def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) -> Block | None:
-    """The block for the head of a prompt; None where there is nothing to tell. Newest first, as `attempts` are.
+    """The block for the head of a prompt; None without attempts. `attempts`: newest first.
 
     `partly`: the history was not read to its end.
     """
     if not attempts:
         return None
     told = [_INTRODUCTION.format(fix_id=fix_id)]
-    left = TOKENS - tokens(told[0]) - 200  # for the frame and for what is said of those left out
+    left = TOKENS - tokens(told[0]) - 200  # for the frame and the note on omitted attempts
     for at, attempt in enumerate(attempts):
         text = _quoted(attempt, SHORT_SECTIONS, SHORT) if at else _quoted(attempt, SECTIONS, None)
         room = min(left, NEWEST_TOKENS if at == 0 else left)
         if at == 0:
-            while tokens(text) > room:  # a cut counts characters, and those have up to four bytes
+            while tokens(text) > room:  # `cut` counts characters, of up to four bytes
                 text = cut(text, len(text) * 9 // 10)
         if tokens(text) > room:
             told.append(f"({len(attempts) - at} older attempts are left out.)")
@@ -59,7 +59,7 @@ def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) 
 
 
 def _quoted(attempt: FixAttempt, names: Sequence[str], longest: int | None) -> str:
-    """An attempt with these of its sections, each of at most so many characters."""
+    """An attempt with these sections, each cut to so many characters."""
     day = datetime.fromtimestamp(attempt.at, UTC).strftime("%Y-%m-%d")
     called = attempt.name
     said = [f"{called[:1].upper()}{called[1:]}: {attempt.headline}", f"Commit: {attempt.commit[:12]} of {day}"]

@@ -1,4 +1,4 @@
-"""The attempts at one fix, from the commits that HEAD leads to and from their notes."""
+"""Reads the attempts at one fix, from commits reachable from HEAD and their notes."""
 
 from __future__ import annotations
 
@@ -17,26 +17,25 @@ from .records import FixAttempt
 
 log = logs.get(__name__)
 
-# The notes of ours. `writing` sees to it that a rebase takes them along.
+# The ref of our notes. `writing` configures git to keep them in a rebase.
 NOTES = "refs/notes/attempts"
-# Commits that speak of a fix, and seconds: the older ones are left beyond either. 100,000 commits take about a second.
+# The most commits with a fix id, and seconds: older ones are not read. 100,000 commits take about a second.
 COMMITS = 2_000
 SECONDS = 10.0
-# Bytes of one message or note that are looked at; the rest of a longer one is dropped as it comes.
+# Bytes of one message or note that are read; the rest is dropped.
 LONGEST = 512 * 1024
-# Characters that are kept of all of them, and of one that is read on the event loop, in a millisecond.
+# Characters of all of them that are kept; and of one that is parsed on the event loop, in a millisecond.
 ALL = 16 * 1024 * 1024
 SHORT = 32 * 1024
 
-# With -z a NUL ends each commit: id, time, message and notes are four fields then. git puts line ends in the place of
-# the NULs that a note holds.
+# With -z a NUL ends each field: id, time, message and notes. Git replaces NULs in a note by line ends.
 _FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
 
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """`attempts` newest first. `partly`: the history was not read to its end. `last`: the highest number that is known.
-    `others`: fixes that the same commits speak of."""
+    """`attempts`: newest first. `partly`: the history was not read to its end. `last`: the highest known number.
+    `others`: other fixes in the same commits."""
 
     attempts: tuple[FixAttempt, ...] = ()
     partly: bool = False
@@ -45,7 +44,7 @@ class Earlier:
 
 
 async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
-    """At most so many attempts at this fix; None: at any. Raises `ConfigError` without a repository."""
+    """At most so many attempts at this fix (None: at any fix). Raises `ConfigError` without a repository."""
     git = await Repository.opened(repo)
     try:
         if await git.head() is None:
@@ -75,11 +74,11 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
                             found.append(attempt)
                         else:
                             others[attempt.fix_id] = None
-    except (TimeoutError, Failed) as exc:  # a damaged object, too, leaves what is nearer to HEAD
+    except (TimeoutError, Failed) as exc:  # keep what was read before: it is nearer to HEAD
         why = exc.said if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
         log.warning("git_history_read_in_part", repo=str(repo), why=why)
         partly = True
-    # A commit that was picked, rebased or squashed tells the same attempt again: the one nearest to HEAD counts.
+    # Picked, rebased or squashed commits repeat an attempt: the one nearest to HEAD counts.
     once = {repr(replace(attempt, commit="", at=0.0)): attempt for attempt in reversed(found)}
     newest = sorted(once.values(), key=lambda one: (one.number or 0, one.at), reverse=True)
     last = max((attempt.number or 0 for attempt in newest), default=0)

@@ -1,4 +1,4 @@
-"""What an agent is told of earlier attempts when an attempt begins."""
+"""Tells an agent about earlier attempts when a new one begins."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .reading import Earlier, earlier
 
 @dataclass(frozen=True, slots=True)
 class Recall:
-    """`block` is told to the model, `evidence` is kept with the turn."""
+    """`block` is for the model, `evidence` is stored with the turn."""
 
     block: Block
     evidence: Recalled
 
 
 def fix_of(memory: GitMemory, agent: Agent) -> str:
-    """The fix that an agent works on: the profile's, or one of its own, which no other owner's agent shares."""
+    """The fix id of an agent: the profile's, or one of its own, different for each owner."""
     if memory.fix_id is not None:
         return memory.fix_id
     name = agent.agent_id if agent.owner == LOCAL_OWNER else f"{agent.owner}/{agent.agent_id}"
@@ -34,7 +34,7 @@ def fix_of(memory: GitMemory, agent: Agent) -> str:
 
 
 async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
-    """None where there was no earlier attempt. Raises `ConfigError` where the repository cannot be read."""
+    """None without earlier attempts. Raises `ConfigError` if the repository cannot be read."""
     fix_id = fix_of(memory, agent)
     known = await earlier(memory.repo, fix_id, memory.attempts)
     block = told(fix_id, known)
@@ -45,5 +45,5 @@ async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
 
 def told(fix_id: str, known: Earlier) -> Block | None:
     block = prompt.block(fix_id, known.attempts, partly=known.partly)
-    # Whoever wrote a commit by hand may have left a key in it.
+    # A commit may have a secret in it.
     return None if block is None else {**block, "text": redact.text(block["text"])}

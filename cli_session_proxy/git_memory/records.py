@@ -1,4 +1,4 @@
-"""One attempt as the text of a commit, and back. Pure.
+"""Converts an attempt to the text of a commit, and back. Pure.
 
     a headline
 
@@ -11,9 +11,9 @@
     Attempt: 2
     …
 
-A text may hold several: a squash merge lists the messages of the commits that it replaces, indented or one below the
-other, and notes are appended to each other. Anybody can write such text, so nothing of it is trusted: numbers are
-bounded, unknown trailers are left out, and characters that steer a terminal or pass for line ends are replaced.
+A text may have several attempts: a squash merge lists the messages of its commits, indented or one after the other, and
+notes are appended to each other. The text is not trusted: numbers are bounded, unknown trailers are dropped, and
+control characters and unusual line ends are replaced.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-# Characters of a commit message or note that we write; servers of git show no more than about this.
+# The longest commit message or note that we write, in characters; git servers show about this much.
 LONGEST = 65_000
 # Characters of a headline: what `git log --oneline` shows without a cut.
 HEADLINE = 72
 # Characters of a trailer's value.
 VALUE = 400
-# No attempt has a larger number: what claims to be a later one is not counted.
+# The highest number of an attempt; higher ones are ignored.
 MOST = 99_999
-# Attempts that are read from one text.
+# The most attempts that are read from one text.
 IN_ONE_TEXT = 100
 
 TRAILERS = (
@@ -42,8 +42,7 @@ _NAMES = {name.lower(): name for name in TRAILERS}
 _TITLES = {f"{name.lower()}:": name for name in SECTIONS}
 _TRAILER = re.compile(r"([ ]*)([A-Za-z][A-Za-z0-9-]{0,63}):[ \t]+(\S.*)")
 _FIX_ID = re.compile(r"[ ]*fix-id:[ \t]+\S", re.IGNORECASE)
-# What a text of ours must not hold at the start of a line: a trailer or a title of its own, or what `git am` takes for
-# the end of a message.
+# Lines that a section must not have: a trailer, a section title, or what `git am` takes for the end of a message.
 _OWN = "|".join([*TRAILERS, *SECTIONS])
 _FORGED = re.compile(rf"(?im)^(?=[ \t]*(?:{_OWN})[ \t]*:|---|diff -|Index: )")
 _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u2066-\u2069\ufeff\ud800-\udfff]")
@@ -51,9 +50,9 @@ _UNSEEN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u202a-\u202e\u20
 
 @dataclass(frozen=True, slots=True)
 class FixAttempt:
-    """`trailers` by their names as in `TRAILERS`, `sections` as in `SECTIONS`; what is not known is left out.
+    """`trailers` have the names in `TRAILERS`, `sections` those in `SECTIONS`; unknown values are left out.
 
-    `commit` and `at` say where it was read: the commit's id, and its time in seconds.
+    `commit` and `at`: the id and time (seconds) of the commit that it was read from.
     """
 
     headline: str
@@ -95,7 +94,7 @@ def clean(text: str) -> str:
 
 
 def cut(text: str, longest: int) -> str:
-    """At most so many characters: the middle is left out, and says so."""
+    """Shorten to so many characters, with a note in place of the middle."""
     if len(text) <= longest:
         return text
     gap = " […] "
@@ -110,7 +109,7 @@ def write(attempt: FixAttempt) -> str:
     harmless = {name: _FORGED.sub("> ", clean(text).strip()) for name, text in attempt.sections.items()}
     told = {name: harmless[name] for name in SECTIONS if harmless.get(name)}
     room = LONGEST - len(head) - len(end) - 8 - sum(len(name) + 4 for name in told)
-    # The short ones whole, and what they leave to the long ones.
+    # Short sections are whole; the long ones share the rest.
     allowed: dict[str, int] = {}
     for left, name in enumerate(sorted(told, key=lambda one: len(told[one]))):
         allowed[name] = min(len(told[name]), room // (len(told) - left))
@@ -120,10 +119,10 @@ def write(attempt: FixAttempt) -> str:
 
 
 def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
-    """The attempts in a text, as they stand there; none in most."""
+    """The attempts in a text, in order; usually none."""
     lines = clean(text).split("\n")
     found: list[FixAttempt] = []
-    body = 0  # the first line that belongs to no earlier attempt
+    body = 0  # the first line after the last attempt
     here = 0
     while here < len(lines) and len(found) < IN_ONE_TEXT:
         if not _FIX_ID.match(lines[here]):
@@ -138,11 +137,11 @@ def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
         while here < len(lines) and (trailer := _TRAILER.match(lines[here])):
             name = _NAMES.get(trailer[2].lower())
             if name == "Fix-Id" and name in trailers:
-                break  # of another attempt, right below
+                break  # the trailers of the next attempt begin
             if name is not None:
                 trailers.setdefault(name, line_of(trailer[3]))
             here += 1
-        # A squash merge indents the messages, and puts lines of its own between them.
+        # A squash merge indents the messages, and adds lines between them.
         own = [line for line in lines[body:start] if not line.strip() or len(line) - len(line.lstrip(" ")) >= indent]
         headline, sections = _sections([line[indent:] for line in own])
         found.append(FixAttempt(headline, trailers, sections, commit, at))
@@ -151,7 +150,7 @@ def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
 
 
 def _sections(lines: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """The first line with words, and what stands under each title; what has none follows the headline."""
+    """The headline, and the text under each section title or after the headline."""
     headline = ""
     under: dict[str, list[str]] = {}
     now: str | None = None
@@ -161,7 +160,7 @@ def _sections(lines: Sequence[str]) -> tuple[str, dict[str, str]]:
         elif now is not None:
             under.setdefault(now, []).append(line)
         elif headline:
-            under.setdefault("Reasoning", []).append(line)  # as people write it who know no titles
+            under.setdefault("Reasoning", []).append(line)  # free text of a person
         else:
             headline = line_of(line.strip().removeprefix("* "), HEADLINE)
     return headline, {name: text for name, said in under.items() if (text := "\n".join(said).strip())}

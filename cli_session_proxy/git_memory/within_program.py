@@ -1,9 +1,9 @@
-"""Run a command that sees and writes little: `python -I -S within_program.py BYTES PLACE … -- COMMAND …`.
+"""Run a command with restricted file access: `python -I -S within_program.py BYTES PLACE … -- COMMAND …`.
 
-Each PLACE is RIGHTS:DEVICE:INODE:PATH, where rights are letters of `rwx` and an inode of 0 is any. Landlock (Linux
-5.13) refuses the command to read, make, change and run anything else, wherever links lead: an agent that writes in the
-repository can put a link, a path or a hook in place while git works. What the command keeps in memory ends at BYTES.
-Where there is no Landlock, and without a PLACE, it runs with that alone.
+Each PLACE is RIGHTS:DEVICE:INODE:PATH, with rights of `rwx`; inode 0 matches any. Landlock (Linux 5.13) forbids the
+command to read, create, change or run anything else, wherever links lead: an agent that writes in the repository can
+create a link, a path or a hook while git runs. BYTES limits the command's memory. Without Landlock or a PLACE only that
+limit holds.
 
 Only the standard library is imported.
 """
@@ -19,7 +19,7 @@ import sys
 
 CREATE_RULESET, ADD_RULE, RESTRICT_SELF = 444, 445, 446  # on every architecture of Linux that Python runs on
 ASK_VERSION, BELOW_PATH = 1, 1
-# What a right of ours is of a file; folders have more: to list them, and to remove and make files of each kind.
+# The Landlock rights of each letter for files, and more for folders: to list them, and to create and remove files.
 RUN, WRITE, READ = 1 << 0, 1 << 1, 1 << 2
 LIST, CHANGE = 1 << 3, sum(1 << bit for bit in range(4, 13))
 MOVE, TRUNCATE = 1 << 13, 1 << 14

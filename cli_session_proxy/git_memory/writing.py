@@ -1,4 +1,4 @@
-"""An attempt as a new commit of what is staged, or as a note on a commit that is there."""
+"""Writes an attempt as a commit of the staged changes, or as a note on an existing commit."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .reading import NOTES
 
 # Seconds for `git commit` with a person's own options: a signature may ask for a passphrase.
 BY_HAND = 600.0
-# Who commits where git knows nobody.
+# The committer if git has no identity.
 _NOBODY = {
     "GIT_AUTHOR_NAME": "cli-session-proxy", "GIT_AUTHOR_EMAIL": "cli-session-proxy@localhost",
     "GIT_COMMITTER_NAME": "cli-session-proxy", "GIT_COMMITTER_EMAIL": "cli-session-proxy@localhost",
@@ -19,10 +19,9 @@ _NOBODY = {
 
 
 async def write(repo: Path, text: str, *, note: str | None = None, options: Sequence[str] = ()) -> str:
-    """The id of the new commit, or of the one that `note` names. `options` are for `git commit`, by a person.
+    """Returns the id of the new commit, or of the one that `note` names. `options`: a person's, for `git commit`.
 
-    Without options the index is committed as it is, also where nothing is staged. Raises `ConfigError` and
-    `InvalidRequest`.
+    Without options the index is committed, even if nothing is staged. Raises `ConfigError` and `InvalidRequest`.
     """
     git = await Repository.opened(repo)
     try:
@@ -39,13 +38,13 @@ async def write(repo: Path, text: str, *, note: str | None = None, options: Sequ
 
 
 async def _committed(git: Repository, text: str) -> str:
-    """By plumbing commands, which run no hook, filter or signer."""
+    """Commit with plumbing commands, which run no hooks, filters or signers."""
     if await git.run("rev-parse", "--is-bare-repository") == "true":
         raise InvalidRequest("the repository is bare, so nothing can be staged in it: use note", param="note")
     try:
         await git.run("rev-parse", "--quiet", "--verify", "MERGE_HEAD")
     except Failed:
-        pass  # no merge is under way
+        pass  # no merge in progress
     else:
         raise InvalidRequest("a merge is under way in the repository: end it first, or use note", param="note")
     parent = await git.head()
@@ -53,14 +52,14 @@ async def _committed(git: Repository, text: str) -> str:
     above = ("-p", parent) if parent else ()
     identity = await _identity(git)
     made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=identity, writes=True)
-    # Only where HEAD is still what the commit was made on. Every user of the machine can read this line.
+    # Only if HEAD is still the new commit's parent. Every user of the machine can read this command line.
     await git.run("update-ref", "-m", "commit", "HEAD", made, parent or "", environment=identity, writes=True)
     return made
 
 
 async def _noted(git: Repository, text: str, revision: str) -> str:
     commit = await git.reachable(revision)
-    # A rebase or an amended commit takes along the notes that this setting names.
+    # With this setting, rebase and amend keep our notes.
     try:
         following = (await git.run("config", "--local", "--get-all", "notes.rewriteRef")).split()
     except Failed:
@@ -73,7 +72,7 @@ async def _noted(git: Repository, text: str, revision: str) -> str:
 
 
 async def _identity(git: Repository) -> dict[str, str]:
-    """Whom to name: who git says it is, or one of ours where no identity is configured."""
+    """The committer: git's own identity, or ours if none is configured."""
     named = {}
     for role in ("AUTHOR", "COMMITTER"):
         try:
