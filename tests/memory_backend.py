@@ -106,7 +106,7 @@ class _MemoryExecution:
     who: str = "the model"
 
     def __post_init__(self) -> None:
-        wanted = self.job.wants.parameters
+        wanted = self.job.turn.options.parameters
         sampled: tuple[Name, ...] = ("temperature", "top_p", "top_k", "seed")
         self.unmet = tuple(name for name in sampled if getattr(wanted, name) is not None)
         self.evidence = Evidence()
@@ -116,14 +116,14 @@ class _MemoryExecution:
             self.links = (Link(was, self.session_id, turn.id, self.continuity, {}, turn.created_at),)
 
     async def say(self) -> AsyncGenerator[Event, None]:
-        results = tuple(self.job.answers.results.values())
+        results = tuple(self.job.results.values())
         path = (*self.before, Message("user", (*results, *self.job.prompt)))
         self.owner.seen.append(path)
         answer = await self.owner.model(path)
         if isinstance(answer, Refused):
             yield answer
             return
-        blocks, cut = _as_wanted(answer, self.job.wants.parameters)
+        blocks, cut = _as_wanted(answer, self.job.turn.options.parameters)
         for index, block in enumerate(blocks):
             yield BlockStart(index, {**block, "text": ""} if block["type"] == "text" else block)
             if block["type"] == "text":

@@ -104,24 +104,24 @@ def body_of(job: Job, path: Sequence[Turn]) -> JSON:
     """The request of the Messages API for a job behind this path."""
     messages: list[JSON] = []
     for turn, before in zip(path, [None, *path], strict=False):
-        said = answers(before.output if before else (), turn.input)
-        asked = [*said.results.values(), *said.rest] or [{"type": "text", "text": OPENED_BY_ASSISTANT}]
+        results, rest = answers(before.output if before else (), turn.input)
+        asked = [*results.values(), *rest] or [{"type": "text", "text": OPENED_BY_ASSISTANT}]
         if turn.input or before is None:  # else it is an answer behind an answer
             messages.append({"role": "user", "content": asked})
         messages.append({"role": "assistant", "content": as_cli(b for b in turn.output if b["type"] not in THINKING)})
-    messages.append({"role": "user", "content": [*job.answers.results.values(), *job.prompt]})
+    messages.append({"role": "user", "content": [*job.results.values(), *job.prompt]})
     body: JSON = {
         "model": job.model,
-        "max_tokens": job.wants.parameters.max_tokens or 64_000,
+        "max_tokens": job.turn.options.parameters.max_tokens or 64_000,
         "stream": True,
         "messages": messages,
     }
     if job.system is not None:
         body["system"] = [{"type": "text", "text": job.system}]
-    if job.wants.offers:
+    if job.offers:
         body["tools"] = [
             {"name": PREFIX + name, "description": entry["description"], "input_schema": entry["inputSchema"]}
-            for name, entry in job.wants.offers.entries.items()
+            for name, entry in job.offers.entries.items()
         ]
     return body
 
@@ -131,7 +131,7 @@ def read(event: JSON, blocks: list[Block], job: Job) -> list[Event]:
     match event["type"]:
         case "content_block_start":
             block = event["content_block"]
-            if (tool := job.wants.offers.called(str(block.get("name")))) is not None:
+            if (tool := job.offers.called(str(block.get("name")))) is not None:
                 block = {**block, "name": tool.name}
             blocks.append({**block, "input": ""} if block["type"] == "tool_use" else dict(block))
             return [BlockStart(event["index"], block)]

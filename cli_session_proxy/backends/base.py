@@ -18,13 +18,13 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.approvals import Verdict
-from ..domain.client_tools import BroughtResults, Check, ToolOptions
+from ..domain.client_tools import Check, Offers
 from ..domain.evidence import CacheMiss, Evidence, RecordsFrom
 from ..domain.lineage import Past
 from ..domain.models import (
@@ -59,7 +59,8 @@ Remedy = Literal["thinking", "images", "documents", "summary", "login"]
 class Job:
     """One attempt of one turn. `session` is the one that ends at `parent`; None for both: a new root.
 
-    `prompt` is what is said, beside the `answers` to the parent's calls. `frame_uuid` names this attempt for ever.
+    `prompt` is what is said, beside the `results` of the parent's calls, by call. `frame_uuid` names this attempt for
+    ever. `offers`: the tools of the client's that may be called; what else the request asks is in `turn.options`.
     `check` holds the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where
     what somebody else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn
     called for. `window`: how much of the path the model is shown.
@@ -76,8 +77,8 @@ class Job:
     profile: Profile
     prompt: tuple[Block, ...]
     check: Check
-    wants: ToolOptions = field(default_factory=ToolOptions)
-    answers: BroughtResults = field(default_factory=BroughtResults)
+    offers: Offers = field(default_factory=Offers)
+    results: Mapping[str, Block] = field(default_factory=dict)
     adopt: bool = False
     remedies: frozenset[Remedy] = frozenset()
     window: Window | None = None

@@ -15,7 +15,6 @@ from dataclasses import dataclass, field
 from ..errors import InvalidRequest, UpstreamError
 from . import limits, structured
 from .models import JSON, Block, Message, Tool, ToolChoice
-from .parameters import Parameters
 from .reminders import reminded
 
 SERVER = "client"
@@ -128,19 +127,6 @@ def checked_choice(choice: ToolChoice, tools: Sequence[Tool], where: str = "tool
     return choice
 
 
-# --- options of a turn ------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ToolOptions:
-    """The offered tools, the tool choice, stop sequences and parameters of a turn."""
-
-    offers: Offers = field(default_factory=Offers)
-    choice: ToolChoice = field(default_factory=ToolChoice)
-    stop: tuple[str, ...] = ()
-    parameters: Parameters = field(default_factory=Parameters)
-
-
 def instruction(choice: ToolChoice, names: Collection[str]) -> Block:
     """A text that asks the model for a call. The CLI has no option for this, so it may still answer without one."""
     which = " or ".join(sorted(choice.allowed or names))
@@ -204,20 +190,13 @@ class ToolPolicy:
 # --- results ----------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class BroughtResults:
-    """The results in a request (`tool_result` blocks by call), and the rest of its blocks."""
-
-    results: Mapping[str, Block] = field(default_factory=dict)
-    rest: tuple[Block, ...] = ()
-
-
 def calls_of(blocks: Iterable[Block]) -> list[str]:
     return [str(block.get("id")) for block in blocks if block.get("type") == "tool_use"]
 
 
-def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
-    """The results in `new` for the calls in `output`, the answer before it. Raises `InvalidRequest`.
+def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, Block], tuple[Block, ...]]:
+    """The results in `new` for the calls in `output`, the answer before it, and the rest of the blocks. Raises
+    `InvalidRequest`.
 
     Either all calls have a result, or none: then the calls stay unanswered. Reminders beside results become part of the
     last one.
@@ -237,7 +216,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
             if results.setdefault(call, block) != block:
                 raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
     if not results:
-        return BroughtResults(rest=tuple(rest))
+        return {}, tuple(rest)
     missing = [call for call in wanted if call not in results]
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
@@ -248,20 +227,20 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> BroughtResults:
         said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
         results[last] = {**results[last], "content": [*said, *rest]}
         rest = []
-    return BroughtResults({call: results[call] for call in wanted if call in results}, tuple(rest))
+    return {call: results[call] for call in wanted if call in results}, tuple(rest)
 
 
-def brought(answers: BroughtResults) -> dict[str, JSON] | None:
+def for_waiting(results: Mapping[str, Block], prompt: Sequence[Block]) -> dict[str, JSON] | None:
     """The results for a process that waits for them; None if it would not pass them on unchanged."""
     out: dict[str, JSON] = {}
-    for call, block in answers.results.items():
+    for call, block in results.items():
         result = mcp_result(block)
         if result is None:
             return None
         out[call] = result
     size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
     # A process that waits for results can only continue with results alone.
-    return out if out and not answers.rest and size <= LARGEST else None
+    return out if out and not prompt and size <= LARGEST else None
 
 
 def mcp_result(block: Block) -> JSON | None:

@@ -38,7 +38,7 @@ from ..backends.base import (
 )
 from ..domain import structured
 from ..domain.approvals import Approval
-from ..domain.client_tools import BroughtResults, Offers, ToolOptions, answers, calls_of, instruction
+from ..domain.client_tools import Offers, answers, calls_of, instruction
 from ..domain.evidence import OUTPUT_REFUSED, Refusal
 from ..domain.models import (
     ANSWERED,
@@ -318,7 +318,7 @@ class Executor:
                 state = await self._composed(attempt, attempt.live.compose, state)
             job = attempt.job = self._job(attempt, state, await self._recalled(attempt))
             home = await self._home(attempt)
-            if attempt.format is not None or any(tool.strict for tool in job.wants.offers.tools):
+            if attempt.format is not None or any(tool.strict for tool in job.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
             exchange = attempt.exchange = await self._prepared(attempt, job)
             await self._begin(attempt, job, exchange, home)
@@ -383,14 +383,14 @@ class Executor:
 
     async def _begin(self, attempt: Attempt, job: Job, exchange: Execution, home: Home | None) -> None:
         """Store what is about to be sent, and where."""
-        live = attempt.live
+        live, options = attempt.live, job.turn.options
         unmet = list(exchange.unmet)
         tokens: int | None = None
         if "max_tokens" in unmet:  # the backend cannot: the core cuts the answer
             unmet.remove("max_tokens")
-            tokens = job.wants.parameters.max_tokens
-        if job.wants.stop or tokens is not None:
-            attempt.cutter = StopCutter(job.wants.stop, tokens)
+            tokens = options.parameters.max_tokens
+        if options.stop or tokens is not None:
+            attempt.cutter = StopCutter(options.stop, tokens)
         attempt.evidence = attempt.evidence.plus(exchange.evidence)
         if unmet or attempt.evidence.unmet:
             attempt.evidence = replace(attempt.evidence, unmet=tuple(unmet))
@@ -467,22 +467,19 @@ class Executor:
         if turn.system is None and turn.placed.delta and parent is not None:
             # A request with only the new message keeps its parent's system prompt. It is stored with this turn, too.
             attempt.kept_system = parent.system
-        brought = BroughtResults(rest=tuple(block for message in turn.input for block in message.content))
-        tools = turn.options.tools
-        if any(block.get("type") == "tool_result" for block in brought.rest):
-            brought = answers(parent.output if parent else (), turn.input)
+        results: dict[str, Block] = {}
+        prompt = tuple(block for message in turn.input for block in message.content)
+        tools, choice = turn.options.tools, turn.options.tool_choice
+        if any(block.get("type") == "tool_result" for block in prompt):
+            results, prompt = answers(parent.output if parent else (), turn.input)
             if not tools and parent and turn.placed.delta:
                 tools = parent.options.tools  # the answered calls use these
-        offers = Offers.of(tools) if tools else Offers()
-        wants = ToolOptions(offers, turn.options.tool_choice, turn.options.stop, turn.options.parameters)
-        prompt: tuple[Block, ...] = ()
         fault = attempt.retrying.fault
-        if brought.rest or not brought.results or fault is not None:  # results alone go out as they are
-            prompt = brought.rest
+        if prompt or not results or fault is not None:  # results alone go out as they are
             if attempt.format is not None:
                 prompt = (*prompt, structured.instruction(attempt.format, fault))
-            if wants.choice.mode == "required":
-                prompt = (*prompt, instruction(wants.choice, [tool.name for tool in wants.offers.tools]))
+            if choice.mode == "required":
+                prompt = (*prompt, instruction(choice, [tool.name for tool in tools]))
         if recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
             # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
@@ -504,8 +501,8 @@ class Executor:
             effort=turn.effort,
             profile=profile,
             prompt=prompt,
-            wants=wants,
-            answers=brought,
+            offers=Offers.of(tools) if tools else Offers(),
+            results=results,
             check=self._checks.arguments,
             adopt=attempt.at_head,
             remedies=attempt.retrying.remedies,

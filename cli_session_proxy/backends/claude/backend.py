@@ -231,7 +231,7 @@ class _ClaudeExecution:
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = ToolPolicy(job.wants.offers, job.wants.choice, job.check) if job.wants.offers.tools else None
+        judge = ToolPolicy(job.offers, job.turn.options.tool_choice, job.check) if job.offers else None
         heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
         retries: list[JSON] = []
         try:

@@ -152,7 +152,7 @@ class LiteLLMBackend:
         kinds = messages.kinds_in([*asked, *earlier])
         if ("image" in kinds and not target.images) or ("document" in kinds and not target.documents):
             return False
-        if job.wants.offers and not target.tools:
+        if job.offers and not target.tools:
             return False
         return target.context is None or path.tokens <= target.context
 
@@ -160,7 +160,8 @@ class LiteLLMBackend:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.told.thinking_as_text)
         # What the core tells beside the client's own words stands behind them, in this request alone.
-        added = [block for block in job.prompt if not any(block is own for own in job.answers.rest)]
+        own = [block for message in job.turn.input for block in message.content]
+        added = [block for block in job.prompt if not any(block is said for said in own)]
         turns = ((turn.input, turn.output) for turn in path.turns)
         asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
@@ -293,7 +294,7 @@ class ModelExecution:
         self._wanted, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
-        answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.wants.offers.tools}, self._taken)
+        answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.offers.tools}, self._taken)
         tried = 0
         while True:
             begun = False
@@ -352,16 +353,14 @@ class ModelExecution:
 
     async def _examine(self, calls: Sequence[Block]) -> None:
         """Raises `Lost` for calls that the client did not allow, or whose arguments are not valid: asked once more."""
-        wants = self._job.wants
-        offers = {tool.name: tool for tool in wants.offers.tools}
+        choice = self._job.turn.options.tool_choice
+        offers = {tool.name: tool for tool in self._job.offers.tools}
         for number, call in enumerate(calls):
             tool = offers[call["name"]]
             fault = None
-            if wants.choice.mode == "none" or (
-                wants.choice.allowed is not None and tool.name not in wants.choice.allowed
-            ):
+            if choice.mode == "none" or (choice.allowed is not None and tool.name not in choice.allowed):
                 fault = f"the model called {tool.name!r}, which may not be called now"
-            elif number and not wants.choice.parallel:
+            elif number and not choice.parallel:
                 fault = "the model made several calls at once, and only one is allowed"
             elif tool.strict and (found := await self._job.check(call["input"], tool.schema)) is not None:
                 fault = f"the model called {tool.name!r} with arguments that are not valid: {found}"
@@ -391,12 +390,12 @@ class ModelExecution:
 
 def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
     """What the request asks for in LiteLLM's words, and what of it the model does not take."""
-    wants = job.wants
+    wanted, choice = job.turn.options.parameters, job.turn.options.tool_choice
     out: JSON = {}
     unmet: list[Name] = []
     plain: tuple[Name, ...] = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     for name in plain:
-        value = getattr(wants.parameters, name)
+        value = getattr(wanted, name)
         if value is None:
             continue
         if name != "top_k" and target.honoured(**{name: value}):
@@ -406,11 +405,10 @@ def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
     effort = _EFFORTS.get(job.effort or "", job.effort)
     if effort is not None and target.honoured(reasoning_effort=effort):
         out["reasoning_effort"] = effort
-    elif wants.parameters.thinking is False and target.honoured(reasoning_effort="low"):
+    elif wanted.thinking is False and target.honoured(reasoning_effort="low"):
         unmet.append("thinking")  # it thinks whatever it is told
-    choice = wants.choice
-    if wants.offers:
-        out["tools"] = messages.offered(wants.offers.tools, choice.allowed)
+    if job.offers:
+        out["tools"] = messages.offered(job.offers.tools, choice.allowed)
         asked: Any = choice.mode if choice.mode != "auto" else None
         if choice.mode == "required" and choice.allowed is not None and len(choice.allowed) == 1:
             (entry,) = (one for one in out["tools"] if one["function"]["name"] == short_name(choice.allowed[0]))

@@ -15,8 +15,8 @@ from cli_session_proxy.backends.claude.process.parameters import Takes, told
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import stopping
 from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
-from cli_session_proxy.domain.client_tools import Offers, ToolOptions
-from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn
+from cli_session_proxy.domain.client_tools import Offers
+from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn, TurnOptions
 from cli_session_proxy.domain.parameters import Parameters
 from cli_session_proxy.settings import Profile
 from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
@@ -295,8 +295,8 @@ async def test_what_the_operator_set_stays_under_what_the_turn_says(
 
 def rules(model: str, *, choice: ToolChoice | None = None, effort: str | None = None, **wanted: Any) -> Any:
     """(fields of the request, what is not honoured)"""
-    wants = ToolOptions(Offers.of(TOOLS), choice or ToolChoice(), (), Parameters(**wanted))
-    _, body, unmet = told(wants, Takes.of(model), effort=effort)
+    asked = TurnOptions(tool_choice=choice or ToolChoice(), parameters=Parameters(**wanted))
+    _, body, unmet = told(asked, Offers.of(TOOLS), Takes.of(model), effort=effort)
     return body, unmet
 
 
@@ -348,13 +348,10 @@ def test_a_forced_choice_turns_thinking_off_or_is_not_sent() -> None:
 
 
 def test_too_few_tokens_for_thinking_turn_it_off_unless_it_is_asked_for() -> None:
-    small = ToolOptions(parameters=Parameters(max_tokens=1024))
-    asked = ToolOptions(parameters=Parameters(max_tokens=1024, thinking=True))
-    enough = ToolOptions(parameters=Parameters(max_tokens=1025))
+    small, asked, enough = (Parameters(max_tokens=1024), Parameters(max_tokens=1024, thinking=True), Parameters(1025))
     takes = Takes.of(SONNET_4)
-    assert ["CLAUDE_CODE_DISABLE_THINKING" in told(one, takes)[0] for one in (small, asked, enough)] == [
-        True, False, False,
-    ]  # fmt: skip
+    environments = [told(TurnOptions(parameters=one), Offers(), takes)[0] for one in (small, asked, enough)]
+    assert ["CLAUDE_CODE_DISABLE_THINKING" in one for one in environments] == [True, False, False]
 
 
 def answered(turn: Turn) -> Any:

@@ -19,8 +19,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ....domain.client_tools import ToolOptions, cli_name
-from ....domain.models import JSON, PLAIN
+from ....domain.client_tools import Offers, cli_name
+from ....domain.models import JSON, PLAIN, ToolChoice, TurnOptions
 from ....domain.parameters import Name, Parameters
 from ...base import Job
 from .process import NO_COMPACTION, ClaudeProcess
@@ -81,17 +81,22 @@ class Takes:
         return Takes(effort=True)
 
 
+def asks(options: TurnOptions) -> bool:
+    """Whether the request asks for something that a CLI is told here."""
+    return (options.tool_choice, options.stop, options.parameters) != (PLAIN.tool_choice, PLAIN.stop, PLAIN.parameters)
+
+
 def told(
-    wants: ToolOptions, takes: Takes, *, effort: str | None = None, carried: bool = False
+    options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, carried: bool = False
 ) -> tuple[dict[str, str], JSON, list[Name]]:
     """(environment, fields of the request, what is not honoured). `carried`: calls that were made without thinking are
     answered, and the message that they belong to goes on without.
     """
-    wanted, choice = wants.parameters, wants.choice
+    wanted, choice = options.parameters, options.tool_choice
     unmet: list[Name] = []
     body: JSON = {}
     env: dict[str, str] = {}
-    forced = choice.mode == "required" and bool(wants.offers)
+    forced = choice.mode == "required" and bool(offers)
     can_be_off = takes.off is not None and not (takes.hard and effort in ("xhigh", "max"))
     if forced and not (takes.forced and can_be_off):
         forced = False
@@ -107,8 +112,8 @@ def told(
         if takes.off:
             body["thinking"] = takes.off
     sampled = _sampling(wanted, takes, unmet, thinks=takes.thinks and not off)
-    body |= sampled | _choice(wants, forced=forced)
-    if stops := [stop for stop in wants.stop if stop.strip()]:  # the provider takes no blank one: the core cuts there
+    body |= sampled | _choice(choice, offers, forced=forced)
+    if stops := [stop for stop in options.stop if stop.strip()]:  # the provider takes no blank one: the core cuts there
         body["stop_sequences"] = stops
     if wanted.seed is not None:
         unmet.append("seed")
@@ -137,9 +142,8 @@ def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bo
     return {name: value for name, value in given.items()}  # noqa: C416 - the names become fields of JSON
 
 
-def _choice(wants: ToolOptions, *, forced: bool) -> JSON:
-    choice = wants.choice
-    if not wants.offers:
+def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
+    if not offers:
         return {}
     if choice.mode == "none":
         return {"tool_choice": {"type": "none"}}
@@ -159,36 +163,37 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
     Raises ProcessDied where it did not take it. Not needed where nothing is asked of a process that was told nothing
     (`ClaudeProcess.env_set`).
     """
-    launch, wants = process.launch, job.wants
+    launch, options = process.launch, job.turn.options
     forbidden = {} if compacts else {NO_COMPACTION: "1"}
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
         await process.set_env(forbidden if launch.capability.takes_parameters else {})
-        return _asked(wants)
-    before = job.parent.options if job.parent is not None and job.answers.results else PLAIN
+        return _asked(job)
+    before = job.parent.options if job.parent is not None and job.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
     # Only these depend on the model: its id is asked of a process that has not told it yet.
-    wanted = wants.parameters
-    by_model = wants.choice.mode == "required" or carried or any(
+    wanted = options.parameters
+    by_model = options.tool_choice.mode == "required" or carried or any(
         value is not None for value in (wanted.temperature, wanted.top_p, wanted.top_k, wanted.thinking)
     )  # fmt: skip
     small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
     takes = Takes.of(await process.model()) if by_model or small else Takes()
-    env, body, unmet = told(wants, takes, effort=job.effort, carried=carried)
+    env, body, unmet = told(options, job.offers, takes, effort=job.effort, carried=carried)
     env |= forbidden
     began = dict(launch.env)
     if body:
         env[EXTRA_BODY] = json.dumps(_object(began) | body)
     if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
-    return tuple(unmet) if await process.set_env(env) else _asked(wants)
+    return tuple(unmet) if await process.set_env(env) else _asked(job)
 
 
-def _asked(wants: ToolOptions) -> tuple[Name, ...]:
+def _asked(job: Job) -> tuple[Name, ...]:
     """Requested parameters, where this CLI cannot be given any: none of them is honoured."""
-    asked: list[Name] = list(wants.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
-    if wants.choice.mode == "required" and wants.offers:
+    options = job.turn.options
+    asked: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+    if options.tool_choice.mode == "required" and job.offers:
         asked.append("tool_choice")
-    return tuple(name for name in asked if not (name == "thinking" and wants.parameters.thinking))
+    return tuple(name for name in asked if not (name == "thinking" and options.parameters.thinking))
 
 
 def _object(env: Mapping[str, str]) -> JSON:

@@ -23,7 +23,7 @@ from functools import partial
 from pathlib import Path
 
 from ....domain import client_tools
-from ....domain.client_tools import ToolOptions
+from ....domain.client_tools import Offers
 from ....domain.evidence import Evidence, Repair
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Link, Record, Session, Turn
@@ -132,10 +132,10 @@ class Sessions:
             raise capability.not_seen_asking()
         if job.profile.approve and agent.key in self.unasked:
             raise ClaudeUnavailable("a tool of this agent ran without asking, which `approve` forbids: use another one")
-        if job.wants.offers and not capability.takes_tools:
+        if job.offers and not capability.takes_tools:
             why = capability.cannot("mcp_set_servers", "offer the client's own")
             raise InvalidRequest(f"tools: {why}", param="tools")
-        if job.prompt or not job.answers.results:
+        if job.prompt or not job.results:
             unsafe = frames.unsafe_prompt(capability, job.prompt)
         elif capability.takes_tools:
             unsafe = None
@@ -162,15 +162,11 @@ class Sessions:
         # The newest turn of the path that no other model answered.
         own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
-        opened = opening(
-            before, job.system, job.wants.offers, self._settings.system_prompt_changes,
-            asks=bool(job.prompt),
-        )  # fmt: skip
+        opened = opening(before, job.system, job.offers, self._settings.system_prompt_changes, asks=bool(job.prompt))
         decided = await self.decisions.before(now, own, opened, partial(self._summary, now))
         prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
-        if (opened.head.system, opened.offers) != (job.system, job.wants.offers) or prompt is not job.prompt:
-            offered = replace(job.wants, offers=opened.offers)
-            now = replace(now, job=replace(job, system=opened.head.system, wants=offered, prompt=prompt))
+        if (opened.head.system, opened.offers) != (job.system, job.offers) or prompt is not job.prompt:
+            now = replace(now, job=replace(job, system=opened.head.system, offers=opened.offers, prompt=prompt))
         notes = (*brought, *opened.notes, *decided.notes)
         wrong: list[str] = []
         while len(wrong) < LOADS:
@@ -257,7 +253,7 @@ class Sessions:
             elif now.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
-            if process.env_set or job.answers.results or job.wants != ToolOptions(job.wants.offers):
+            if process.env_set or job.results or parameters.asks(job.turn.options):
                 unmet = await parameters.apply(process, job, plain=now.plain, compacts=not quiet)
         except BaseException:  # nobody else knows yet that the process is in use
             process.kill()
@@ -329,7 +325,8 @@ class Sessions:
     async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
         job, session = now.job, now.job.session
-        brought = client_tools.brought(job.answers)
+        # Only with nothing but results a process that waits for them can go on.
+        brought = None if job.prompt else client_tools.for_waiting(job.results)
         held = None if session is None else self._held.get(session.id)
         if session is None or held is None or held.turn_id != parent.id or brought is None:
             return None
@@ -421,7 +418,7 @@ class Sessions:
         uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
         results = await asyncio.to_thread(
-            reopening.result_records, known, parent, job.answers, scribe, closed=closed, uuid=uuid_of_closing
+            reopening.result_records, known, parent, job.results, scribe, closed=closed, uuid=uuid_of_closing
         )
         prepared = await self._repairs.write_with_results(now, session_id, [*known, *results], job.session)
         return prepared, results
@@ -433,7 +430,7 @@ class Sessions:
 
         async def ask(said: str) -> str:
             session_id = str(uuid.uuid4())
-            asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), wants=ToolOptions())
+            asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), offers=Offers())
             alone = replace(now, job=asking, env={**now.env, **environment.NO_COMPACTION})
             launch = _launch(alone, session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
@@ -726,6 +723,6 @@ def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:
         effort=job.effort,
         profile=job.profile,
         env=tuple(sorted(now.env.items())),
-        offers=job.wants.offers,
+        offers=job.offers,
         wrapper=now.wrapper,
     )

@@ -16,9 +16,9 @@ another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ....domain.client_tools import NOT_ANSWERED, BroughtResults, calls_of
+from ....domain.client_tools import NOT_ANSWERED, calls_of
 from ....domain.models import Block, Message, Record, Turn
 from ..transcript import Entry, Scribe, parse_records
 
@@ -27,7 +27,13 @@ SYNTHETIC_MODEL = "<synthetic>"
 
 
 def result_records(
-    known: Sequence[Record], parent: Turn, answers: BroughtResults, scribe: Scribe, *, closed: bool, uuid: str | None
+    known: Sequence[Record],
+    parent: Turn,
+    brought: Mapping[str, Block],
+    scribe: Scribe,
+    *,
+    closed: bool,
+    uuid: str | None,
 ) -> list[Record]:
     """The records that follow the path's: a result for each open call, and, with `closed`, the closing one.
 
@@ -36,7 +42,7 @@ def result_records(
     path = parse_records(record for record in known if record.uuid).path
     dangling = open_calls(path)
     known_as = in_records(parent, dangling)
-    results = {known_as[call]: block for call, block in answers.results.items() if call in known_as}
+    results = {known_as[call]: block for call, block in brought.items() if call in known_as}
     scribe.parent = path[-1].uuid if path else None
     out = []
     for call in dangling:

@@ -115,7 +115,7 @@ class Sharing:
         if self._settings.share_processes == "never" or agent.named or job.parent is not None or agent.head is not None:
             return False
         own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
-        if own or job.wants.offers.tools or job.remedies or not job.prompt or not (job.system or "").strip():
+        if own or job.offers or job.remedies or not job.prompt or not (job.system or "").strip():
             return False
         known = cli.known(cli.find(self._settings))
         if known is None or not known[1].was_seen("rewind_conversation") or not known[1].warm:

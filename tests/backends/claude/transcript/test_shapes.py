@@ -27,7 +27,6 @@ from cli_session_proxy.backends.claude.sessions import (
 )
 from cli_session_proxy.backends.claude.sessions.foreign import survey
 from cli_session_proxy.backends.claude.transcript import Scribe
-from cli_session_proxy.domain.client_tools import BroughtResults
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.errors import InvalidRequest
 
@@ -172,7 +171,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
     partials.placed(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
     stopping.cut(entries, [TEXT], scribe, "sonnet", unseen=True)
-    reopening.result_records(records, asked, BroughtResults(), scribe, closed=True, uuid=None)
+    reopening.result_records(records, asked, {}, scribe, closed=True, uuid=None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{SESSION}.jsonl"
         file.write_bytes(data)
