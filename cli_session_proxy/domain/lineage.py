@@ -176,19 +176,6 @@ def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn
 # --- the decision -----------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
-    """`parent`: a turn's id, None for a root; with `placed.at_head`, the head at the time when the turn runs.
-
-    `imported`: exchanges that are new to the chain, to be stored as turns before `new`.
-    """
-
-    parent: str | None
-    imported: tuple[Message, ...]
-    new: tuple[Message, ...]
-    placed: Placed
-
-
 def decide(
     messages: Sequence[Message],
     *,
@@ -198,8 +185,10 @@ def decide(
     match: tuple[Turn, HistoryEnding] | None,
     head: str | None = None,
     keep_system: bool = True,
-) -> Decision:
-    """Apply the table above. `match` is the deepest known turn of the history, where one was looked for.
+) -> tuple[str | None, Placed]:
+    """Apply the table above: the parent's id, None for a root (where it is `at_head`, the head when the turn runs).
+
+    `match` is the deepest known turn of the history, where one was looked for.
 
     `head` is the agent's as it is now: what continues another turn has left its path, and `placed` says where.
     `keep_system` is False where a client that sends only what is new wants nothing else to hold on.
@@ -215,17 +204,15 @@ def decide(
     else:
         rule = "fresh" if fresh else "unknown" if last else "head" if named else "new"
     at = max(start, last)
-    imported, new = tuple(messages[start:at]), tuple(messages[at:])
-    left_path = rule in ("history", "unknown") and bool(imported or parent != head)
-    placed = Placed(
+    left_path = rule in ("history", "unknown") and (at > start or parent != head)
+    return parent, Placed(
         rule,
         messages=len(messages),
         matched=start,
-        imported=len(imported),
+        imported=at - start,
         diverged_at=start if left_path else None,
         delta=rule in ("head", "id") and keep_system,
     )
-    return Decision(parent, imported, new, placed)
 
 
 @dataclass(frozen=True, slots=True)

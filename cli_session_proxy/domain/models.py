@@ -163,6 +163,12 @@ class Placed(Sparse):
         """It continues the agent's head as it is when it runs."""
         return self.rule == "head"
 
+    def parts(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
+        """Of these, the exchanges that the chain did not know, to be stored as turns before this one, and its own."""
+        start = self.matched or 0
+        at = start + (self.imported or 0)
+        return messages[start:at], messages[at:]
+
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:

@@ -14,7 +14,7 @@ from ..backends.base import Backend
 from ..domain import call_ids, lineage, side_calls
 from ..domain.client_tools import calls_of
 from ..domain.evidence import Brought, Evidence
-from ..domain.lineage import Decision, HistoryEnding, Past
+from ..domain.lineage import HistoryEnding, Past
 from ..domain.models import (
     FINISHED,
     JSON,
@@ -111,45 +111,27 @@ class Placement:
         for block in request.messages[-1].content if request.messages else ():
             if block.get("type") == "document":
                 await fitting.check(block)
-        agent, decision = await self.place(request, known)
+        agent, turn, imported = await self.place(request, known)
         if send_on is not None and known is None:
             await send_on(agent)
-        if decision.imported:
-            decision = await self._store_history(agent, decision, request.model, fitting)
-        now = self._clock()
-        turn = Turn(
-            id=new_id("turn"),
-            seq=0,
-            agent_key=agent.key,
-            parent_id=decision.parent,
-            status="queued",
-            model=request.model,
-            input=decision.new,
-            created_at=now,
-            system=request.system,
-            effort=request.effort,
-            profile=request.profile,
-            placed=decision.placed,
-            options=request.options,
-            origin=request.wire,
-            fingerprint=request.fingerprint,
-            call=request.call,
-            instance=self._instance,
-        )
+        if imported:
+            turn = replace(await self._store_history(agent, turn, imported, fitting), created_at=self._clock())
         key = request.idempotency_key
-        until = now + self._hours * HOUR if key else None
+        until = turn.created_at + self._hours * HOUR if key else None
         durable = bool((request.call or {}).get("background"))
         budgets = self._budgets(agent.owner, agent.agent_id)
         return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, durable, budgets)
 
-    async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Decision]:
-        """Decide which turn of which agent the request continues. `agent`: the one that it names, if that exists."""
+    async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Turn, tuple[Message, ...]]:
+        """Decide which turn of which agent the request continues. Returns the agent, the new turn, and the exchanges of
+        the history that are to be stored before it. `agent`: the one that the request names, if that exists."""
         if request.compose is not None:
             assert request.agent_id is not None
             if agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
             rule: Rule = "fresh" if request.fresh else "head"
-            return agent, Decision(None, (), request.messages, Placed(rule, messages=len(request.messages)))
+            placed = Placed(rule, messages=len(request.messages))
+            return agent, self._turn(request, agent, None, request.messages, placed), ()
         if not request.messages or request.messages[-1].role != "user":
             raise InvalidRequest("the last message must be the user's (or a tool's result)", param="messages")
         match = None
@@ -165,7 +147,7 @@ class Placement:
                 known = match[0] if match is not None else refused
                 if agent is None and known is not None:
                     agent = await self._store.agent_by_key(known.agent_key)
-        decision = lineage.decide(
+        parent, placed = lineage.decide(
             messages,
             named=request.agent_id is not None,
             fresh=request.fresh,
@@ -174,24 +156,46 @@ class Placement:
             head=agent.head if agent else None,
             keep_system=request.keep_system,
         )
-        if decision.placed.rule == "id":
-            decision = replace(decision, parent=continues)
+        if placed.rule == "id":
+            parent = continues
         # A turn at the head is never taken for a side call.
-        at_head = decision.placed.rule == "head"
-        if not at_head and side_calls.suspected(request, decision.placed.rule, match[0] if match else None):
-            decision = replace(decision, placed=replace(decision.placed, side=True))
+        if not placed.at_head and side_calls.suspected(request, placed.rule, match[0] if match else None):
+            placed = replace(placed, side=True)
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto" if request.kept else ONCE), named=False)
-        if match is not None and decision.parent == match[0].id:
+        imported, new = placed.parts(messages)
+        if match is not None and parent == match[0].id:
             last = itertools.takewhile(lambda one: one.role == "assistant", reversed(messages[: match[1].end]))
             said = [block for message in reversed(list(last)) for block in message.content]
-            if decision.imported:
-                at = next(at for at, one in enumerate(decision.imported) if one.role == "assistant")
-                asked = call_ids.in_our_ids(decision.imported[:at], said, match[0].output)
-                decision = replace(decision, imported=(*asked, *decision.imported[at:]))
+            if imported:
+                at = next(at for at, one in enumerate(imported) if one.role == "assistant")
+                imported = (*call_ids.in_our_ids(imported[:at], said, match[0].output), *imported[at:])
             else:
-                decision = replace(decision, new=call_ids.in_our_ids(decision.new, said, match[0].output))
-        return agent, decision
+                new = call_ids.in_our_ids(new, said, match[0].output)
+        return agent, self._turn(request, agent, parent, new, placed), imported
+
+    def _turn(
+        self, request: TurnRequest, agent: Agent, parent: str | None, new: tuple[Message, ...], placed: Placed
+    ) -> Turn:
+        return Turn(
+            id=new_id("turn"),
+            seq=0,
+            agent_key=agent.key,
+            parent_id=parent,
+            status="queued",
+            model=request.model,
+            input=new,
+            created_at=self._clock(),
+            system=request.system,
+            effort=request.effort,
+            profile=request.profile,
+            placed=placed,
+            options=request.options,
+            origin=request.wire,
+            fingerprint=request.fingerprint,
+            call=request.call,
+            instance=self._instance,
+        )
 
     async def _named_turn(self, request: TurnRequest) -> tuple[Agent, str | None]:
         """The agent of the turn that the request names, and the turn to continue: that one or, if the model refused it,
@@ -244,58 +248,60 @@ class Placement:
 
         `before` is the end of the path so far. Exchanges that the prompt brings along are stored as turns after it.
         """
-        decision = lineage.decide(
+        parent, placed = lineage.decide(
             composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
         )
-        at = len(decision.imported)
-        placed = replace(turn.placed, messages=len(composed.messages), imported=at)
+        imported, new = placed.parts(composed.messages)
+        at = len(imported)
+        said = replace(
+            turn,
+            parent_id=parent,
+            input=new,
+            system=composed.system,
+            placed=replace(turn.placed, messages=len(composed.messages), imported=at),
+            options=composed.options,
+        )
         takes = dict.fromkeys(composed.takes, turn.id)
         call, items = composed.call or {}, list(composed.items[at:])
         if any(items):
             call = {**call, "items": {"input": items}}
-        if decision.imported:
-            pieces = _pieces(decision.imported, composed.items)
+        if imported:
+            pieces = _pieces(imported, composed.items)
             for piece in pieces:
                 takes |= {item: piece.turn_id for item in piece.items if item in takes}
-            decision = replace(decision, placed=placed)
-            decision = await self._store_history(agent, decision, turn.model, RequestFitting(self._aside), pieces)
-        if before is not None and decision.parent != before.id:
+            said = await self._store_history(agent, said, imported, RequestFitting(self._aside), pieces)
+        if before is not None and said.parent_id != before.id:
             call = {**call, "behind": before.id}
-        said = replace(
-            turn,
-            parent_id=decision.parent,
-            input=decision.new,
-            system=composed.system,
-            placed=placed,
-            options=composed.options,
-            call=call,
-        )
-        return said, tuple(takes.items())
+        return replace(said, call=call), tuple(takes.items())
 
     async def _store_history(
-        self, agent: Agent, decision: Decision, model: str, fitting: RequestFitting, pieces: Sequence[_Piece] = ()
-    ) -> Decision:
-        """Store the exchanges of the history that the chain does not have. Returns the decision to continue the last.
+        self,
+        agent: Agent,
+        turn: Turn,
+        imported: Sequence[Message],
+        fitting: RequestFitting,
+        pieces: Sequence[_Piece] = (),
+    ) -> Turn:
+        """Store the exchanges of the history that the chain does not have. Returns the turn as the child of the last.
 
         In several transactions, so that others can write between them. If this is interrupted, the same request later
         finds the deepest stored turn and continues there.
         """
-        above = await self._store.turn(decision.parent) if decision.parent else None
+        above = await self._store.turn(turn.parent_id) if turn.parent_id else None
         known = await self._store.records(above.id) if above else []
-        said = await self._aside.thread(lambda: lineage.past(decision.imported))
+        said = await self._aside.thread(lambda: lineage.past(imported))
         calls = any(calls_of(one.output) for one in said)
         path = await self._store.path(above.id) if above and calls else []
         found = await self._aside.thread(lambda: call_ids.unique(said, path))
         shown = [await fitting.fit(one) for one in found]
-        made = self._backend.imported(agent, above, known, shown, model)
-        now, placed = self._clock(), decision.placed
-        coming = _imported(zip(found, made, strict=True), agent.key, above, placed, model, now, pieces)
-        parent = decision.parent
+        made = self._backend.imported(agent, above, known, shown, turn.model)
+        coming = _imported(zip(found, made, strict=True), turn, above, self._clock(), pieces)
+        parent = turn.parent_id
         while some := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
             await self._store.import_turns(some)
             parent = some[-1].turn.id
-        new = call_ids.in_our_ids(decision.new, said[-1].output, found[-1].output)
-        return replace(decision, parent=parent, new=new)
+        own = call_ids.in_our_ids(turn.input, said[-1].output, found[-1].output)
+        return replace(turn, parent_id=parent, input=own)
 
     async def _earlier(self, request: TurnRequest, latest: Turn | None, now: float) -> Turn | None:
         if request.idempotency_key is not None:
@@ -346,14 +352,12 @@ def _is_short(messages: Sequence[Message]) -> bool:
 
 def _imported(
     history: Iterable[tuple[Past, tuple[Record, ...]]],
-    agent_key: int,
+    own: Turn,
     above: Turn | None,
-    placed: Placed,
-    model: str,
     now: float,
     pieces: Sequence[_Piece],
 ) -> Iterator[WholeTurn]:
-    """Exchanges of a client's history as turns, each the child of the one before it."""
+    """Exchanges of a client's history as turns in front of its `own` one, each the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
     for at, (exchange, records) in enumerate(history):
         piece = pieces[at] if pieces else None
@@ -362,10 +366,10 @@ def _imported(
         turn = Turn(
             id=new_id("turn") if piece is None else piece.turn_id,
             seq=0,
-            agent_key=agent_key,
+            agent_key=own.agent_key,
             parent_id=parent,
             status="completed",
-            model=model,
+            model=own.model,
             input=exchange.input if piece is None else piece.apart(exchange.input),
             output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
             created_at=now,
@@ -374,7 +378,7 @@ def _imported(
             origin="imported",
             path_hash=path_hash,
             depth=depth,
-            placed=Placed(placed.rule, side=placed.side),
+            placed=Placed(own.placed.rule, side=own.placed.side),
             evidence=Evidence(Brought("client")),
             call=None if piece is None else piece.call,
         )

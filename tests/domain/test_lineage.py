@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain import lineage
-from cli_session_proxy.domain.models import Block, Message, Turn
+from cli_session_proxy.domain.models import Block, Message, Placed, Turn
 
 
 def turn(id: str, seq: int = 1, **more: Any) -> Turn:
@@ -72,58 +72,58 @@ def test_a_different_image_is_a_different_path() -> None:
     assert hash_of(image("aaaa"), Message.assistant("a")) != hash_of(image("bbbb"), Message.assistant("a"))
 
 
-def decide(messages: list[Message], **how: Any) -> lineage.Decision:
+def decide(messages: list[Message], **how: Any) -> tuple[str | None, Placed]:
     return lineage.decide(messages, **({"named": False, "fresh": False, "continues": None, "match": None} | how))
 
 
 def test_a_named_agent_with_only_new_messages_continues_the_head() -> None:
-    decision = decide([Message.user("a"), Message.user("b")], named=True)
-    assert (decision.placed.rule, decision.placed.at_head, decision.placed.delta) == ("head", True, True)
-    assert len(decision.new) == 2
+    messages = [Message.user("a"), Message.user("b")]
+    _, placed = decide(messages, named=True)
+    assert (placed.rule, placed.at_head, placed.delta) == ("head", True, True)
+    assert placed.parts(tuple(messages)) == ((), tuple(messages))
 
 
 def test_without_a_name_a_first_message_starts_a_new_agent() -> None:
-    decision = decide([Message.user("a")])
-    assert (decision.placed.rule, decision.parent, decision.placed.at_head) == ("new", None, False)
+    parent, placed = decide([Message.user("a")])
+    assert (placed.rule, parent, placed.at_head) == ("new", None, False)
 
 
 def test_only_what_follows_the_known_turn_is_new() -> None:
     known = lineage.endings(HELLO)[0]
-    decision = decide(HELLO, match=(turn("t1"), known))
-    assert (decision.placed.rule, decision.parent, decision.imported) == ("history", "t1", ())
-    assert decision.new == (HELLO[2],)
-    assert decision.placed.matched == 2
+    parent, placed = decide(HELLO, match=(turn("t1"), known))
+    assert (placed.rule, parent, placed.matched) == ("history", "t1", 2)
+    assert placed.parts(tuple(HELLO)) == ((), (HELLO[2],))
 
 
 def test_what_the_chain_does_not_know_is_imported_up_to_the_last_answer() -> None:
     messages = [*HELLO, Message.assistant("foreign"), Message.user("last")]
-    decision = decide(messages, match=(turn("t1"), lineage.endings(messages)[0]))
-    assert decision.imported == (HELLO[2], Message.assistant("foreign"))
-    assert decision.new == (Message.user("last"),)
-    assert decision.placed.diverged_at == 2
+    _, placed = decide(messages, match=(turn("t1"), lineage.endings(messages)[0]))
+    assert placed.parts(tuple(messages)) == ((HELLO[2], Message.assistant("foreign")), (Message.user("last"),))
+    assert placed.diverged_at == 2
 
 
 def test_a_wholly_unknown_history_is_imported_under_a_new_root() -> None:
-    decision = decide(HELLO, named=True)
-    assert (decision.placed.rule, decision.parent) == ("unknown", None)
-    assert decision.imported == tuple(HELLO[:2])
+    parent, placed = decide(HELLO, named=True)
+    assert (placed.rule, parent) == ("unknown", None)
+    assert placed.parts(tuple(HELLO))[0] == tuple(HELLO[:2])
 
 
 def test_chain_new_starts_afresh_even_where_the_history_is_known() -> None:
-    decision = decide(HELLO, named=True, fresh=True, match=(turn("t1"), lineage.endings(HELLO)[0]))
-    assert (decision.placed.rule, decision.parent) == ("fresh", None)
+    parent, placed = decide(HELLO, named=True, fresh=True, match=(turn("t1"), lineage.endings(HELLO)[0]))
+    assert (placed.rule, parent) == ("fresh", None)
 
 
 def test_an_id_of_ours_wins_over_everything() -> None:
-    decision = decide([Message.user("a")], named=True, continues="t9")
-    assert (decision.placed.rule, decision.parent, decision.new) == ("id", "t9", (Message.user("a"),))
+    asked = Message.user("a")
+    parent, placed = decide([asked], named=True, continues="t9")
+    assert (placed.rule, parent, placed.parts((asked,))) == ("id", "t9", ((), (asked,)))
 
 
 def test_it_says_where_the_history_left_the_heads_path() -> None:
     known = lineage.endings(HELLO)[0]
-    assert decide(HELLO, match=(turn("t1"), known), head="t1").placed.diverged_at is None
-    assert decide(HELLO, match=(turn("t1"), known), head="t2").placed.diverged_at == 2
-    assert decide(HELLO, named=True, head="t2").placed.diverged_at == 0
+    assert decide(HELLO, match=(turn("t1"), known), head="t1")[1].diverged_at is None
+    assert decide(HELLO, match=(turn("t1"), known), head="t2")[1].diverged_at == 2
+    assert decide(HELLO, named=True, head="t2")[1].diverged_at == 0
 
 
 def test_texts_and_calls_of_an_answer_match_in_whichever_order_the_wire_kept_them() -> None:

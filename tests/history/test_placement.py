@@ -106,20 +106,20 @@ async def check(
         grown = await grow(store, forest)
         messages = [message for asked, said in history for message in (Message.user(asked), Message.assistant(said))]
         request = TurnRequest("m", (*messages, Message.user("new")), "f", owner=who[0], agent_id=who[1])
-        agent, decision = await placement.place(request)
+        agent, own, imported = await placement.place(request)
     true = [turn for turn in grown if turn.who == who and turn.path == tuple(history[: len(turn.path)])]
     deepest = max((len(turn.path) for turn in true), default=0)
-    found = next((turn for turn in grown if turn.id == decision.parent), None)
+    found = next((turn for turn in grown if turn.id == own.parent_id), None)
     assert (len(found.path) if found else 0) == deepest
-    assert decision.placed.matched == 2 * deepest
+    assert own.placed.matched == 2 * deepest
     assert agent.owner == who[0]
     if found:
         assert found in true
         assert found.agent.key == agent.key
     else:
         assert who[1] is not None or agent.key not in {turn.agent.key for turn in grown}
-    assert len(decision.imported) == 2 * (len(history) - deepest)
-    assert decision.new == (Message.user("new"),)
+    assert len(imported) == 2 * (len(history) - deepest)
+    assert own.input == (Message.user("new"),)
 
 
 @settings(max_examples=40, deadline=None)  # a store on disk each
