@@ -139,13 +139,13 @@ class Cases:
         _, found = await self._store.arrival("local", name, agent.agent_id)
         assert found is not None
         new = a_turn(agent, name, None, time.time(), fingerprint=name, placed=Placed("head"), instance=HOLDER.id)
-        turn, state = await self._store.accept_next(new)
+        turn, state = await self._store.accept(**new)
         assert state is not None
         assert state.parent is not None
         assert state.session is not None
         lease = Lease(agent.key, HOLDER.id, self._epoch)
-        await self._store.begin(a_begin(turn, state.session.id, lease=lease, parent_id=state.parent.id))
-        await self._store.commit(a_commit(turn, agent, state.session.id, lease=lease, finished_at=time.time()))
+        await self._store.begin(**a_begin(turn, state.session.id, lease=lease, parent_id=state.parent.id))
+        await self._store.commit(**a_commit(turn, agent, state.session.id, lease=lease, finished_at=time.time()))
         await self._store.set_delivery(turn.id, "delivered", soon=True)
 
     async def match(self, agent: Agent) -> None:

@@ -22,7 +22,6 @@ from cli_session_proxy.backends.base import (
     Event,
     Execution,
     Job,
-    KeptTurn,
     Refused,
 )
 from cli_session_proxy.domain.client_tools import calls_of
@@ -44,6 +43,7 @@ from cli_session_proxy.domain.models import (
     Usage,
 )
 from cli_session_proxy.domain.parameters import Name, Parameters
+from cli_session_proxy.stores.base import KeptTurn
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
 Model = Callable[[Sequence[Message]], Awaitable[Sequence[Block] | Refused]]
@@ -139,14 +139,14 @@ class _MemoryExecution:
 
     async def interrupt(self) -> None: ...
 
-    async def keep(self, answered: Answered) -> KeptTurn:
+    async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         self.path = (*self.path[:-1], Message("assistant", answered.output))
         self.owner.paths[self.job.turn.id] = self.path
         records = tuple(Record(json.dumps(message.as_json())) for message in self.path[-2:])
         agent, turn = self.job.agent, self.job.turn
         new = Session(self.session_id, agent.key, turn.id, "", "memory", turn.created_at)
         session = replace(self.job.session, tip_turn_id=turn.id) if self.job.session else new
-        return KeptTurn(records, session, (), "memory")
+        return KeptTurn(records, session), Evidence(records="memory")
 
     async def release(self) -> None: ...
 

@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple, Protocol
 
 from ..domain.approvals import Verdict
 from ..domain.client_tools import Check, Offers
-from ..domain.evidence import CacheMiss, Evidence, RecordsFrom
+from ..domain.evidence import CacheMiss, Evidence
 from ..domain.lineage import Past
 from ..domain.models import (
     JSON,
@@ -41,12 +41,11 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from ..domain.notes import Note
 from ..domain.parameters import Name
 from ..domain.windows import Window
 from ..errors import ProxyError
 from ..settings import Profile
-from ..stores.base import Facts, WholeTurn
+from ..stores.base import Facts, KeptTurn, WholeTurn
 
 # What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
 # with a summary of what is longest ago; with a login that was renewed meanwhile.
@@ -269,18 +268,6 @@ class Answered:
     partial: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True)
-class KeptTurn:
-    """What a turn leaves. `links` are those beyond the exchange's; `source` says where the records came from; `notes`
-    what the backend itself was seen to leave out."""
-
-    records: tuple[Record, ...]
-    session: Session
-    links: tuple[Link, ...]
-    source: RecordsFrom
-    notes: tuple[Note, ...] = ()
-
-
 class Execution(Protocol):
     """A path that is about to be continued. `links` and `evidence` explain how the session came to be what it is."""
 
@@ -314,7 +301,9 @@ class Execution(Protocol):
     async def interrupt(self) -> None:
         """End the answer where it is: `Completed` follows soon."""
 
-    async def keep(self, answered: Answered) -> KeptTurn: ...
+    async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
+        """What to store of it, with links beyond the exchange's; and where the records came from, and what the backend
+        itself was seen to leave out (`Evidence.records`, `notes`)."""
 
     async def release(self) -> None:
         """What was kept is committed, whatever happens here. The memory of the path may serve the next turn."""

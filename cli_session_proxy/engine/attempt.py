@@ -55,7 +55,7 @@ class Attempt:
     evidence: Evidence
     parent: Turn | None = None
     left_off: list[str] = field(default_factory=list)  # turns left off the path: their answers never arrived
-    takes: tuple[tuple[str, str], ...] | None = None  # see `TurnStart`
+    takes: tuple[tuple[str, str], ...] | None = None  # see `Store.begin`
     kept_system: str | None = None
     cutter: StopCutter | None = None  # if the request has stop sequences
     fallback: Fallback | None = None  # decided before this attempt

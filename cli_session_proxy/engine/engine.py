@@ -84,7 +84,7 @@ from .live import (
 from .mirroring import Mirroring
 from .ownership import Instances, Ownership, Unused
 from .passing import ORIGIN, Elsewhere, Passing
-from .placement import Placement
+from .placement import HOUR, Placement
 from .plan import PlanWatch
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
@@ -152,7 +152,6 @@ class Engine:
             is_gone=self._is_gone,
             was_left=self._was_left,
             clock=self._instances.now,
-            budgets=self.budgets.of,
         )
         self._recovery = Recovery(
             self.store, self.backend, self._instances, self._sandboxes, self.observers, self.budgets.of,
@@ -364,7 +363,7 @@ class Engine:
                     return answer
                 passed_over = found
                 continue
-            agent, new = found
+            agent, turn = found
             # One at a time per agent, so that the lane has the store's order even if the store writes concurrently.
             async with self._accepting.setdefault(agent.key, asyncio.Lock()):
                 place = self._lanes.take(agent.key)
@@ -383,14 +382,21 @@ class Engine:
                     if whole and self._lanes.waiting(agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
-                        new = replace(new, turn=replace(new.turn, limit_wait=wait), durable=new.durable or bool(wait))
-                    turn, state = await self.store.accept_next(new)
+                        turn = replace(turn, limit_wait=wait)
+                    turn, state = await self.store.accept(
+                        turn,
+                        idempotency_key=request.idempotency_key,
+                        idempotency_until=turn.created_at + self.settings.idempotency_hours * HOUR,
+                        replaces=None if passed_over is None else passed_over.id,
+                        durable=bool((request.call or {}).get("background")) or turn.limit_wait is not None,
+                        budgets=self.budgets.of(agent.owner, agent.agent_id),
+                    )
                 except KeyTaken:  # by the same request, sent twice at once: use that turn
                     self._lanes.give_up(place)
                     continue
                 except BudgetExceeded as exc:
                     self._lanes.give_up(place)
-                    self.budgets.refuse(exc, new.turn.created_at)
+                    self.budgets.refuse(exc, turn.created_at)
                     raise
                 except StoreUnavailable as exc:
                     self._lanes.give_up(place)
@@ -398,7 +404,7 @@ class Engine:
                         if not agent.named and await self.store.agent_by_key(agent.key) is None:
                             continue  # the agent was deleted meanwhile: place the request again
                     if exc.detail.get("in_doubt"):
-                        self._ends.never_ran(new.turn.id)
+                        self._ends.never_ran(turn.id)
                     raise not_run(exc) from exc
                 except BaseException:
                     self._lanes.give_up(place)

@@ -69,7 +69,7 @@ from ..errors import (
 )
 from ..git_memory.recall import Recall, recall
 from ..settings import Settings
-from ..stores.base import COMPOSED_FIELDS, AgentState, Commit, Home, Lease, PathChanged, Store, Taken, TurnStart
+from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, PathChanged, Store, Taken
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
@@ -408,24 +408,22 @@ class Executor:
         live.attempts.append(entry)
         attempt.asked = True
         await self.store.begin(
-            TurnStart(
-                attempt.lease,
-                replace(
-                    live.turn,
-                    parent_id=attempt.parent.id if attempt.parent else None,
-                    session_id=exchange.session_id,
-                    frame_uuid=job.frame_uuid,
-                    continuity=exchange.continuity,
-                    evidence=attempt.evidence,
-                    started_at=now,
-                    instance=self._instances.id,
-                ),
-                attempt=dict(entry),
-                system=attempt.kept_system,
-                left_off=tuple(attempt.left_off),
-                home=home,
-                takes=attempt.takes,
-            )
+            attempt.lease,
+            replace(
+                live.turn,
+                parent_id=attempt.parent.id if attempt.parent else None,
+                session_id=exchange.session_id,
+                frame_uuid=job.frame_uuid,
+                continuity=exchange.continuity,
+                evidence=attempt.evidence,
+                started_at=now,
+                instance=self._instances.id,
+            ),
+            dict(entry),
+            system=attempt.kept_system,
+            left_off=tuple(attempt.left_off),
+            home=home,
+            takes=attempt.takes,
         )
 
     async def is_awaited(self, turn: Turn) -> bool:
@@ -607,37 +605,30 @@ class Executor:
                 partial.add(len(answer))
             answer.append(block)
         output = tuple(answer)
-        kept = await exchange.keep(Answered(output, calls, stopped, frozenset(partial)))
+        kept, seen = await exchange.keep(Answered(output, calls, stopped, frozenset(partial)))
+        kept = replace(kept, links=(*exchange.links, *kept.links))
         status: Status = "requires_action" if called else "completed"
         stop_reason = ended_by or (end.stop_reason if isinstance(end, Completed) else "tool_use")
         sequence = hit or (end.stop_sequence if isinstance(end, Completed) else None)
         live.reached("committed")
-        commit = Commit(
-            lease=attempt.lease,
-            turn=replace(
-                attempt.answered(output),
-                status=status,
-                stop_reason=stop_reason,
-                stop_sequence=sequence,
-                usage=end.usage,
-                cost_usd=end.cost_usd,
-                attempts=attempt.ended(status, session_id=exchange.session_id),
-                delivery=live.delivery_if_left if live.abandoned else "pending",
-                evidence=replace(
-                    attempt.evidence,
-                    retries=tuple(attempt.retries) or attempt.evidence.retries,
-                    notes=(*attempt.evidence.notes, *kept.notes),
-                    records=kept.source,
-                    cache_miss=end.cache_miss if isinstance(end, Completed) else None,
-                ),
+        answered = replace(
+            attempt.answered(output),
+            status=status,
+            stop_reason=stop_reason,
+            stop_sequence=sequence,
+            usage=end.usage,
+            cost_usd=end.cost_usd,
+            attempts=attempt.ended(status, session_id=exchange.session_id),
+            delivery=live.delivery_if_left if live.abandoned else "pending",
+            evidence=replace(
+                attempt.evidence,
+                retries=tuple(attempt.retries) or attempt.evidence.retries,
+                notes=(*attempt.evidence.notes, *seen.notes),
+                records=seen.records,
+                cache_miss=end.cache_miss if isinstance(end, Completed) else None,
             ),
-            records=kept.records,
-            session=kept.session,
-            links=(*exchange.links, *kept.links),
-            move_head=attempt.agent.moves_head_to(turn),
-            budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
-        committed = await self._stored(commit)
+        committed = await self._stored(attempt, answered, kept)
         # The turn is committed: later errors are only logged, and its clients get their answer.
         attempt.committed = True
         delivery = committed.delivery
@@ -658,12 +649,12 @@ class Executor:
                 for event in answer_events(committed.output):
                     live.publish(event)
         finally:
-            self._finish(live, committed, commit.links)
+            self._finish(live, committed, kept.links)
             try:
                 await exchange.release()
             except Exception:
                 log.exception("not_released", turn_id=turn.id)
-        for link in commit.links:
+        for link in kept.links:
             if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
@@ -680,28 +671,20 @@ class Executor:
         if not any(str(block.get("text", "")).strip() for block in output):
             # A client cannot send an empty answer back in its history: give it words.
             added.append({"type": "text", "text": refusal.words})
-        commit = Commit(
-            lease=attempt.lease,
-            turn=replace(
-                attempt.answered((*output, *added)),
-                status="refused",
-                stop_reason="refusal",
-                stop_sequence=None,
-                usage=end.usage,
-                cost_usd=None,
-                delivery="pending",
-                attempts=attempt.ended("refused"),
-                evidence=replace(
-                    attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
-                ),
+        answered = replace(
+            attempt.answered((*output, *added)),
+            status="refused",
+            stop_reason="refusal",
+            stop_sequence=None,
+            usage=end.usage,
+            cost_usd=None,
+            delivery="pending",
+            attempts=attempt.ended("refused"),
+            evidence=replace(
+                attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
             ),
-            records=(),
-            session=None,
-            links=(),
-            move_head=False,
-            budgets=self._budgets(attempt.agent.owner, attempt.agent.agent_id),
         )
-        refused = await self._stored(commit)
+        refused = await self._stored(attempt, answered, None)
         attempt.used = None
         attempt.start()
         for event in answer_events(added if attempt.format is None else refused.output, live.next_block):
@@ -722,9 +705,11 @@ class Executor:
             count += 1
         return count
 
-    async def _stored(self, commit: Commit) -> Turn:
+    async def _stored(self, attempt: Attempt, turn: Turn, kept: KeptTurn | None) -> Turn:
+        moves_head = kept is not None and attempt.agent.moves_head_to(turn)
+        budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
         try:
-            return await self.store.commit(commit)
+            return await self.store.commit(attempt.lease, turn, kept, move_head=moves_head, budgets=budgets)
         except StoreUnavailable as exc:
             raise StoreUnavailable(
                 f"this turn was run, and its answer was not kept ({exc.message}); the conversation is as before: "

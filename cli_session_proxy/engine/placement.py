@@ -31,8 +31,7 @@ from ..domain.models import (
 )
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
-from ..stores.base import NewTurn, Store, WholeTurn
-from .budgets import BudgetsOf
+from ..stores.base import Store, WholeTurn
 from .fitting import RequestFitting
 
 # Seconds after a turn's end in which an equal request counts as a retry of it. Later it is a new turn. The SDKs retry
@@ -69,7 +68,6 @@ class Placement:
         is_gone: Callable[[str | None], Awaitable[bool]],
         was_left: Callable[[Turn], Awaitable[bool]],
         clock: Callable[[], float],
-        budgets: BudgetsOf = lambda _owner, _agent_id: (),
     ) -> None:
         self._store = store
         self._backend = backend
@@ -78,7 +76,6 @@ class Placement:
         self._hours = idempotency_hours
         self._is_gone = is_gone  # whether a proxy has ended or does not respond
         self._was_left = was_left  # whether all clients of a turn left without its answer
-        self._budgets = budgets
         self._clock = clock  # seconds since 1970, the same for all proxies of the store
 
     async def resolve(
@@ -88,7 +85,7 @@ class Placement:
         admit: Callable[[], None],
         passed_over: Turn | None = None,
         send_on: Callable[[Agent], Awaitable[None]] | None = None,
-    ) -> Turn | tuple[Agent, NewTurn]:
+    ) -> Turn | tuple[Agent, Turn]:
         """The existing turn that this request repeats, or a new turn to accept. The history of a new one is stored
         first.
 
@@ -116,11 +113,7 @@ class Placement:
             await send_on(agent)
         if imported:
             turn = replace(await self._store_history(agent, turn, imported, fitting), created_at=self._clock())
-        key = request.idempotency_key
-        until = turn.created_at + self._hours * HOUR if key else None
-        durable = bool((request.call or {}).get("background"))
-        budgets = self._budgets(agent.owner, agent.agent_id)
-        return agent, NewTurn(turn, key, until, None if earlier is None else earlier.id, durable, budgets)
+        return agent, turn
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Turn, tuple[Message, ...]]:
         """Decide which turn of which agent the request continues. Returns the agent, the new turn, and the exchanges of

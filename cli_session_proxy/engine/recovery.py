@@ -16,12 +16,12 @@ from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 
 from .. import logs
-from ..backends.base import Backend, KeptTurn
+from ..backends.base import Backend
 from ..domain import lineage
 from ..domain.models import FINISHED, Agent, Turn
 from ..errors import StoreUnavailable
 from ..sandbox import Sandboxes
-from ..stores.base import Commit, Lease, Store
+from ..stores.base import KeptTurn, Lease, Store
 from ..tasks import survived
 from .budgets import BudgetsOf
 from .live import Observer, Requested, with_end
@@ -196,9 +196,9 @@ class Recovery:
     async def _completed(self, agent: Agent, lease: Lease, turn: Turn, kept: KeptTurn) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
         now = self._instances.now()
-        commit = Commit(
-            lease=lease,
-            turn=replace(
+        settled = await self._store.commit(
+            lease,
+            replace(
                 lineage.answered(turn, parent, turn.output),
                 status="completed",
                 cost_usd=None,
@@ -209,16 +209,13 @@ class Recovery:
                 backend=self._backend.name,
                 evidence=replace(turn.evidence, settled=True),
             ),
-            records=kept.records,
-            session=kept.session,
-            links=kept.links,
+            kept,
             move_head=agent.moves_head_to(turn),
             budgets=self._budgets(agent.owner, agent.agent_id),
         )
-        settled = await self._store.commit(commit)
         requested = Requested(agent.owner, agent.agent_id, turn.created_at)
         for observer in self._observers:
-            observer.turn_ended(settled, commit.links, requested, now)
+            observer.turn_ended(settled, kept.links, requested, now)
         log.info("settled", turn_id=turn.id, session_id=kept.session.id)
 
     async def _found(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:

@@ -137,18 +137,6 @@ class HeldLease:
 
 
 @dataclass(frozen=True, slots=True)
-class NewTurn:
-    """A turn to accept durably, `queued`. Its `seq` is given by the store: the last in the order of acceptance."""
-
-    turn: Turn
-    idempotency_key: str | None = None
-    idempotency_until: float | None = None
-    replaces: str | None = None  # the turn that gives its idempotency key up to this one
-    durable: bool = False  # on the disk before its acceptance is told: the client hears of it before it ends
-    budgets: tuple[Budget, ...] = ()  # whose limits hold for it
-
-
-@dataclass(frozen=True, slots=True)
 class WholeTurn:
     """A finished turn with its transcript records: a client's history, an adopted session, a chain from another store.
 
@@ -204,48 +192,22 @@ class Taken:
     lines: int
 
 
-@dataclass(frozen=True, slots=True)
-class TurnStart:
-    """The journal entry, written before the frame is sent: what runs, where, as which attempt.
-
-    Of `turn` the store takes `BEGIN_FIELDS`; where its messages are composed only now (`TurnRequest.compose`), it also
-    takes `COMPOSED_FIELDS`, and `takes`: hand-written items, each with the turn that it is part of.
-    `left_off`: turns before the parent that are left off the path, because their answers never arrived.
-    """
-
-    lease: Lease
-    turn: Turn
-    attempt: JSON
-    system: str | None = None  # taken over from the parent; None leaves the turn's own
-    left_off: tuple[str, ...] = ()
-    home: Home | None = None  # where its tools leave their files from now on; None: as before
-    takes: tuple[tuple[str, str], ...] | None = None  # None: it says what was accepted
-
-
 # The fields of a turn that its beginning decides, and those that say what is asked.
 BEGIN_FIELDS = ("parent_id", "session_id", "frame_uuid", "continuity", "evidence", "started_at", "instance")
 COMPOSED_FIELDS = ("input", "system", "placed", "options", "call")
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
-    """Everything that a finished turn changes, committed at once: the turn itself, records, session, links, head.
+class KeptTurn:
+    """What a turn leaves beside its answer: the session that ends at it, what it added to the transcript, and the links
+    that explain both."""
 
-    Of `turn` the store takes what its end decides (`ENDED`). One that is `completed` or `requires_action` becomes the
-    head (`move_head`). One that is `refused` has an answer and is on no path: it has no session and no records, and the
-    head stays.
-    """
-
-    lease: Lease
-    turn: Turn
     records: tuple[Record, ...]
-    session: Session | None
-    links: tuple[Link, ...]
-    move_head: bool = True
-    budgets: tuple[Budget, ...] = ()  # whose spending it counts as
+    session: Session
+    links: tuple[Link, ...] = ()
 
 
-# The fields of a turn that its end decides; `session_id` follows from `Commit.session`.
+# The fields of a turn that its end decides; `session_id` follows from `KeptTurn.session`.
 ENDED = (
     "status", "output", "stop_reason", "stop_sequence", "usage", "cost_usd", "tools", "timings", "attempts",
     "path_hash", "depth", "delivery", "finished_at", "evidence", "backend", "answered_by", "fallback",
@@ -482,22 +444,45 @@ class Turns(Protocol):
         """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
         the agent."""
 
-    async def accept(self, new: NewTurn) -> Turn:
-        """Store a queued turn. With an idempotency key already taken by another turn: `KeyTaken`.
+    async def accept(
+        self,
+        turn: Turn,
+        *,
+        idempotency_key: str | None = None,
+        idempotency_until: float | None = None,
+        replaces: str | None = None,
+        durable: bool = False,
+        budgets: Sequence[Budget] = (),
+    ) -> tuple[Turn, AgentState | None]:
+        """Store a queued turn. Returns it with its `seq`, the last in the order of acceptance, and the agent's state as
+        `agent_state` returns it, for a turn that may run next. The state may be None: then read it separately.
+
+        With an idempotency key already taken by another turn, unless by the one that it `replaces`: `KeyTaken`.
 
         With budgets its request is counted in the same transaction; over a limit: `BudgetExceeded`, and nothing is
         counted. Of turns that several proxies accept at once each is counted before the next one is looked at.
 
-        It survives the end of this process at once; a power cut too where it is `durable`, else a moment later, and
-        at the latest when it begins.
+        It survives the end of this process at once; a power cut too where it is `durable` (its client hears of it
+        before it ends), else a moment later, and at the latest when it begins.
         """
 
-    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
-        """`accept`, and the agent's state as `agent_state` returns it, for a turn that may run next. The state may be
-        None: then read it separately."""
+    async def begin(
+        self,
+        lease: Lease,
+        turn: Turn,
+        attempt: JSON,
+        *,
+        system: str | None = None,
+        left_off: Sequence[str] = (),
+        home: Home | None = None,
+        takes: Sequence[tuple[str, str]] | None = None,
+    ) -> None:
+        """Journal: status `running`. Called before the frame is sent; again for each new `attempt`.
 
-    async def begin(self, begun: TurnStart) -> None:
-        """Journal: status `running`. Called before the frame is sent; again for each new attempt.
+        Of `turn` the store takes `BEGIN_FIELDS`. Where its messages are composed only now (`TurnRequest.compose`), it
+        also takes `COMPOSED_FIELDS`, and `takes`: hand-written items, each with the turn that it is part of. `system`:
+        taken over from the parent; None leaves the turn's own. `left_off`: turns before the parent that are left off
+        the path, because their answers never arrived. `home`: where its tools leave their files from now on.
 
         `PathChanged` where the answer of a turn in `left_off` was claimed meanwhile, or an item that it takes is gone;
         `StoreUnavailable` where a server has lost the turn. It survives the end of this process and of a server at
@@ -507,9 +492,16 @@ class Turns(Protocol):
     async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
         """Replace a running turn's evidence. It is on the disk when this returns."""
 
-    async def commit(self, commit: Commit) -> Turn:
+    async def commit(
+        self, lease: Lease, turn: Turn, kept: KeptTurn | None, *, move_head: bool = True, budgets: Sequence[Budget] = ()
+    ) -> Turn:
         """Store everything that a finished turn changes, its spending included, in one transaction. Returns the turn as
-        stored."""
+        stored.
+
+        Of `turn` the store takes what its end decides (`ENDED`). One that is `completed` or `requires_action` becomes
+        the head (`move_head`). One that is `refused` has an answer and is on no path: nothing of it is `kept`, and the
+        head stays.
+        """
 
     async def fail(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 
 from cli_session_proxy.domain.models import ONCE, Agent, Item, Link, Record, Session
 from cli_session_proxy.domain.searching import Search
@@ -17,6 +16,7 @@ from .samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -42,15 +42,15 @@ async def owners_never_meet(factory: StoreFactory) -> None:
         mine = await an_agent(store, "same", "me", named=False)
         theirs = await an_agent(store, "same", "them", named=False)
         assert mine.key != theirs.key
-        await store.accept(a_turn(theirs, "t1", fingerprint="f", idempotency_key="k", idempotency_until=99.0))
-        await store.commit(a_commit(await turn_of(store, "t1"), theirs, path_hash="h"))
+        await accepted(store, a_turn(theirs, "t1", fingerprint="f", idempotency_key="k", idempotency_until=99.0))
+        await store.commit(**a_commit(await turn_of(store, "t1"), theirs, path_hash="h"))
         assert await store.turn_by_key("me", "k", 20.0) is None
         assert (await store.arrival("me", "f", None))[0] is None
         assert await store.deepest("me", ["h"]) is None
         assert await store.deepest("me", ["h"], theirs.key) is None
         assert (await store.deepest("them", ["h"]) or mine) == await turn_of(store, "t1")
         assert [row.agent.key for row in await gathered(store.summaries("me"))] == [mine.key]
-        own = await store.accept(a_turn(mine, "t2", idempotency_key="k", idempotency_until=99.0))
+        own = await accepted(store, a_turn(mine, "t2", idempotency_key="k", idempotency_until=99.0))
         found = await store.turn_by_key("me", "k", 20.0)
         assert found is not None
         assert found.id == own.id
@@ -84,7 +84,7 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         idle, busy = await an_agent(store, "idle"), await an_agent(store, "busy")
         await complete(store, busy, "t1", links=(Link("s1", "s1", "t1", "rebuilt", {}, 1.0),))
-        accepted = await store.accept(a_turn(busy, "t2", at=30.0))
+        turn = await accepted(store, a_turn(busy, "t2", at=30.0))
         first, second = await gathered(store.summaries())
         assert (first.agent.key, second.agent.key) == (busy.key, idle.key)
         assert (first.turns, first.sessions, first.repairs, first.state) == (2, 1, 1, "queued")
@@ -93,8 +93,8 @@ async def summaries_come_last_active_first(factory: StoreFactory) -> None:
         assert (second.turns, second.state, second.bytes) == (0, None, 0)
         assert [agent.key for agent in await store.expired_agents(Expiry(30.0))] == [idle.key]
         assert {agent.key for agent in await store.expired_agents(Expiry(31.0))} == {idle.key, busy.key}
-        await store.begin(a_begin(accepted))
-        await store.accept(a_turn(busy, "t3", at=31.0))  # waits behind it
+        await store.begin(**a_begin(turn))
+        await accepted(store, a_turn(busy, "t3", at=31.0))  # waits behind it
         assert [row.state for row in await gathered(store.summaries())] == ["running", None]
 
 
@@ -108,16 +108,16 @@ async def a_version_is_another_one_after_each_change_of_the_chain(factory: Store
             assert not await store.delete_agent(agent.key, Expiry(100.0, version=seen[-1]))
             seen.append(await store.version(agent.key))
 
-        accepted = await store.accept(a_turn(agent, "t1", at=10.0))
+        turn = await accepted(store, a_turn(agent, "t1", at=10.0))
         await changed()
-        await store.begin(a_begin(accepted))
+        await store.begin(**a_begin(turn))
         await changed()
-        await store.commit(a_commit(accepted, agent, "t1", finished_at=10.0))
+        await store.commit(**a_commit(turn, agent, "t1", finished_at=10.0))
         await changed()
         await store.set_delivery("t1", "delivered")
         await changed()
         # of the same moment
-        await store.accept(a_turn(agent, "t2", "t1", at=10.0))
+        await accepted(store, a_turn(agent, "t2", "t1", at=10.0))
         await changed()
         await store.fail("t2", "cancelled", {}, [], {}, 10.0)
         await changed()
@@ -141,11 +141,11 @@ async def one_shots_are_told_apart_from_what_a_client_may_come_back_for(factory:
             kept[name] = await an_agent(store, name, named=name == "named")
             at = 50.0 if name == "late" else 10.0
             call = {"wire": "responses", "store": True} if name == "stored" else None
-            accepted = await store.accept(a_turn(kept[name], f"{name}1", at=at, call=call))
+            turn = await accepted(store, a_turn(kept[name], f"{name}1", at=at, call=call))
             if name != "open":
-                await store.begin(a_begin(accepted))
-                await store.commit(a_commit(accepted, kept[name], name, finished_at=at))
-        await store.accept(a_turn(kept["longer"], "longer2", "longer1", at=10.0))
+                await store.begin(**a_begin(turn))
+                await store.commit(**a_commit(turn, kept[name], name, finished_at=at))
+        await accepted(store, a_turn(kept["longer"], "longer2", "longer1", at=10.0))
         await store.annotate(kept["talking"].key, {})
         shot, late = kept["shot"], kept["late"]
         assert [one.key for one in await store.expired_agents(Expiry(one_shots=40.0))] == [shot.key]
@@ -164,9 +164,9 @@ async def of_what_is_forgotten_cost_and_count_are_left(factory: StoreFactory) ->
     async with opened(factory) as store:
         for name, at in (("one", 7250.0), ("two", 7300.0), ("later", 11000.0)):
             agent = await an_agent(store, name, named=False)
-            accepted = await store.accept(a_turn(agent, f"{name}1", at=at))
-            await store.begin(a_begin(accepted))
-            await store.commit(a_commit(accepted, agent, name, finished_at=at))
+            turn = await accepted(store, a_turn(agent, f"{name}1", at=at))
+            await store.begin(**a_begin(turn))
+            await store.commit(**a_commit(turn, agent, name, finished_at=at))
             assert not await store.delete_agent(agent.key, Expiry(one_shots=at))
             assert await store.delete_agent(agent.key, Expiry(one_shots=at + 1))
         await store.delete_agent((await an_agent(store, "gone", named=False)).key)
@@ -183,8 +183,8 @@ async def nobody_goes_on_from_an_agent_that_is_asked_once(factory: StoreFactory)
     async with opened(factory) as store:
         for name in (f"{ONCE}_1", "auto_1"):
             agent = await an_agent(store, name, named=False)
-            accepted = await store.accept(a_turn(agent, f"{name}t"))
-            await store.commit(a_commit(accepted, agent, name, path_hash=name))
+            turn = await accepted(store, a_turn(agent, f"{name}t"))
+            await store.commit(**a_commit(turn, agent, name, path_hash=name))
         assert await store.deepest("local", [f"{ONCE}_1"]) is None
         assert await store.deepest("local", ["auto_1"]) is not None
 
@@ -194,18 +194,17 @@ async def totals_are_what_a_sum_of_the_turns_would_be(factory: StoreFactory) -> 
         agent = await an_agent(store)
         await complete(store, agent, "t1", links=(Link("s1", "s1", "t1", "rebuilt", {}, 1.0),))
         for number, status in enumerate(("failed", "cancelled"), 2):
-            await store.accept(a_turn(agent, f"t{number}", "t1"))
+            await accepted(store, a_turn(agent, f"t{number}", "t1"))
             await store.fail(f"t{number}", status, {"code": "x"}, (), {}, 9.0)  # type: ignore[arg-type]  # its statuses
-        refused = await store.accept(a_turn(agent, "t4", "t1"))
-        done = a_commit(refused, agent, status="refused", records=(), move_head=False)
-        await store.commit(replace(done, session=None))
+        refused = await accepted(store, a_turn(agent, "t4", "t1"))
+        await store.commit(**a_commit(refused, agent, status="refused"))
         await store.import_turns(imported_turns(agent, 3, renamed="x"))
         (before,) = await gathered(store.summaries())
         assert (before.turns, before.failures, before.cost_usd, before.sessions, before.repairs) == (7, 2, 0.5, 1, 1)
         # a turn that failed is run again, and its path is left by a rewind
         again = await store.requeue("t2", None)
-        await store.begin(a_begin(again))
-        await store.commit(a_commit(again, agent, "s2", links=(Link("s1", "s2", "t2", "branched", {}, 1.0),)))
+        await store.begin(**a_begin(again))
+        await store.commit(**a_commit(again, agent, "s2", links=(Link("s1", "s2", "t2", "branched", {}, 1.0),)))
         await store.rewind(a_lease(agent.key), "t1")
         (after,) = await gathered(store.summaries())
         assert (after.turns, after.failures, after.cost_usd, after.sessions, after.repairs) == (7, 1, 0.75, 2, 1)
@@ -225,7 +224,7 @@ async def deleting_an_agent_leaves_the_others_whole(factory: StoreFactory) -> No
         gone, kept = await an_agent(store, "gone"), await an_agent(store, "kept")
         await complete(store, gone, "t1", output=(source,), links=(Link(None, "s1", "t1", "started", {}, 1.0),))
         await complete(store, gone, "t2", "t1")
-        await store.accept(a_turn(gone, "t3", idempotency_key="k", idempotency_until=99.0))
+        await accepted(store, a_turn(gone, "t3", idempotency_key="k", idempotency_until=99.0))
         stays = await complete(store, kept, "t4", session="s2", output=(source,))
         await store.delete_agent(gone.key)
         assert await store.agent("local", "gone") is None

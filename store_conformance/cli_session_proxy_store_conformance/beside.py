@@ -21,7 +21,7 @@ from cli_session_proxy.domain.models import (
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.stores.base import ChainPart, NewChain, PathChanged, WholeTurn
 
-from .samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, gathered, opened, raised, turn_of
+from .samples import StoreFactory, a_begin, a_commit, a_turn, accepted, an_agent, gathered, opened, raised, turn_of
 
 
 async def items_are_off_the_path_unless_the_latest_turn_that_began_with_them_is_on_it(factory: StoreFactory) -> None:
@@ -31,25 +31,25 @@ async def items_are_off_the_path_unless_the_latest_turn_that_began_with_them_is_
         await store.add_items(agent.key, items)
         assert await store.items_off(agent.key, None) == items
         assert await store.items(other.key) == []
-        turn = await store.accept(a_turn(agent, "t1", call={"store": True}))
+        turn = await accepted(store, a_turn(agent, "t1", call={"store": True}))
         said: dict[str, Any] = {
             "input": (Message.user("more"),), "placed": Placed("head", messages=2), "call": {"b": 2},
             "options": TurnOptions(metadata={"a": 1}),
         }  # fmt: skip
         begun = a_begin(replace(turn, system="s"), takes=(("i1", "t1"),), **said)
-        await store.begin(begun)
+        await store.begin(**begun)
         now = await turn_of(store, "t1")
         assert now.system == "s"
         assert {name: getattr(now, name) for name in said} == said
         assert [item.turn_id for item in await store.items(agent.key)] == ["t1", None, None]
         assert [item.id for item in await store.items_off(agent.key, None)] == ["i1", "i2", "i3"]
         assert [item.id for item in await store.items_off(agent.key, "t1")] == ["i2", "i3"]
-        await store.commit(a_commit(turn, agent))
-        second = await store.accept(a_turn(agent, "t2", "t1"))
+        await store.commit(**a_commit(turn, agent))
+        second = await accepted(store, a_turn(agent, "t2", "t1"))
         gone = a_begin(second, takes=(("i2", "t2"), ("i9", "t2")), **said)
-        assert isinstance(await raised(store.begin(gone)), PathChanged)
+        assert isinstance(await raised(store.begin(**gone)), PathChanged)
         assert (await turn_of(store, "t2")).status == "queued"
-        await store.begin(a_begin(second, takes=(("i2", "t2"),), **said))
+        await store.begin(**a_begin(second, takes=(("i2", "t2"),), **said))
         assert [item.id for item in await store.items_off(agent.key, "t2")] == ["i3"]
         assert [item.id for item in await store.items_off(agent.key, "t1")] == ["i2", "i3"]
         await store.delete_agent(agent.key)
@@ -60,8 +60,8 @@ async def items_are_taken_out_by_several_at_once_and_notes_are_apart_from_that(f
     async with opened(factory) as store, opened(factory) as second:
         agent, other = await an_agent(store), await an_agent(store, "b")
         await store.add_items(agent.key, [Item("i1", {"id": "i1"}), Item("i2", {"id": "i2"})])
-        turn = await store.accept(a_turn(agent, "t1"))
-        await store.begin(a_begin(turn, takes=(("i1", "t1"),)))
+        turn = await accepted(store, a_turn(agent, "t1"))
+        await store.begin(**a_begin(turn, takes=(("i1", "t1"),)))
         ids = [f'm{number} "\\é' for number in range(8)]
         both = (store, second)
         await asyncio.gather(*(both[at % 2].take_out(agent.key, item_id) for at, item_id in enumerate([*ids, "i1"])))

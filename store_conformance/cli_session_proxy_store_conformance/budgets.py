@@ -11,7 +11,7 @@ from cli_session_proxy.domain.models import Turn, Usage
 from cli_session_proxy.errors import BudgetExceeded
 from cli_session_proxy.stores.base import KeyTaken, Store
 
-from .samples import StoreFactory, a_begin, a_commit, a_turn, an_agent, opened, raised
+from .samples import StoreFactory, a_begin, a_commit, a_turn, accepted, an_agent, opened, raised
 
 # A moment in the middle of a minute, a day and a month: 2026-11-24 12:00:30 UTC.
 NOON = 1_795_521_630.0
@@ -22,15 +22,15 @@ A_DOLLAR = (budget_of("local", None, [Limit("usd", "day", 1.0)]),)
 async def _accepted(store: Store, agent: str, id: str, of: tuple[Budget, ...], at: float = NOON) -> Turn:
     found = await store.agent("local", agent)
     assert found is not None
-    return await store.accept(a_turn(found, id, at=at, budgets=of))
+    return await accepted(store, a_turn(found, id, at=at, budgets=of))
 
 
 async def _answered(store: Store, turn: Turn, of: tuple[Budget, ...], cost: float, at: float = NOON) -> None:
     agent = await store.agent_by_key(turn.agent_key)
     assert agent is not None
-    await store.begin(a_begin(turn, f"s-{turn.id}"))
+    await store.begin(**a_begin(turn, f"s-{turn.id}"))
     done = a_commit(turn, agent, f"s-{turn.id}", cost_usd=cost, finished_at=at, budgets=of, usage=Usage(5, 7, 11, 13))
-    await store.commit(done)
+    await store.commit(**done)
 
 
 async def _spent(store: Store, account: str | None = None) -> list[Spent]:
@@ -147,8 +147,8 @@ async def a_key_that_is_taken_counts_no_request(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         told: dict[str, Any] = {"budgets": THREE_REQUESTS, "idempotency_key": "k", "idempotency_until": NOON + 99.0}
-        await store.accept(a_turn(agent, "t1", at=NOON, **told))
-        assert isinstance(await raised(store.accept(a_turn(agent, "t2", at=NOON, **told))), KeyTaken)
+        await accepted(store, a_turn(agent, "t1", at=NOON, **told))
+        assert isinstance(await raised(accepted(store, a_turn(agent, "t2", at=NOON, **told))), KeyTaken)
         assert [row.requests for row in await _spent(store)] == [1]
 
 

@@ -17,6 +17,7 @@ from .samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     follows,
@@ -118,12 +119,12 @@ async def a_holder_that_is_known_to_have_ended_is_replaced_at_once(factory: Stor
 async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1"))
-        await store.begin(a_begin(turn))
+        turn = await accepted(store, a_turn(agent, "t1"))
+        await store.begin(**a_begin(turn))
         running = await turn_of(store, "t1")
         now = await granted(store, agent, OTHER, dead=("holder",))
-        assert isinstance(await raised(store.begin(a_begin(turn))), LeaseLost)
-        assert isinstance(await raised(store.commit(a_commit(turn, agent))), LeaseLost)
+        assert isinstance(await raised(store.begin(**a_begin(turn))), LeaseLost)
+        assert isinstance(await raised(store.commit(**a_commit(turn, agent))), LeaseLost)
         ended = store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0, lease=a_lease(agent.key))
         assert isinstance(await raised(ended), LeaseLost)
         theirs = imported_turns(agent, 1)
@@ -134,17 +135,17 @@ async def a_stale_holder_writes_nothing(factory: StoreFactory) -> None:
         assert [one.id for one in await gathered(store.turns(agent.key))] == ["t1"]
         await store.release(a_lease(agent.key))  # not its own any more
         assert [held.lease for held in await store.renew(OTHER)] == [now]
-        done = await store.commit(a_commit(turn, agent, lease=now))
+        done = await store.commit(**a_commit(turn, agent, lease=now))
         assert done.status == "completed"
 
 
 async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1"))
+        turn = await accepted(store, a_turn(agent, "t1"))
         assert (await store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)).status == "cancelled"
         await store.requeue(turn.id, "holder")
-        await store.begin(a_begin(turn))
+        await store.begin(**a_begin(turn))
         assert await raised(store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0)) is not None
         assert (await turn_of(store, "t1")).status == "running"
 
@@ -152,7 +153,7 @@ async def a_running_turn_is_ended_only_under_a_lease(factory: StoreFactory) -> N
 async def a_turn_that_another_proxy_took_is_not_ended_by_the_former_one(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1", instance="holder"))
+        turn = await accepted(store, a_turn(agent, "t1", instance="holder"))
         ended = await store.fail("t1", "cancelled", {"code": "x"}, (), {}, 20.0, instance="holder")
         assert ended.status == "cancelled"
         await store.requeue(turn.id, "other")
@@ -187,9 +188,9 @@ async def where_an_agents_files_are_is_known_from_its_last_turn_that_left_some(f
     async with opened(factory) as store:
         agent = await an_agent(store)
         for name, at in (("t1", home), ("t2", None)):
-            turn = await store.accept(a_turn(agent, name))
-            await store.begin(replace(a_begin(turn), home=at))
-            await store.commit(a_commit(turn, agent, session=f"s-{name}"))
+            turn = await accepted(store, a_turn(agent, name))
+            await store.begin(**a_begin(turn, home=at))
+            await store.commit(**a_commit(turn, agent, session=f"s-{name}"))
         await store.release(a_lease(agent.key))
         await store.resign(HOLDER.id)
     async with opened(factory) as store:
@@ -202,7 +203,7 @@ async def a_turn_that_another_proxy_wants_to_end_is_known_until_it_has(factory: 
     async with opened(factory) as store:
         agent = await an_agent(store)
         for name in ("t1", "t2"):
-            await store.accept(a_turn(agent, name))
+            await accepted(store, a_turn(agent, name))
         for _ in range(2):
             await store.cancel("t1", "holder", "client")
         await store.cancel("t2", "other", "operator")
@@ -268,11 +269,11 @@ async def an_answer_that_a_turn_continues_has_arrived(factory: StoreFactory) -> 
     async with opened(factory) as store:
         agent = await an_agent(store)
         await complete(store, agent, "t1")
-        child = await store.accept(a_turn(agent, "t2", "t1"))
-        await store.begin(a_begin(child))
+        child = await accepted(store, a_turn(agent, "t2", "t1"))
+        await store.begin(**a_begin(child))
         await store.set_delivery("t1", "undelivered")
         assert (await turn_of(store, "t1")).delivery == "pending"
-        await store.commit(a_commit(child, agent))
+        await store.commit(**a_commit(child, agent))
         await store.set_delivery("t1", "undelivered")
         assert (await turn_of(store, "t1")).delivery == "pending"
 
@@ -294,11 +295,11 @@ async def an_undelivered_answer_is_claimed_while_the_conversation_can_go_on_from
         agent = await an_agent(store)
         await complete(store, agent, "t1")
         await store.set_delivery("t1", "undelivered")
-        waiting = await store.accept(a_turn(agent, "t2", placed=Placed("head")))
+        waiting = await accepted(store, a_turn(agent, "t2", placed=Placed("head")))
         assert await store.claim("t1", "b")
         assert (await turn_of(store, "t1")).delivery == "pending"
         await store.set_delivery("t1", "undelivered")
-        await store.begin(a_begin(waiting, left_off=("t1",)))
+        await store.begin(**a_begin(waiting, left_off=("t1",)))
         assert not await store.claim("t1", "b")  # a turn that runs has begun without it
 
 
@@ -307,25 +308,25 @@ async def a_turn_does_not_begin_without_an_answer_that_was_claimed_meanwhile(fac
         agent = await an_agent(store)
         await complete(store, agent, "t1")
         await store.set_delivery("t1", "undelivered")
-        turn = await store.accept(a_turn(agent, "t2", placed=Placed("head")))
+        turn = await accepted(store, a_turn(agent, "t2", placed=Placed("head")))
         assert await store.claim("t1", "b")
-        assert isinstance(await raised(store.begin(a_begin(turn, left_off=("t1",)))), PathChanged)
+        assert isinstance(await raised(store.begin(**a_begin(turn, left_off=("t1",)))), PathChanged)
         assert (await turn_of(store, "t2")).status == "queued"
 
 
 async def a_begin_that_is_refused_leaves_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, other = await an_agent(store), await an_agent(store, "b")
-        turn = await store.accept(a_turn(agent, "t1"))
+        turn = await accepted(store, a_turn(agent, "t1"))
         home = Home("host", "http://there")
         stale = replace(a_lease(agent.key), epoch=a_lease(agent.key).epoch - 1)
-        assert isinstance(await raised(store.begin(a_begin(turn, lease=stale, home=home))), LeaseLost)
-        assert isinstance(await raised(store.begin(a_begin(turn, lease=a_lease(other.key), home=home))), ValueError)
+        assert isinstance(await raised(store.begin(**a_begin(turn, lease=stale, home=home))), LeaseLost)
+        assert isinstance(await raised(store.begin(**a_begin(turn, lease=a_lease(other.key), home=home))), ValueError)
         assert await store.turn("t1") == turn
         assert (await store.whereabouts(agent.key)).home is None
         await complete(store, agent, "t2")
         done = await turn_of(store, "t2")
-        assert await raised(store.begin(a_begin(done, frame_uuid="again", home=home))) is not None
+        assert await raised(store.begin(**a_begin(done, frame_uuid="again", home=home))) is not None
         assert await store.turn("t2") == done
         assert (await store.whereabouts(agent.key)).home is None
         assert await store.own_frames(agent.key, ["frame-t1", "frame-t2", "again"]) == {"frame-t2"}

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from cli_session_proxy.domain.models import Agent, Link, Message, Record, Session
 from cli_session_proxy.stores.base import ChainPart, MirrorKey, NewChain, Store, Taken
 
-from .samples import AWKWARD, StoreFactory, a_finished_turn, a_lease, a_turn, an_agent, opened
+from .samples import AWKWARD, StoreFactory, a_finished_turn, a_lease, a_turn, accepted, an_agent, opened
 
 SESSION_ID = "00000000-0000-4000-8000-000000000001"
 KEY = MirrorKey("project", SESSION_ID)
@@ -86,4 +86,4 @@ async def a_chain_that_takes_the_name_of_an_empty_agent_has_its_mirrors(factory:
 
         agent = await store.import_chain(NewChain("local", "a", "a", True, 1.0, 2.0, lambda: None), parts())
         assert await _lines(store, agent) == [_line("one").line]
-        assert (await store.accept(a_turn(agent, "t1"))).agent_key == agent.key
+        assert (await accepted(store, a_turn(agent, "t1"))).agent_key == agent.key

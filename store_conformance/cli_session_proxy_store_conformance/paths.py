@@ -14,6 +14,7 @@ from .samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -28,10 +29,14 @@ async def acceptance_is_one_order_for_all(factory: StoreFactory) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await an_agent(one)
         turns = await asyncio.gather(
-            *(store.accept(a_turn(agent, f"{name}{n}")) for n in range(20) for name, store in (("x", one), ("y", two)))
+            *(
+                accepted(store, a_turn(agent, f"{name}{n}"))
+                for n in range(20)
+                for name, store in (("x", one), ("y", two))
+            )
         )
         assert len({turn.seq for turn in turns}) == 40
-        last = await one.accept(a_turn(agent, "last"))
+        last = await accepted(one, a_turn(agent, "last"))
         assert last.seq > max(turn.seq for turn in turns)
         streamed = [turn.seq for turn in await gathered(two.turns(agent.key))]
         assert streamed == sorted(streamed)
@@ -40,7 +45,7 @@ async def acceptance_is_one_order_for_all(factory: StoreFactory) -> None:
         await two.delete_agent(agent.key)
         reborn = await an_agent(one)
         assert reborn.key != agent.key
-        assert (await one.accept(a_turn(reborn, "first"))).seq > last.seq
+        assert (await accepted(one, a_turn(reborn, "first"))).seq > last.seq
 
 
 async def long_chains_stream_whole(factory: StoreFactory) -> None:
@@ -157,7 +162,7 @@ async def facts_are_the_newest_turns_of_one_owner(factory: StoreFactory) -> None
         first = await complete(store, agent, "t1")
         await complete(store, agent, "t2", "t1", links=(Link("s", "s", "t2", "rebuilt", {}, 1.0),))
         error = {"code": "overloaded", "message": "busy"}
-        await store.accept(a_turn(agent, "t3"))
+        await accepted(store, a_turn(agent, "t3"))
         await store.fail("t3", "cancelled", error, [], {}, 9.0)
         found = await store.facts(agent.owner, since=0.0, limit=10)
         assert [(one.id, one.status, one.repairs, one.code) for one in found] == [

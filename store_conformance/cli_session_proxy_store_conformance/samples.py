@@ -11,14 +11,12 @@ from typing import Any, TypeVar
 from cli_session_proxy.domain.evidence import NOTHING, Evidence
 from cli_session_proxy.domain.models import Agent, Block, FileMark, Message, Record, Session, Turn, Usage
 from cli_session_proxy.stores.base import (
-    Commit,
     Granted,
+    KeptTurn,
     Lease,
     LeaseHeld,
-    NewTurn,
     Proxy,
     Store,
-    TurnStart,
     WholeTurn,
 )
 
@@ -79,48 +77,56 @@ def a_lease(agent_key: int) -> Lease:
     return _held[agent_key]
 
 
-def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> NewTurn:
-    """`more`: fields of the turn, or of what is told beside it."""
-    beside = {name: more.pop(name) for name in NewTurn.__slots__ if name in more}
+def a_turn(agent: Agent, id: str, parent: str | None = None, at: float = 10.0, **more: Any) -> dict[str, Any]:
+    """What `Store.accept` takes. `more`: fields of the turn, or what is told beside it."""
+    beside = {name: more.pop(name) for name in more.keys() - Turn.__slots__}
     values = {"model": "sonnet", "input": (Message.user(f"ask {id}"),), "created_at": at, **more}
-    return NewTurn(Turn(id=id, seq=0, agent_key=agent.key, parent_id=parent, status="queued", **values), **beside)
+    turn = Turn(id=id, seq=0, agent_key=agent.key, parent_id=parent, status="queued", **values)
+    return {"turn": turn, **beside}
+
+
+async def accepted(store: Store, new: dict[str, Any]) -> Turn:
+    turn, _ = await store.accept(**new)
+    return turn
 
 
 def a_session(agent: Agent, id: str, tip: str | None, at: float = 11.0) -> Session:
     return Session(id, agent.key, tip, f"/t/{id}.jsonl", "2.1.0", at, FileMark(1, 2, 3, 4, "ab", "leaf"))
 
 
-def a_begin(turn: Turn, session: str = "s1", **more: Any) -> TurnStart:
-    """`more`: fields of the step, or of the turn as it begins."""
+def a_begin(turn: Turn, session: str = "s1", **more: Any) -> dict[str, Any]:
+    """What `Store.begin` takes. `more`: fields of the turn as it begins, or what is told beside it (its `system`)."""
     beside: dict[str, Any] = {"lease": more.get("lease") or a_lease(turn.agent_key), "attempt": {"n": 1}}
-    beside |= {name: more.pop(name) for name in TurnStart.__slots__ if name in more and name != "turn"}
+    beside |= {name: more.pop(name) for name in (more.keys() - Turn.__slots__) | (more.keys() & {"system"})}
     values: dict[str, Any] = {
         "session_id": session, "frame_uuid": f"frame-{turn.id}", "continuity": "warm",
         "evidence": Evidence(sandbox="/x"), "started_at": 12.0,
     }  # fmt: skip
-    return TurnStart(turn=replace(turn, **{**values, **more}), **beside)
+    return {"turn": replace(turn, **{**values, **more}), **beside}
 
 
-def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> Commit:
-    """`more`: fields of the commit, or of the turn as it ended."""
-    beside: dict[str, Any] = {
-        "lease": more.get("lease") or a_lease(agent.key), "records": (Record(f'{{"r": "{turn.id}"}}'),),
-        "session": a_session(agent, session, turn.id), "links": (),
-    }  # fmt: skip
-    beside |= {name: more.pop(name) for name in Commit.__slots__ if name in more}
+def a_commit(turn: Turn, agent: Agent, session: str = "s1", **more: Any) -> dict[str, Any]:
+    """What `Store.commit` takes. `more`: fields of the turn as it ended or of what it leaves, or what is told beside
+    them. Of a refused one nothing is kept."""
+    records = more.pop("records", (Record(f'{{"r": "{turn.id}"}}'),))
+    kept = KeptTurn(records, a_session(agent, session, turn.id), more.pop("links", ()))
+    beside: dict[str, Any] = {"lease": more.get("lease") or a_lease(agent.key), "kept": kept}
+    beside |= {name: more.pop(name) for name in more.keys() - Turn.__slots__}
+    if more.get("status") == "refused":
+        beside |= {"kept": None, "move_head": False}
     values: dict[str, Any] = {
         "status": "completed", "output": ({"type": "text", "text": f"answer {turn.id}"},),
         "stop_reason": "end_turn", "usage": Usage(1, 2, 3, 4, 5), "cost_usd": 0.25, "tools": ({"name": "Bash"},),
         "timings": {"total": 1.5}, "attempts": ({"n": 1, "ok": True},), "path_hash": f"hash-{turn.id}", "depth": 1,
         "delivery": "pending", "finished_at": 13.0, "evidence": NOTHING,
     }  # fmt: skip
-    return Commit(turn=replace(turn, **{**values, **more}), **beside)
+    return {"turn": replace(turn, **{**values, **more}), **beside}
 
 
 async def complete(store: Store, agent: Agent, id: str, parent: str | None = None, **more: Any) -> Turn:
-    turn = await store.accept(a_turn(agent, id, parent))
-    await store.begin(a_begin(turn))
-    return await store.commit(a_commit(turn, agent, **more))
+    turn = await accepted(store, a_turn(agent, id, parent))
+    await store.begin(**a_begin(turn))
+    return await store.commit(**a_commit(turn, agent, **more))
 
 
 def a_finished_turn(

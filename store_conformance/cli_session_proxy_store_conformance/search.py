@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cli_session_proxy.stores.base import AgentState
 
-from .samples import StoreFactory, a_begin, a_lease, a_turn, an_agent, complete, gathered, opened, turn_of
+from .samples import StoreFactory, a_begin, a_lease, a_turn, accepted, an_agent, complete, gathered, opened, turn_of
 
 
 async def history_finds_only_what_it_may(factory: StoreFactory) -> None:
@@ -12,7 +12,7 @@ async def history_finds_only_what_it_may(factory: StoreFactory) -> None:
         named, anonymous = await an_agent(store, "n"), await an_agent(store, "h", named=False)
         await complete(store, named, "t1", path_hash="h")
         await complete(store, anonymous, "t2", session="s2", path_hash="h")
-        await store.accept(a_turn(anonymous, "t3"))
+        await accepted(store, a_turn(anonymous, "t3"))
         found = [await store.deepest("local", ["h"]), await store.deepest("local", ["h"], named.key)]
         assert [turn.id for turn in found if turn is not None] == ["t2", "t1"]
         assert await store.deepest("local", []) is None
@@ -59,7 +59,7 @@ async def a_fingerprint_finds_the_latest(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         for turn_id in ("t1", "t2", "t3"):
-            await store.accept(a_turn(agent, turn_id, fingerprint="other" if turn_id == "t3" else "f"))
+            await accepted(store, a_turn(agent, turn_id, fingerprint="other" if turn_id == "t3" else "f"))
         await store.fail("t2", "failed", {}, (), {}, 20.0, lease=a_lease(agent.key))
         found = (await store.arrival("local", "f", None))[0]
         assert found is not None
@@ -70,9 +70,9 @@ async def what_is_open_is_listed(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         done = await complete(store, agent, "t1")
-        running = await store.accept(a_turn(agent, "t2"))
-        await store.begin(a_begin(running))
-        await store.accept(a_turn(agent, "t3"))
+        running = await accepted(store, a_turn(agent, "t2"))
+        await store.begin(**a_begin(running))
+        await accepted(store, a_turn(agent, "t3"))
         assert [turn.id for turn in await gathered(store.unfinished())] == ["t2", "t3"]
         assert [turn.id for turn in await store.pending_deliveries()] == ["t1"]
         await store.set_delivery(done.id, "delivered")
@@ -84,8 +84,8 @@ async def one_read_tells_what_a_request_meets(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         assert await store.arrival("local", "f", "a") == (None, None)
         agent = await an_agent(store, "a")
-        first = await store.accept(a_turn(agent, "t1", fingerprint="f"))
-        latest = await store.accept(a_turn(agent, "t2", fingerprint="f"))
+        first = await accepted(store, a_turn(agent, "t1", fingerprint="f"))
+        latest = await accepted(store, a_turn(agent, "t2", fingerprint="f"))
         assert latest.seq > first.seq
         assert await store.arrival("local", "f", "a") == (latest, agent)
         assert await store.arrival("local", "f", None) == (latest, None)

@@ -17,6 +17,7 @@ from .samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     opened,
@@ -50,8 +51,8 @@ async def what_a_client_noted_is_found_by_its_name_and_its_value(factory: StoreF
     async with opened(factory) as store:
         agent = await an_agent(store)
         noted = {"user_id": "ada-17", "conversation_id": "thread 9", "tags": ["blue"], "pages": 250, "key": HIDDEN}
-        await store.accept(a_turn(agent, "t1", options=TurnOptions(metadata=noted)))
-        await store.accept(a_turn(agent, "t2"))
+        await accepted(store, a_turn(agent, "t1", options=TurnOptions(metadata=noted)))
+        await accepted(store, a_turn(agent, "t2"))
         for text in ("ada-17", "user_id", '"conversation_id thread 9"', "blue", "250", "ask ada"):
             assert await _turns(store, text) == ["t1"], text
         (hit,) = (await _found(store, "ada-17")).hits
@@ -129,14 +130,14 @@ async def a_search_can_ask_for_turns_of_a_kind(factory: StoreFactory) -> None:
         agent = await an_agent(store)
         await complete(store, agent, "cheap", cost_usd=0.01)
         await complete(store, agent, "dear", "cheap", cost_usd=2.0)
-        failed = await store.accept(a_turn(agent, "failed", "dear", at=20.0))
-        await store.begin(a_begin(failed))
+        failed = await accepted(store, a_turn(agent, "failed", "dear", at=20.0))
+        await store.begin(**a_begin(failed))
         await store.fail("failed", "failed", {"code": "x"}, [], {}, 21.0, lease=a_lease(agent.key))
         mended = Link("s1", "s1", "dear", "rebuilt", {}, 13.0)
         await store.save_session(
             a_session(agent, "s1", "dear"), [mended, Link(None, "s1", "cheap", "started", {}, 9.0)]
         )
-        await store.accept(a_turn(agent, "other", at=30.0, model="opus"))
+        await accepted(store, a_turn(agent, "other", at=30.0, model="opus"))
         for more, expected in (
             ({"status": "failed"}, ["failed"]), ({"model": "opus"}, ["other"]), ({"repaired": True}, ["dear"]),
             ({"min_cost": 1.0}, ["dear"]), ({"since": 20.0}, ["other", "failed"]), ({"until": 20.0}, ["dear", "cheap"]),
@@ -150,11 +151,11 @@ async def a_search_can_ask_for_turns_of_a_kind(factory: StoreFactory) -> None:
 async def a_turn_is_found_as_it_is_by_now(factory: StoreFactory) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await an_agent(one)
-        turn = await one.accept(a_turn(agent, "t1"))
+        turn = await accepted(one, a_turn(agent, "t1"))
         assert await _turns(two, "ask") == ["t1"]
         assert await _turns(two, "answer") == []
-        await one.begin(a_begin(turn))
-        await one.commit(a_commit(turn, agent))
+        await one.begin(**a_begin(turn))
+        await one.commit(**a_commit(turn, agent))
         assert await _turns(two, "answer") == ["t1"]
         assert await _turns(one, "answer") == ["t1"]
         assert (await turn_of(one, "t1")).status == "completed"

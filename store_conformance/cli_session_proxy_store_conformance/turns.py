@@ -35,6 +35,7 @@ from .samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -69,11 +70,11 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
             agent, "t1", model="opus", input=asked, system=AWKWARD, effort="high", profile="p", placed=PLACED,
             options=OPTIONS, origin="chat", fingerprint="f", instance="i",
         )  # fmt: skip
-        accepted = await store.accept(new)
-        assert accepted == await store.turn("t1")
-        assert (accepted.status, accepted.input, accepted.system) == ("queued", asked, AWKWARD)
-        assert (accepted.effort, accepted.profile, accepted.instance) == ("high", "p", "i")
-        await store.begin(a_begin(accepted))
+        turn = await accepted(store, new)
+        assert turn == await store.turn("t1")
+        assert (turn.status, turn.input, turn.system) == ("queued", asked, AWKWARD)
+        assert (turn.effort, turn.profile, turn.instance) == ("high", "p", "i")
+        await store.begin(**a_begin(turn))
         running = await turn_of(store, "t1")
         assert running.evidence == Evidence(sandbox="/x")
         assert (running.status, running.session_id, running.frame_uuid) == ("running", "s1", "frame-t1")
@@ -89,15 +90,15 @@ async def a_turn_keeps_all_it_was_given(factory: StoreFactory) -> None:
             answered_by="m",
             fallback=FALLBACK,
         )
-        committed = await store.commit(done)
+        committed = await store.commit(**done)
         assert committed == await store.turn("t1")
-        assert committed.output == done.turn.output
-        assert committed.tools == done.turn.tools
+        assert committed.output == done["turn"].output
+        assert committed.tools == done["turn"].tools
         assert committed.input == asked
         assert (committed.placed, committed.options, committed.evidence) == (PLACED, OPTIONS, EVIDENCE)
         assert (committed.stop_sequence, committed.backend, committed.answered_by) == (AWKWARD, "b", "m")
         assert committed.fallback == FALLBACK
-        assert (committed.usage, committed.cost_usd) == (done.turn.usage, 0.25)
+        assert (committed.usage, committed.cost_usd) == (done["turn"].usage, 0.25)
         assert (committed.path_hash, committed.depth, committed.finished_at) == ("hash-t1", 1, 13.0)
 
 
@@ -122,11 +123,11 @@ async def a_commit_moves_everything_at_once(factory: StoreFactory) -> None:
 async def a_failed_commit_leaves_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1"))
-        await store.begin(a_begin(turn))
+        turn = await accepted(store, a_turn(agent, "t1"))
+        await store.begin(**a_begin(turn))
         before = await turn_of(store, "t1")
         bad = Link(None, "s1", "no such turn", "started", {}, 13.0)
-        error = await raised(store.commit(a_commit(turn, agent, links=(bad,))))
+        error = await raised(store.commit(**a_commit(turn, agent, links=(bad,))))
         assert error is not None
         assert await turn_of(store, "t1") == before
         assert await store.records("t1") == []
@@ -134,16 +135,16 @@ async def a_failed_commit_leaves_nothing(factory: StoreFactory) -> None:
         chain = await store.chain(agent.key)
         assert chain is not None
         assert (chain.agent.head, chain.sessions, chain.links) == (None, (), ())
-        assert (await store.commit(a_commit(turn, agent))).status == "completed"
+        assert (await store.commit(**a_commit(turn, agent))).status == "completed"
 
 
 async def what_a_running_turn_has_to_show_is_there_before_it_ends_and_after_it_failed(factory: StoreFactory) -> None:
     async with opened(factory) as store, opened(factory) as other:
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1"))
-        lease = a_begin(turn).lease
+        turn = await accepted(store, a_turn(agent, "t1"))
+        lease = a_lease(agent.key)
         assert await raised(store.note(lease, "t1", Evidence(left_off="t0"))) is not None  # it waits
-        await store.begin(a_begin(turn))
+        await store.begin(**a_begin(turn))
         before = await turn_of(store, "t1")
         noted = Evidence(approvals=(Approval("appr_1", "Bash", AWKWARD, 12.5),))
         await store.note(lease, "t1", noted)
@@ -160,9 +161,9 @@ async def an_acknowledged_turn_is_not_written_over(factory: StoreFactory) -> Non
     async with opened(factory) as store:
         agent = await an_agent(store)
         done = await complete(store, agent, "t1")
-        assert await raised(store.commit(a_commit(done, agent, output=()))) is not None
+        assert await raised(store.commit(**a_commit(done, agent, output=()))) is not None
         assert await raised(store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0)) is not None
-        assert await raised(store.begin(a_begin(done))) is not None
+        assert await raised(store.begin(**a_begin(done))) is not None
         assert await raised(store.requeue("t1", None)) is not None
         assert await turn_of(store, "t1") == done
 
@@ -171,8 +172,8 @@ async def a_failed_turn_dirties_its_session_and_leaves_the_head(factory: StoreFa
     async with opened(factory) as store:
         agent = await an_agent(store)
         await complete(store, agent, "t1")
-        turn = await store.accept(a_turn(agent, "t2", "t1"))
-        await store.begin(a_begin(turn))
+        turn = await accepted(store, a_turn(agent, "t2", "t1"))
+        await store.begin(**a_begin(turn))
         failed = await store.fail(
             "t2", "failed", {"code": "upstream_error"}, ({"n": 1},), {"total": 1}, 20.0, lease=a_lease(agent.key)
         )
@@ -190,27 +191,27 @@ async def a_requeued_turn_keeps_its_place(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         await complete(store, agent, "t1")
-        first = await store.accept(a_turn(agent, "t2", "t1"))
-        await store.begin(a_begin(first))
+        first = await accepted(store, a_turn(agent, "t2", "t1"))
+        await store.begin(**a_begin(first))
         await store.fail("t2", "cancelled", {"code": "turn_cancelled"}, ({"n": 1},), {}, 20.0, lease=a_lease(agent.key))
-        await store.accept(a_turn(agent, "t3", "t1"))
+        await accepted(store, a_turn(agent, "t3", "t1"))
         again = await store.requeue("t2", "other")
         assert again == await store.turn("t2")
         assert (again.seq, again.parent_id, again.status) == (first.seq, "t1", "queued")
         assert (again.error, again.finished_at, again.instance) == (None, None, "other")
-        await store.begin(a_begin(again))
+        await store.begin(**a_begin(again))
         assert (await turn_of(store, "t2")).attempts == ({"n": 1}, {"n": 1})
-        assert (await store.commit(a_commit(again, agent))).status == "completed"
+        assert (await store.commit(**a_commit(again, agent))).status == "completed"
 
 
 async def a_turn_that_waits_for_a_limit_keeps_its_place_until_it_begins_again(factory: StoreFactory) -> None:
     async with opened(factory) as store, opened(factory) as other:
         agent = await an_agent(store)
         await complete(store, agent, "t1")
-        first = await store.accept(a_turn(agent, "t2", "t1", instance="here"))
-        await store.begin(a_begin(first))
+        first = await accepted(store, a_turn(agent, "t2", "t1", instance="here"))
+        await store.begin(**a_begin(first))
         for name, instance in (("t3", "here"), ("t4", "there")):
-            await store.accept(a_turn(agent, name, "t1", instance=instance))
+            await accepted(store, a_turn(agent, name, "t1", instance=instance))
         lease = a_lease(agent.key)
         waits = await store.postpone(lease, "t2", WAIT, ({"n": 1},), {"queued": 1.0}, behind=("t1", "t3", "t4"))
         assert waits == await other.turn("t2")
@@ -221,11 +222,11 @@ async def a_turn_that_waits_for_a_limit_keeps_its_place_until_it_begins_again(fa
         session = await store.session("s1")
         assert session is not None
         assert session.mark is None
-        await store.begin(a_begin(waits))
+        await store.begin(**a_begin(waits))
         assert (await turn_of(store, "t2")).limit_wait is None
         ended = await store.fail("t3", "cancelled", {"code": "x"}, (), {}, 3.0)
         assert (ended.limit_wait, (await turn_of(store, "t3")).limit_wait) == (None, None)
-        late = await store.accept(a_turn(agent, "t5", "t1", limit_wait=WAIT))
+        late = await accepted(store, a_turn(agent, "t5", "t1", limit_wait=WAIT))
         assert (late.limit_wait, (await turn_of(store, "t5")).limit_wait) == (WAIT, WAIT)
 
 
@@ -233,7 +234,7 @@ async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: St
     async with opened(factory) as store:
         agent = await an_agent(store)
         for name in ("t1", "t2"):
-            await store.accept(a_turn(agent, name, instance="here"))
+            await accepted(store, a_turn(agent, name, instance="here"))
         lease = a_lease(agent.key)
         await store.postpone(lease, "t1", WAIT, (), {})
         taken = await store.take_over(lease, "t1", "there")
@@ -242,7 +243,7 @@ async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: St
         assert (taken.instance, taken.limit_wait, taken.status) == ("there", WAIT, "queued")
         assert taken.delivery == "uncertain"  # its clients were the other proxy's
         assert await store.take_over(lease, "t2", "there") is None  # it waits for no limit
-        await store.begin(a_begin(taken))
+        await store.begin(**a_begin(taken))
         assert await store.take_over(lease, "t1", "here") is None  # it runs
         stale = replace(lease, epoch=lease.epoch - 1)
         assert isinstance(await raised(store.take_over(stale, "t2", "there")), LeaseLost)
@@ -252,9 +253,9 @@ async def a_turn_that_waits_is_taken_over_by_the_leases_holder_alone(factory: St
 async def the_frames_of_every_attempt_are_known(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, other = await an_agent(store), await an_agent(store, "b")
-        turn = await store.accept(a_turn(agent, "t1"))
+        turn = await accepted(store, a_turn(agent, "t1"))
         for frame in ("f1", "f2", "f2"):
-            await store.begin(a_begin(turn, frame_uuid=frame))
+            await store.begin(**a_begin(turn, frame_uuid=frame))
         assert await store.own_frames(agent.key, ["f1", "f2", "f3"]) == {"f1", "f2"}
         assert await store.own_frames(other.key, ["f1"]) == set()
         assert await store.own_frames(agent.key, []) == set()
@@ -265,7 +266,8 @@ async def an_idempotency_key_belongs_to_one_turn(factory: StoreFactory) -> None:
         agent = await an_agent(one)
         news = [a_turn(agent, f"t{n}", idempotency_key="k", idempotency_until=50.0) for n in range(4)]
         results = await asyncio.gather(
-            *(store.accept(new) for store, new in zip((one, two, one, two), news, strict=True)), return_exceptions=True
+            *(accepted(store, new) for store, new in zip((one, two, one, two), news, strict=True)),
+            return_exceptions=True,
         )
         won = [result for result in results if isinstance(result, Turn)]
         assert len(won) == 1
@@ -274,7 +276,7 @@ async def an_idempotency_key_belongs_to_one_turn(factory: StoreFactory) -> None:
         assert [turn.id for turn in await gathered(one.turns(agent.key))] == [won[0].id]
         assert await one.turn_by_key("local", "k", 49.0) == won[0]
         assert await one.turn_by_key("local", "k", 50.0) is None
-        late = await one.accept(a_turn(agent, "late", at=51.0, idempotency_key="k", idempotency_until=99.0))
+        late = await accepted(one, a_turn(agent, "late", at=51.0, idempotency_key="k", idempotency_until=99.0))
         assert await two.turn_by_key("local", "k", 52.0) == late
 
 
@@ -297,24 +299,24 @@ async def a_restart_forgets_nothing(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
         done = await complete(store, agent, "t1")
-        await store.accept(a_turn(agent, "t2", "t1"))
+        await accepted(store, a_turn(agent, "t2", "t1"))
     async with opened(factory) as store:
         assert await store.turn("t1") == done
         assert [turn.id for turn in await gathered(store.unfinished())] == ["t2"]
         found = await store.agent("local", "a")
         assert found is not None
         assert found.head == "t1"
-        assert (await store.accept(a_turn(agent, "t3"))).seq > done.seq
+        assert (await accepted(store, a_turn(agent, "t3"))).seq > done.seq
 
 
 async def turns_that_wait_are_those_of_every_proxy_or_of_all_but_one(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent, other = await an_agent(store), await an_agent(store, "other")
         for name, instance in (("t1", "here"), ("t2", "there"), ("t3", None)):
-            await store.accept(a_turn(agent, name, instance=instance))
-        await store.accept(a_turn(other, "t4", instance="there"))
+            await accepted(store, a_turn(agent, name, instance=instance))
+        await accepted(store, a_turn(other, "t4", instance="there"))
         await store.fail("t3", "cancelled", {"code": "x"}, (), {}, 3.0)
-        await store.accept(a_turn(agent, "t5"))
+        await accepted(store, a_turn(agent, "t5"))
         for but, ids in ((None, ["t1", "t2", "t5"]), ("here", ["t2", "t5"]), ("there", ["t1", "t5"])):
             assert [turn.id for turn in await store.unfinished_of(agent.key, excluding=but)] == ids
 
@@ -349,17 +351,17 @@ async def a_turn_that_continues_a_named_one_stands_there_with_the_newest_session
 async def a_turn_that_is_accepted_is_told_how_its_agent_stands(factory: StoreFactory) -> None:
     async with opened(factory) as store:
         agent = await an_agent(store)
-        first, state = await store.accept_next(a_turn(agent, "t1", placed=Placed("head"), instance="here"))
+        first, state = await store.accept(**a_turn(agent, "t1", placed=Placed("head"), instance="here"))
         assert state == AgentState(agent, None, None)
         assert not state.others
-        await store.begin(a_begin(first))
-        done = await store.commit(a_commit(first, agent))
+        await store.begin(**a_begin(first))
+        done = await store.commit(**a_commit(first, agent))
         for name, placed, instance in (("t2", Placed("head"), "here"), ("t3", Placed("id"), "there")):
-            turn, state = await store.accept_next(a_turn(agent, name, "t1", placed=placed, instance=instance))
+            turn, state = await store.accept(**a_turn(agent, name, "t1", placed=placed, instance=instance))
             assert turn == await store.turn(name)
             assert state == await store.agent_state(agent.key, "t1", at_head=True)
             assert state == AgentState(replace(agent, head="t1"), done, a_session(agent, "s1", "t1"))
             assert state.others is (name == "t3")
-        _, lost = await store.accept_next(a_turn(agent, "t4", placed=Placed("id"), instance="there"))
+        _, lost = await store.accept(**a_turn(agent, "t4", placed=Placed("id"), instance="there"))
         assert lost == AgentState(replace(agent, head="t1"), None, None)
         assert lost.others

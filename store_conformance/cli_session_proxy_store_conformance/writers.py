@@ -20,6 +20,7 @@ from .samples import (
     a_commit,
     a_session,
     a_turn,
+    accepted,
     follows,
     gathered,
     granted,
@@ -47,7 +48,7 @@ async def of_two_writers_one_is_granted_the_lease_and_only_its_answer_is_kept(
     async with opened(factory) as one, opened(factory) as two:
         for number in range(5):
             agent = await _an_agent(one, f"a{number}")
-            turn = await one.accept(a_turn(agent, f"t{number}"))
+            turn = await accepted(one, a_turn(agent, f"t{number}"))
             sides = ((one, ONE), (two, TWO))
             got = await asyncio.gather(*(store.acquire(agent.key, proxy) for store, proxy in sides))
             assert {type(answer) for answer in got} == {Granted, LeaseHeld}
@@ -66,11 +67,15 @@ async def of_two_writers_one_is_granted_the_lease_and_only_its_answer_is_kept(
 async def turns_that_two_writers_accept_at_once_have_one_order(factory: StoreFactory, _clock: Clock) -> None:
     async with opened(factory) as one, opened(factory) as two:
         agent = await _an_agent(one)
-        accepted = await asyncio.gather(
-            *(store.accept(a_turn(agent, f"{name}{n}")) for n in range(10) for store, name in ((one, "a"), (two, "b")))
+        turns = await asyncio.gather(
+            *(
+                accepted(store, a_turn(agent, f"{name}{n}"))
+                for n in range(10)
+                for store, name in ((one, "a"), (two, "b"))
+            )
         )
-        in_order = [turn.id for turn in sorted(accepted, key=lambda turn: turn.seq)]
-        assert len({turn.seq for turn in accepted}) == len(accepted)
+        in_order = [turn.id for turn in sorted(turns, key=lambda turn: turn.seq)]
+        assert len({turn.seq for turn in turns}) == len(turns)
         for store in (one, two):
             assert [turn.id for turn in await store.unfinished_of(agent.key)] == in_order
             assert [turn.id for turn in await gathered(store.turns(agent.key))] == in_order
@@ -114,7 +119,7 @@ async def an_expired_lease_that_nobody_took_still_writes(factory: StoreFactory, 
         lease = await granted(store, agent, ONE)
         turn = await _running(store, agent, lease)
         await clock.advance(PAUSE)
-        assert (await store.commit(a_commit(turn, agent, lease=lease))).status == "completed"
+        assert (await store.commit(**a_commit(turn, agent, lease=lease))).status == "completed"
 
 
 async def a_paused_holder_that_wakes_up_writes_nothing_over_its_successor(factory: StoreFactory, clock: Clock) -> None:
@@ -129,8 +134,8 @@ async def a_paused_holder_that_wakes_up_writes_nothing_over_its_successor(factor
         done = await _answer(store, again, agent, lease)
         theirs, session = imported_turns(agent, 1), a_session(agent, "s9", "i0")
         for write in (
-            paused.begin(a_begin(turn, lease=stale)),
-            paused.commit(a_commit(turn, agent, session="s9", output=(), lease=stale)),
+            paused.begin(**a_begin(turn, lease=stale)),
+            paused.commit(**a_commit(turn, agent, session="s9", output=(), lease=stale)),
             paused.note(stale, turn.id, Evidence(left_off="t0")),
             paused.fail(turn.id, "failed", {"code": "x"}, (), {}, 20.0, lease=stale),
             paused.adopt(stale, theirs, session, []),
@@ -154,11 +159,11 @@ async def a_commit_with_a_stale_epoch_is_refused_to_its_own_holder_too(factory: 
         await clock.advance(PAUSE)
         now = await granted(one, agent, ONE)
         assert now.epoch > first.epoch + 1
-        assert isinstance(await raised(one.commit(a_commit(turn, agent, lease=first))), LeaseLost)
+        assert isinstance(await raised(one.commit(**a_commit(turn, agent, lease=first))), LeaseLost)
         ahead = replace(now, epoch=now.epoch + 1)
-        assert isinstance(await raised(one.commit(a_commit(turn, agent, lease=ahead))), LeaseLost)
+        assert isinstance(await raised(one.commit(**a_commit(turn, agent, lease=ahead))), LeaseLost)
         assert await one.records(turn.id) == []
-        assert (await one.commit(a_commit(turn, agent, lease=now))).status == "completed"
+        assert (await one.commit(**a_commit(turn, agent, lease=now))).status == "completed"
 
 
 async def what_a_successor_finds_at_its_takeover_stays_as_it_found_it(factory: StoreFactory, _clock: Clock) -> None:
@@ -173,7 +178,7 @@ async def what_a_successor_finds_at_its_takeover_stays_as_it_found_it(factory: S
             agent = await _an_agent(one, f"a{number}")
             lease = await granted(one, agent, ONE)
             turn = await _running(one, agent, lease, f"t{number}")
-            commit = asyncio.ensure_future(one.commit(a_commit(turn, agent, session=f"s{number}", lease=lease)))
+            commit = asyncio.ensure_future(one.commit(**a_commit(turn, agent, session=f"s{number}", lease=lease)))
             for _ in range(number % 4):
                 await asyncio.sleep(0)
             found = await take_over(two, agent, turn, lease)
@@ -195,16 +200,16 @@ async def an_answer_that_was_written_and_never_acknowledged_is_there_once(factor
         agent = await _an_agent(store)
         lease = await granted(store, agent, ONE)
         turn = await _running(store, agent, lease, fingerprint="f")
-        written = await store.commit(a_commit(turn, agent, lease=lease))
+        written = await store.commit(**a_commit(turn, agent, lease=lease))
     async with opened(factory) as store:
         now = await granted(store, agent, TWO, dead=("one",))
         assert (await store.arrival("local", "f", None))[0] == written
         assert await store.pending_deliveries() == [written]
-        assert await raised(store.commit(a_commit(turn, agent, output=(), lease=now))) is not None
+        assert await raised(store.commit(**a_commit(turn, agent, output=(), lease=now))) is not None
         assert await raised(store.requeue(turn.id, "two")) is not None
         assert await store.claim(turn.id, "two")
         assert (await turn_of(store, turn.id)).output == written.output
-        await _answer(store, await store.accept(a_turn(agent, "t2", turn.id)), agent, now)
+        await _answer(store, await accepted(store, a_turn(agent, "t2", turn.id)), agent, now)
         assert [one.id for one in await store.path("t2")] == [turn.id, "t2"]
 
 
@@ -216,7 +221,7 @@ async def a_writer_that_leaves_at_any_moment_leaves_all_of_its_write_or_nothing(
             agent = await _an_agent(store)
             lease = await granted(store, agent, ONE)
             turn = await _running(store, agent, lease, f"t{moments}")
-            commit = asyncio.ensure_future(store.commit(a_commit(turn, agent, session=f"s{moments}", lease=lease)))
+            commit = asyncio.ensure_future(store.commit(**a_commit(turn, agent, session=f"s{moments}", lease=lease)))
             for _ in range(moments):
                 await asyncio.sleep(0)
             commit.cancel()
@@ -235,14 +240,14 @@ async def _an_agent(store: Store, agent_id: str = "a") -> Agent:
 
 
 async def _running(store: Store, agent: Agent, lease: Lease, id: str = "t1", fingerprint: str = "") -> Turn:
-    turn = await store.accept(a_turn(agent, id, fingerprint=fingerprint))
-    await store.begin(a_begin(turn, lease=lease))
+    turn = await accepted(store, a_turn(agent, id, fingerprint=fingerprint))
+    await store.begin(**a_begin(turn, lease=lease))
     return turn
 
 
 async def _answer(store: Store, turn: Turn, agent: Agent, lease: Lease) -> Turn:
-    await store.begin(a_begin(turn, session=f"s-{turn.id}", lease=lease))
-    return await store.commit(a_commit(turn, agent, session=f"s-{turn.id}", lease=lease))
+    await store.begin(**a_begin(turn, session=f"s-{turn.id}", lease=lease))
+    return await store.commit(**a_commit(turn, agent, session=f"s-{turn.id}", lease=lease))
 
 
 async def what_nobody_came_to_find_out_is_claimed_by_another_one(factory: StoreFactory, clock: Clock) -> None:

@@ -22,7 +22,7 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import ConfigError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy_store_conformance.samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn, accepted
 from turnfault.provider.upstream import Upstream
 
 from ..conftest import MakeSettings
@@ -43,7 +43,7 @@ async def queued(store: Store, number: int, words: str = "hello") -> None:
     agent = await store.agent("local", "a")
     assert agent is not None
     asked = (Message.user(words),)
-    await store.accept(a_turn(agent, f"turn_q{number}", agent.head, at=time.time(), input=asked))
+    await accepted(store, a_turn(agent, f"turn_q{number}", agent.head, at=time.time(), input=asked))
 
 
 async def test_only_what_happens_from_now_on_is_printed_until_the_agent_is_gone(settings: Settings) -> None:
@@ -151,7 +151,7 @@ async def test_chains_are_filtered_by_name_time_and_status(settings: Settings) -
     await fill(settings, turn(1), name="Alpha One")
     async with store_of(settings) as store:
         agent = await store.ensure_agent("local", "beta", "beta", named=True, now=time.time() - 7200)
-        await store.accept(a_turn(agent, "turn_b", at=time.time() - 7200))
+        await accepted(store, a_turn(agent, "turn_b", at=time.time() - 7200))
         await store.fail("turn_b", "failed", {}, [], {}, time.time() - 7200)
     assert sorted(await listed(settings, None, None, None)) == ["Alpha One", "beta"]
     assert await listed(settings, "ALPHA", None, None) == ["Alpha One"]

@@ -15,7 +15,7 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_turn, an_agent
+from cli_session_proxy_store_conformance.samples import a_turn, accepted, an_agent
 
 from ..export.told import every_repair
 from ..fakes import SESSION, turn
@@ -78,7 +78,7 @@ def test_of_a_turn_that_runs_while_the_disk_is_full_show_says_that_it_may_have_e
     async def run() -> None:
         store = store_for(Settings(var=tmp_path))
         await store.open()
-        await store.accept(a_turn(await an_agent(store, "ada"), "turn_now"))
+        await accepted(store, a_turn(await an_agent(store, "ada"), "turn_now"))
         await store.close()
 
     async def full(self: object) -> None:

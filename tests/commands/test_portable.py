@@ -25,7 +25,7 @@ from cli_session_proxy.sandbox import directory_name, make_private
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.auto import store_for
 from cli_session_proxy.stores.base import ChainPart, NewChain, Store, WholeTurn
-from cli_session_proxy_store_conformance.samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn, accepted
 from turnfault.provider.upstream import Upstream
 
 from ..clis import old_cli_in_full
@@ -219,7 +219,7 @@ async def test_what_is_queued_stays_behind(here: Settings, there: Settings, tmp_
     async with store_of(here) as store:
         agent = await store.agent("local", "a")
         assert agent is not None
-        await store.accept(a_turn(agent, "turn_q", "turn_1", at=300.0))
+        await accepted(store, a_turn(agent, "turn_q", "turn_1", at=300.0))
     await moved(here, there, tmp_path / "x.jsonl")
     assert [row.id for row in (await whole(there))[0]] == ["turn_1"]
 

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import Store
-from cli_session_proxy_store_conformance.samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn, accepted
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
@@ -149,7 +149,7 @@ async def test_what_a_running_turn_writes_is_no_difference(settings: Settings, t
         good = staged.lines
         staged.put(*good, good[0].replace('"u1"', '"u3"'))
         assert await staged.kinds() == ["unknown"]
-        await store.accept(a_turn(agent, "turn_q", agent.head, at=300.0, input=()))
+        await accepted(store, a_turn(agent, "turn_q", agent.head, at=300.0, input=()))
         found = await staged.verify()
         assert (found.busy, found.differences) == ((staged.path.stem,), ())
         staged.put(*good[1:])

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.base import KeptTurn, Lost
+from cli_session_proxy.backends.base import Lost
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import (
     Block,
@@ -26,7 +26,7 @@ from cli_session_proxy.domain.models import (
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import LeaseLost, ProxyError, TurnCancelled, UpstreamError
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Proxy
+from cli_session_proxy.stores.base import KeptTurn, Proxy
 
 from ..memory_backend import MemoryBackend, echo
 from ..talking import ask, request, text
@@ -207,7 +207,7 @@ async def test_what_a_crash_left_whole_is_given_to_the_same_request(settings: Se
     session = Session(str(turn.session_id), turn.agent_key, turn.id, "", "memory", 1.0)
     whole = ({"type": "text", "text": "from the transcript"},)
     started = Link(None, session.id, turn.id, "started", {}, 1.0)
-    kept = KeptTurn((Record("{}"),), session, (started,), "memory")
+    kept = KeptTurn((Record("{}"),), session, (started,))
     left = replace(turn, output=whole, stop_reason="end_turn"), kept
     engine._instances.leave(settled=False)  # as the kernel does when a proxy is killed
     async with core(settings, left={turn.id: left}) as (survivor, _):

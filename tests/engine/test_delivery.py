@@ -15,7 +15,7 @@ from cli_session_proxy.engine.attempt import Attempt
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import Interrupted, StoreUnavailable, TurnCancelled
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit, Lease
+from cli_session_proxy.stores.base import KeptTurn, Lease
 
 from .. import memory_backend
 from ..talking import ask, request
@@ -167,22 +167,20 @@ async def test_what_is_noted_of_clients_before_their_turn_is_committed_is_not_wr
         store, commit = engine.store, engine.store.commit
         submitted, again = asyncio.Event(), list[Answer]()
 
-        async def committed(done: Commit) -> Turn:
+        async def committed(lease: Lease, turn: Turn, kept: KeptTurn | None, **how: Any) -> Turn:
             monkeypatch.setattr(store, "commit", commit)
             await submitted.wait()
             if returns:
-                done = replace(
-                    done, turn=replace(done.turn, delivery="undelivered")
-                )  # as it was when the commit was made
+                turn = replace(turn, delivery="undelivered")  # as it was when the commit was made
             else:
                 first.leave()
 
                 async def noted() -> bool:
-                    turn = await store.turn(done.turn.id)
-                    return turn is not None and turn.delivery == "undelivered"
+                    now = await store.turn(turn.id)
+                    return now is not None and now.delivery == "undelivered"
 
                 await until(noted)
-            return await commit(done)
+            return await commit(lease, turn, kept, **how)
 
         monkeypatch.setattr(store, "commit", committed)
         first = await engine.submit(request("one"))
@@ -246,9 +244,9 @@ async def test_a_note_that_fails_behind_a_commit_is_no_failure_of_the_turn_and_i
     async with core(settings) as (engine, backend):
         store, commit = engine.store, engine.store.commit
 
-        async def committed(done: Commit) -> Turn:
+        async def committed(lease: Lease, turn: Turn, kept: KeptTurn | None, **how: Any) -> Turn:
             # As it was when the commit was made: its client has come back since.
-            return await commit(replace(done, turn=replace(done.turn, delivery="undelivered")))
+            return await commit(lease, replace(turn, delivery="undelivered"), kept, **how)
 
         async def fails(*_: object) -> None:
             monkeypatch.undo()
@@ -269,8 +267,8 @@ async def test_a_turn_that_is_cancelled_while_it_is_committed_stays_and_is_answe
     async with core(settings) as (engine, backend):
         commit = engine.store.commit
 
-        async def committed(done: Commit) -> Turn:
-            turn = await commit(done)
+        async def committed(*done: Any, **how: Any) -> Turn:
+            turn = await commit(*done, **how)
             engine._live[turn.id].cancel(by)
             await asyncio.sleep(0)
             return turn

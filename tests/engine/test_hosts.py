@@ -211,11 +211,11 @@ async def test_a_stale_commit_is_refused_by_the_store_itself(postgres_url: str, 
         refused: list[Exception] = []
         kept_commit = one.store.commit
 
-        async def late(commit: Any) -> Turn:
+        async def late(*done: Any, **how: Any) -> Turn:
             await clock.advance(one.settings.lease + 1)
             assert (await ask(two.engine, "after")).status == "completed"
             try:
-                return await kept_commit(commit)
+                return await kept_commit(*done, **how)
             except LeaseLost as exc:
                 refused.append(exc)
                 raise
@@ -274,14 +274,14 @@ async def test_a_turn_that_waits_without_a_lease_is_not_taken_for_a_dead_hosts(
 
 async def test_a_turn_that_was_maybe_accepted_keeps_nobody_waiting(postgres_url: str, tmp_path: Path) -> None:
     async with hosts(postgres_url, tmp_path) as (one, two):
-        accept = one.store.accept_next
+        accept = one.store.accept
 
-        async def lost(new: Any) -> Any:
-            one.store.accept_next = accept  # type: ignore[method-assign]
-            await accept(new)
+        async def lost(*new: Any, **beside: Any) -> Any:
+            one.store.accept = accept  # type: ignore[method-assign]
+            await accept(*new, **beside)
             raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
 
-        one.store.accept_next = lost  # type: ignore[method-assign]
+        one.store.accept = lost  # type: ignore[method-assign]
         with pytest.raises(StoreUnavailable, match="this turn was not run"):
             await ask(one.engine, "one")
         await ask(two.engine, "two")
@@ -323,8 +323,8 @@ async def test_an_answer_that_was_maybe_kept_is_given_to_the_same_request(postgr
     async with hosts(postgres_url, tmp_path) as (one, two):
         keep = one.store.commit
 
-        async def lost(commit: Any) -> Turn:
-            await keep(commit)
+        async def lost(*done: Any, **how: Any) -> Turn:
+            await keep(*done, **how)
             raise StoreUnavailable("the connection was lost", detail={"in_doubt": True})
 
         one.store.commit = lost  # type: ignore[method-assign]

@@ -20,7 +20,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import summaries
 from cli_session_proxy.http import routes
 from cli_session_proxy.settings import Settings, load
-from cli_session_proxy.stores.base import Expiry, NewTurn
+from cli_session_proxy.stores.base import Expiry
 from turnfault.provider.upstream import Upstream
 
 from .. import without_cli
@@ -121,14 +121,14 @@ async def test_who_goes_on_from_what_was_forgotten_a_moment_ago_brings_it_along(
 ) -> None:
     talk = list(HELLO)
     talk += [(await proxy.ask(messages=talk))["choices"][0]["message"], {"role": "user", "content": "two"}]
-    accept = proxy.engine.store.accept_next
+    accept = proxy.engine.store.accept
 
-    async def late(new: NewTurn) -> Any:
-        monkeypatch.setattr(proxy.engine.store, "accept_next", accept)
+    async def late(*new: Any, **beside: Any) -> Any:
+        monkeypatch.setattr(proxy.engine.store, "accept", accept)
         await forget(proxy)
-        return await accept(new)
+        return await accept(*new, **beside)
 
-    monkeypatch.setattr(proxy.engine.store, "accept_next", late)
+    monkeypatch.setattr(proxy.engine.store, "accept", late)
     await proxy.ask(messages=talk)
     assert len(upstream.requests[-1].messages) == 3
     (row,) = await chains(proxy.engine)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job, KeptTurn
+from cli_session_proxy.backends.base import Adoptable, Event, Execution, Job
 from cli_session_proxy.domain.models import (
     Agent,
     Block,
@@ -30,7 +30,16 @@ from cli_session_proxy.engine.ownership import Instances, Ownership
 from cli_session_proxy.errors import ClaudeUnavailable, LeaseLost, StoreUnavailable, UpstreamError
 from cli_session_proxy.locks import RUN
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import AgentState, Granted, HeldLease, Lease, LeaseHeld, NewTurn, PeerRequests, Proxy
+from cli_session_proxy.stores.base import (
+    AgentState,
+    Granted,
+    HeldLease,
+    KeptTurn,
+    Lease,
+    LeaseHeld,
+    PeerRequests,
+    Proxy,
+)
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import imported_turns, opened
 
@@ -507,7 +516,7 @@ async def test_an_answer_that_the_new_holder_found_whole_is_what_the_paused_prox
         session = Session(str(turn.session_id), turn.agent_key, turn.id, "", "memory", 1.0)
         whole = ({"type": "text", "text": "an answer"}, {"type": "text", "text": "and more"})
         started = Link(None, session.id, turn.id, "started", {}, 1.0)
-        kept = KeptTurn((Record("{}"),), session, (started,), "memory")
+        kept = KeptTurn((Record("{}"),), session, (started,))
         left = replace(turn, output=whole, stop_reason="end_turn"), kept
         async with core(settings, left={turn.id: left}) as (second, _):
             async with asyncio.timeout(60):
@@ -540,10 +549,10 @@ class ToldMeanwhile(SqliteStore):
 
     engine: Engine | None = None
 
-    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
-        accepted = await super().accept_next(new)
+    async def accept(self, turn: Turn, **beside: Any) -> tuple[Turn, AgentState | None]:
+        accepted = await super().accept(turn, **beside)
         if self.engine is not None:
-            agent = await self.agent_by_key(new.turn.agent_key)
+            agent = await self.agent_by_key(turn.agent_key)
             assert agent is not None
             async with self.engine._ownership.hold(agent):
                 brought = imported_turns(agent, 1)

@@ -8,12 +8,13 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from cli_session_proxy.backends.base import Adoptable, KeptTurn
+from cli_session_proxy.backends.base import Adoptable
 from cli_session_proxy.domain.models import Agent, Turn
 from cli_session_proxy.engine import recovery
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.rewinding import rewind
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.base import KeptTurn
 
 from ..memory_backend import MemoryBackend
 from ..talking import ask, events, request

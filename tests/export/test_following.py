@@ -15,6 +15,7 @@ from cli_session_proxy_store_conformance.samples import (
     a_commit,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     imported_turns,
@@ -39,7 +40,7 @@ async def test_a_link_that_is_stored_after_its_turn_was_told_is_told_at_that_tur
     assert [(one.turn.id, one.links) for one in await follower.happened()] == [("i0", ()), ("i1", ())]
     link = Link("s", "s", "i1", "adopted", {"turns": ["i0", "i1"]}, 1.0)
     await store.save_session(a_session(agent, "s", "i1"), [link])
-    await store.accept(a_turn(agent, "t1"))
+    await accepted(store, a_turn(agent, "t1"))
     assert [(one.turn.id, one.links) for one in await follower.happened()] == [("t1", ()), ("i1", (link,))]
     assert await follower.happened() == []
 
@@ -56,16 +57,16 @@ async def test_who_goes_on_where_another_left_off_is_not_told_older_links(store:
 
 async def test_a_turn_that_ends_while_it_is_read_is_told_once_with_its_links(store: SqliteStore) -> None:
     agent = await an_agent(store)
-    turn = await store.accept(a_turn(agent, "t1"))
+    turn = await accepted(store, a_turn(agent, "t1"))
     follower = Follower(store, agent)
     await follower.start()
-    await store.begin(a_begin(turn))
+    await store.begin(**a_begin(turn))
     link = Link(None, "s1", "t1", "started", {}, 1.0)
     read = store.chain
 
     async def ends_meanwhile(agent_key: int) -> Chain | None:
         if (await store.turn("t1")).status == "running":  # type: ignore[union-attr]  # it is there
-            await store.commit(a_commit(turn, agent, links=(link,)))
+            await store.commit(**a_commit(turn, agent, links=(link,)))
         return await read(agent_key)
 
     store.chain = ends_meanwhile  # type: ignore[method-assign]

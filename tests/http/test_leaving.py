@@ -18,7 +18,7 @@ import pytest
 from cli_session_proxy.domain.models import Delivery, Turn
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit, Store
+from cli_session_proxy.stores.base import Lease, Store
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream
 
@@ -75,9 +75,9 @@ def when_it_is_committed(client: Client, store: Store, patch: pytest.MonkeyPatch
     """The answer is in the store, and nobody was given it."""
     commit = store.commit
 
-    async def committed(done: Commit) -> Turn:
+    async def committed(*done: Any, **how: Any) -> Turn:
         patch.undo()
-        turn = await commit(done)
+        turn = await commit(*done, **how)
         client.leave_and_say_it_again()
         return turn
 
@@ -89,8 +89,8 @@ def while_a_slow_disk_notes_that_it_left(client: Client, store: Store, patch: py
     commit, note, arrival = store.commit, store.set_delivery, store.arrival
     looked = asyncio.Event()
 
-    async def committed(done: Commit) -> Turn:
-        turn = await commit(done)
+    async def committed(*done: Any, **how: Any) -> Turn:
+        turn = await commit(*done, **how)
         client.leave()
         return turn
 
@@ -114,16 +114,16 @@ def before_its_answer_is_written_over_that_note(client: Client, store: Store, pa
     """A store that writes side by side may note first that the client left."""
     commit = store.commit
 
-    async def committed(done: Commit) -> Turn:
+    async def committed(lease: Lease, turn: Turn, *kept: Any, **how: Any) -> Turn:
         patch.undo()
         client.leave()
 
         async def noted() -> bool:
-            turn = await store.turn(done.turn.id)
-            return turn is not None and turn.delivery == "undelivered"
+            now = await store.turn(turn.id)
+            return now is not None and now.delivery == "undelivered"
 
         await until(noted)
-        turn = await commit(done)
+        turn = await commit(lease, turn, *kept, **how)
         client.second.say()
         return turn
 

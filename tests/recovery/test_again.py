@@ -191,10 +191,10 @@ async def test_a_cancellation_that_comes_during_the_commit_comes_too_late(
         commit = engine.store.commit
         answer = await engine.submit(request("one"))
 
-        async def slow_commit(*args: object) -> object:
+        async def slow_commit(*args: Any, **how: Any) -> object:
             answer.cancel()
             await asyncio.sleep(0)
-            return await commit(*args)  # type: ignore[arg-type]
+            return await commit(*args, **how)
 
         engine.store.commit = slow_commit  # type: ignore[method-assign,assignment]
         assert (await answer.turn()).status == "completed"

@@ -34,17 +34,17 @@ class FailingStore(SqliteStore):
         if name in self.broken:
             raise StoreUnavailable("database or disk is full: free space on its disk")
 
-    async def accept_next(self, *args: Any) -> Any:
+    async def accept(self, *args: Any, **more: Any) -> Any:
         self._refuse("accept")
-        return await super().accept_next(*args)
+        return await super().accept(*args, **more)
 
-    async def begin(self, *args: Any) -> None:
+    async def begin(self, *args: Any, **more: Any) -> None:
         self._refuse("begin")
-        await super().begin(*args)
+        await super().begin(*args, **more)
 
-    async def commit(self, *args: Any) -> Any:
+    async def commit(self, *args: Any, **more: Any) -> Any:
         self._refuse("commit")
-        return await super().commit(*args)
+        return await super().commit(*args, **more)
 
     async def fail(self, *args: Any, **more: Any) -> Any:
         self._refuse("fail")

@@ -8,14 +8,14 @@ from pathlib import Path
 
 from cli_session_proxy.domain.models import Item
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn, accepted
 
 
 async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path) -> None:
     path = tmp_path / "s.sqlite3"
     await (store := SqliteStore(path)).open()
     agent = await store.ensure_agent("local", "a", "a", named=True, now=1.0)
-    await store.accept(a_turn(agent, "t1", call={"store": True}))
+    await accepted(store, a_turn(agent, "t1", call={"store": True}))
     await store.close()
     with closing(sqlite3.connect(path, isolation_level=None)) as old:
         for statement in (

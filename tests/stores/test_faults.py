@@ -25,6 +25,7 @@ from cli_session_proxy_store_conformance.samples import (
     a_begin,
     a_commit,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -68,19 +69,19 @@ def write(path: Path, at: int, data: bytes) -> None:
 @pytest.mark.parametrize("table", ["records", "sessions", "links", "image_refs"])
 async def test_a_commit_that_breaks_at_any_table_leaves_nothing(store: SqliteStore, path: Path, table: str) -> None:
     agent = await an_agent(store)
-    turn = await store.accept(a_turn(agent, "t1"))
-    await store.begin(a_begin(turn))
+    turn = await accepted(store, a_turn(agent, "t1"))
+    await store.begin(**a_begin(turn))
     before = await turn_of(store, "t1")
     record = Record('{"data":"' + "A" * 64 + '"}')
     done = a_commit(turn, agent, records=(record,), links=(Link(None, "s1", "t1", "started", {}, 1.0),))
     run(path, f"CREATE TRIGGER broken BEFORE INSERT ON {table} BEGIN SELECT RAISE(ABORT, 'broken'); END")
     with pytest.raises(StoreUnavailable, match="broken"):
-        await store.commit(done)
+        await store.commit(**done)
     assert await turn_of(store, "t1") == before
     tables = ("records", "sessions", "links", "images", "image_refs")
     assert {name: run(path, f"SELECT count(*) FROM {name}") for name in tables} == {name: [(0,)] for name in tables}
     run(path, "DROP TRIGGER broken")
-    assert (await store.commit(done)).status == "completed"
+    assert (await store.commit(**done)).status == "completed"
 
 
 async def test_a_lock_held_by_another_program_is_waited_for_then_named(store: SqliteStore, path: Path) -> None:
@@ -88,13 +89,13 @@ async def test_a_lock_held_by_another_program_is_waited_for_then_named(store: Sq
     with closing(sqlite3.connect(path, isolation_level=None)) as other:
         other.execute("BEGIN IMMEDIATE")
         results = await asyncio.gather(
-            *(store.accept(a_turn(agent, f"t{n}")) for n in range(3)), return_exceptions=True
+            *(accepted(store, a_turn(agent, f"t{n}")) for n in range(3)), return_exceptions=True
         )
         assert [type(result) for result in results] == [StoreUnavailable] * 3
         assert "locked by" in str(results[0])
         assert await gathered(store.turns(agent.key)) == []  # reads go on meanwhile
         other.execute("ROLLBACK")
-    assert (await store.accept(a_turn(agent, "t1"))).status == "queued"
+    assert (await accepted(store, a_turn(agent, "t1"))).status == "queued"
 
 
 async def test_a_write_waits_for_a_lock_that_is_given_back(path: Path) -> None:
@@ -102,7 +103,7 @@ async def test_a_write_waits_for_a_lock_that_is_given_back(path: Path) -> None:
         agent = await an_agent(store)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            waiting = asyncio.create_task(store.accept(a_turn(agent, "t1")))
+            waiting = asyncio.create_task(accepted(store, a_turn(agent, "t1")))
             assert await store.agent_by_key(agent.key) == agent
             assert not waiting.done()
             other.execute("ROLLBACK")
@@ -114,14 +115,14 @@ async def test_a_cancelled_caller_leaves_a_store_that_works(path: Path) -> None:
         agent = await an_agent(store)
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            calls = [asyncio.create_task(store.accept(a_turn(agent, f"t{n}"))) for n in range(3)]
+            calls = [asyncio.create_task(accepted(store, a_turn(agent, f"t{n}"))) for n in range(3)]
             assert await store.agent_by_key(agent.key) == agent  # by now the first one is on its thread
             for call in calls:
                 call.cancel()
             results = await asyncio.gather(*calls, return_exceptions=True)
             assert all(isinstance(result, asyncio.CancelledError) for result in results)
             other.execute("ROLLBACK")
-        await store.accept(a_turn(agent, "after"))
+        await accepted(store, a_turn(agent, "after"))
         turns = await gathered(store.turns(agent.key))
         assert turns[-1].id == "after"
         assert len({turn.seq for turn in turns}) == len(turns)
@@ -152,7 +153,7 @@ async def test_a_full_disk_is_named_and_loses_nothing(path: Path) -> None:
     for size in (100_000, 20_000):
         await on_both_connections(no_more_pages)
         with pytest.raises(StoreUnavailable, match=r"full.*free space"):
-            await store.accept(a_turn(agent, "t2", system="x" * size))
+            await accepted(store, a_turn(agent, "t2", system="x" * size))
         assert await turn_of(store, "t1") == done
         assert await store.turn("t2") is None
         await on_both_connections(pages_again)
@@ -195,7 +196,7 @@ async def test_an_error_never_shows_what_was_said(store: SqliteStore, path: Path
     run(path, "CREATE TRIGGER broken BEFORE INSERT ON turns BEGIN SELECT RAISE(ABORT, 'broken'); END")
     prompt = "-".join(("kept", "to", "ourselves"))
     with pytest.raises(StoreUnavailable) as raised:
-        await store.accept(a_turn(agent, "t1", system=prompt))
+        await accepted(store, a_turn(agent, "t1", system=prompt))
     assert "\n" not in str(raised.value)
     assert prompt not in "".join(traceback.format_exception(raised.value))
 

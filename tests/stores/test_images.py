@@ -17,10 +17,9 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.images import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
-from cli_session_proxy.stores.base import NewTurn
 from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_commit, a_turn, an_agent, opened, turn_of
+from cli_session_proxy_store_conformance.samples import a_commit, a_turn, accepted, an_agent, opened, turn_of
 
 PICTURE = base64.b64encode(random.Random(1).randbytes(10_000)).decode()
 
@@ -80,15 +79,15 @@ def test_stored_lines_come_back_to_the_byte(texts: list[str]) -> None:
     async def there_and_back(path: Path) -> list[Record]:
         async with opened(lambda: SqliteStore(path)) as store:
             agent = await an_agent(store)
-            turn = await store.accept(_turn(agent))
-            await store.commit(a_commit(turn, agent, records=tuple(map(Record, texts))))
+            turn = await accepted(store, _turn(agent))
+            await store.commit(**a_commit(turn, agent, records=tuple(map(Record, texts))))
             return await store.records(turn.id)
 
     with tempfile.TemporaryDirectory() as folder:
         assert [record.line for record in asyncio.run(there_and_back(Path(folder) / "s"))] == texts
 
 
-def _turn(agent: Agent, *blocks: dict[str, Any], id: str = "t1") -> NewTurn:
+def _turn(agent: Agent, *blocks: dict[str, Any], id: str = "t1") -> dict[str, Any]:
     return a_turn(agent, id, input=(Message("user", blocks),))
 
 
@@ -105,12 +104,10 @@ async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path
     line = json.dumps({"message": {"content": [block]}, "toolUseResult": {"file": {"base64": PICTURE}}})
     async with opened(lambda: SqliteStore(path)) as store:
         one, two = await an_agent(store, "one"), await an_agent(store, "two")
-        asked = await store.accept(_turn(one, block, {"type": "tool_result", "content": [block]}))
-        await store.commit(a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))
-        session = a_commit(asked, one).session
-        assert session is not None
-        await store.save_session(session)
-        other = await store.accept(_turn(two, block, id="t2"))
+        asked = await accepted(store, _turn(one, block, {"type": "tool_result", "content": [block]}))
+        await store.commit(**a_commit(asked, one, output=(block,), records=(Record(line), Record(line))))
+        await store.save_session(a_commit(asked, one)["kept"].session)
+        other = await accepted(store, _turn(two, block, id="t2"))
         assert count(path, PICTURE[:100]) == 1
         summaries = [summary async for summary in store.summaries()]
         assert all(len(PICTURE) < summary.bytes < 2 * len(PICTURE) for summary in summaries)

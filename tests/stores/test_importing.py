@@ -22,7 +22,7 @@ from cli_session_proxy.stores.base import ChainPart, Expiry, NewChain, WholeTurn
 from cli_session_proxy.stores.sql import importing
 from cli_session_proxy.stores.sql.tables import COMING
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
-from cli_session_proxy_store_conformance.samples import a_turn
+from cli_session_proxy_store_conformance.samples import a_turn, accepted
 
 from ..conftest import CONFORMANCE, ROOT
 
@@ -76,7 +76,7 @@ async def test_others_write_meanwhile_and_nobody_sees_a_part(path: Path) -> None
         assert await store.expired_agents(Expiry(time.time() + 1)) == []
         other = await store.ensure_agent("local", f"b{number}", f"b{number}", named=True, now=time.time())
         began = time.monotonic()
-        await store.accept(a_turn(other, f"turn_b{number}"))
+        await accepted(store, a_turn(other, f"turn_b{number}"))
         assert time.monotonic() - began < 1.0
         await store.delete_agent(other.key)
     go_on.set()

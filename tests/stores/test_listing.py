@@ -13,7 +13,7 @@ from sqlalchemy import Engine, event
 
 from cli_session_proxy.stores.base import Expiry
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent, gathered, opened
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, accepted, an_agent, gathered, opened
 
 MANY = 100_000
 # Instructions between two counts.
@@ -53,9 +53,9 @@ async def store(tmp_path: Path, steps: Steps) -> AsyncIterator[SqliteStore]:
     async with opened(lambda: SqliteStore(path)) as store:
         for name in ("shot", "ada"):
             agent = await an_agent(store, name, named=name == "ada")
-            accepted = await store.accept(a_turn(agent, f"{name}1", call={"wire": "responses", "store": False}))
-            await store.begin(a_begin(accepted))
-            await store.commit(a_commit(accepted, agent, name))
+            turn = await accepted(store, a_turn(agent, f"{name}1", call={"wire": "responses", "store": False}))
+            await store.begin(**a_begin(turn))
+            await store.commit(**a_commit(turn, agent, name))
     with closing(sqlite3.connect(path)) as conn, conn:
         repeat(conn, "agents", "agent_id = 'shot'", key="n + 9", agent_id="'auto_' || n", dir="'d' || n", last_at="n")
         repeat(conn, "turns", "id = 'shot1'", seq="n + 9", id="'t' || n", agent_key="n + 9", path_hash="'h' || n")

@@ -30,6 +30,7 @@ from cli_session_proxy_store_conformance.samples import (
     a_begin,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -69,8 +70,8 @@ async def fill(store: Store) -> None:
     link = Link(None, "s1", "t1", "started", {"why": AWKWARD}, 9.0)
     kept: dict[str, Any] = {"idempotency_key": "k", "idempotency_until": 9e9, "instance": "holder"}
     await store.add_items(agent.key, [Item("item_1", {"text": AWKWARD})])
-    turn = await store.accept(a_turn(agent, "t1", **kept))
-    await store.begin(a_begin(turn, call={"items": {"input": ["item_1"]}}, takes=(("item_1", "t1"),)))
+    turn = await accepted(store, a_turn(agent, "t1", **kept))
+    await store.begin(**a_begin(turn, call={"items": {"input": ["item_1"]}}, takes=(("item_1", "t1"),)))
     lines = (Record(f'{{"data":"{IMAGE}"}}', "u1"), Record("\udcff not JSON", None, synthetic=True))
     await complete(
         store, agent, "t2", "t1", output=(image, {"type": "text", "text": AWKWARD}), records=lines, links=[link]
@@ -89,7 +90,7 @@ async def fill(store: Store) -> None:
     await complete(store, shot, "shot1", session="s-shot")
     assert await store.delete_agent(shot.key, Expiry(one_shots=99.0))
     budgets = (budget_of("local", None, [Limit("requests", "month", 9)]),)
-    await store.accept(a_turn(await an_agent(store, "late"), "late", budgets=budgets))
+    await accepted(store, a_turn(await an_agent(store, "late"), "late", budgets=budgets))
 
 
 async def hang_below_a_later_one(store: Store) -> None:
@@ -158,7 +159,7 @@ async def test_everything_that_a_store_holds_arrives(
         # numbers go on where the former store was, also behind what was deleted
         new = await store.ensure_agent("local", "new", "new", named=True, now=1.0)
         assert new.key == max(row[0] for row in before["agents"]) + 1
-        assert (await store.accept(a_turn(new, "new"))).seq > max(row[0] for row in before["turns"])
+        assert (await accepted(store, a_turn(new, "new"))).seq > max(row[0] for row in before["turns"])
         assert (
             await raised(store.save_session(a_session(new, "sx", "no such turn"))) is not None
         )  # it looks at references
@@ -209,7 +210,7 @@ async def test_a_store_that_was_moved_takes_no_write_and_names_the_new_place(
         move = await moved(source, target)
         place = move.target.name
         for write in (
-            store.accept(a_turn(agent, "t9")),
+            accepted(store, a_turn(agent, "t9")),
             store.acquire(agent.key, HOLDER),
             store.renew(Proxy("new", "here", 10.0)),
             store.probe(),
@@ -365,7 +366,7 @@ async def test_a_move_that_is_killed_loses_nothing(name: str, which: str, tmp_pa
         async with opened(lambda: store_for(source)) as store:  # it serves
             agent = await store.agent("local", "late")
             assert agent is not None
-            await store.accept(a_turn(agent, "after"))
+            await accepted(store, a_turn(agent, "after"))
         await moved(source, target)
     there = contents(target)
     assert {row[1] for row in there["turns"]} >= {row[1] for row in before["turns"]}

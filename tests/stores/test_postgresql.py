@@ -47,6 +47,7 @@ from cli_session_proxy_store_conformance.samples import (
     a_begin,
     a_commit,
     a_turn,
+    accepted,
     an_agent,
     complete,
     gathered,
@@ -144,7 +145,7 @@ async def test_a_commit_that_nobody_knows_the_end_of_is_told_as_that(
 
         monkeypatch.setattr(PipelinedConnection, "commit", cut)
         with pytest.raises(StoreUnavailable, match="it may be there or not") as told:
-            await store.accept(a_turn(agent, "t1"))
+            await accepted(store, a_turn(agent, "t1"))
         assert told.value.detail["in_doubt"]
         monkeypatch.undo()
         assert (await turn_of(store, "t1")).status == "queued"
@@ -171,7 +172,7 @@ async def test_a_server_that_has_ended_the_session_before_the_commit_has_changed
                     other.execute(*end)
                     while other.execute(*gone).fetchone() != (0,):
                         pass
-            lifecycle.accept(conn, a_turn(agent, "t1"), 1000)
+            lifecycle.accept(conn, **a_turn(agent, "t1"), limit=1000)
 
         await store.database.write(work, quick=quick)
         assert tries == 2
@@ -207,11 +208,11 @@ async def test_a_warm_turn_goes_to_the_server_and_back_five_times(
 
         monkeypatch.setattr(PipelinedConnection, "flush", counted)
         await store.arrival("local", "t2", "a")
-        turn, state = await store.accept_next(a_turn(agent, "t2", "t1"))
+        turn, state = await store.accept(**a_turn(agent, "t2", "t1"))
         assert state is not None
         assert state.session is not None
-        await store.begin(a_begin(turn))
-        await store.commit(a_commit(turn, agent))
+        await store.begin(**a_begin(turn))
+        await store.commit(**a_commit(turn, agent))
         monkeypatch.undo()
         assert [turn.id for turn in await gathered(store.turns(agent.key))] == ["t1", "t2"]
         assert [number for number in steps if number] == [1, 6, 7, 5, 4]
@@ -233,9 +234,9 @@ async def test_statements_and_rows_that_no_buffer_holds_go_both_ways(postgres_ur
         agent = await an_agent(store)
         said = {"type": "text", "text": "é" * 2_000_000}
         lines = tuple(Record(f'{{"n": {n}, "said": "{"x" * 3_000_000}"}}') for n in range(4))
-        turn = await store.accept(a_turn(agent, "t1"))
-        await store.begin(a_begin(turn))
-        await store.commit(a_commit(turn, agent, output=(said,), records=lines))
+        turn = await accepted(store, a_turn(agent, "t1"))
+        await store.begin(**a_begin(turn))
+        await store.commit(**a_commit(turn, agent, output=(said,), records=lines))
         state = await store.agent_state(agent.key, None, at_head=True)
         assert state is not None
         assert state.parent is not None
@@ -273,8 +274,8 @@ async def test_a_row_that_somebody_keeps_locked_is_waited_for_and_then_told(post
         with psycopg.connect(postgres_url) as other:
             other.execute("SELECT 1 FROM agents FOR UPDATE")
             with pytest.raises(StoreUnavailable, match=r"locked by another program for more than 0\.3 s"):
-                await store.accept(a_turn(agent, "t1"))
-        await store.accept(a_turn(agent, "t1"))
+                await accepted(store, a_turn(agent, "t1"))
+        await accepted(store, a_turn(agent, "t1"))
 
 
 async def test_a_read_is_one_snapshot_and_writes_nothing(postgres_url: str) -> None:
@@ -460,11 +461,11 @@ async def test_a_turn_that_the_server_has_lost_is_never_begun(postgres_url: str)
     store = PostgresqlStore(postgres_url)
     async with opened(lambda: store):
         agent = await an_agent(store)
-        turn = await store.accept(a_turn(agent, "t1"))
+        turn = await accepted(store, a_turn(agent, "t1"))
         with psycopg.connect(postgres_url) as crash:
             crash.execute("DELETE FROM turns")
         with pytest.raises(StoreUnavailable, match="before it had kept this turn"):
-            await store.begin(a_begin(turn))
+            await store.begin(**a_begin(turn))
 
 
 async def test_a_turn_that_has_begun_survives_the_servers_death() -> None:
@@ -472,11 +473,11 @@ async def test_a_turn_that_has_begun_survives_the_servers_death() -> None:
         store = PostgresqlStore(mortal.new_url())
         async with opened(lambda: store):
             agent = await an_agent(store)
-            turn = await store.accept(a_turn(agent, "t1"))
-            await store.begin(a_begin(turn))
+            turn = await accepted(store, a_turn(agent, "t1"))
+            await store.begin(**a_begin(turn))
             await asyncio.to_thread(mortal.stop, signal.SIGKILL)
             await asyncio.to_thread(mortal.start)
-            assert (await store.commit(a_commit(turn, agent))).status == "completed"
+            assert (await store.commit(**a_commit(turn, agent))).status == "completed"
 
 
 async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> None:
@@ -484,12 +485,12 @@ async def test_a_server_that_is_away_for_a_moment_costs_a_commit_only_time() -> 
         store = PostgresqlStore(mortal.new_url())
         async with opened(lambda: store):
             agent = await an_agent(store)
-            turn = await store.accept(a_turn(agent, "t1"))
-            await store.begin(a_begin(turn))
+            turn = await accepted(store, a_turn(agent, "t1"))
+            await store.begin(**a_begin(turn))
             await asyncio.to_thread(mortal.stop)
-            commit = asyncio.create_task(store.commit(a_commit(turn, agent)))
+            commit = asyncio.create_task(store.commit(**a_commit(turn, agent)))
             with pytest.raises(StoreUnavailable, match="cannot be used"):
-                await store.accept(a_turn(agent, "t2"))
+                await accepted(store, a_turn(agent, "t2"))
             await asyncio.to_thread(mortal.start)
             assert (await commit).status == "completed"
 
@@ -762,7 +763,7 @@ async def test_a_proxy_is_told_when_another_one_asks_for_an_agent_or_a_turn(post
     one, two = PostgresqlStore(postgres_url), PostgresqlStore(postgres_url)
     async with opened(lambda: one), opened(lambda: two):
         agent = await an_agent(one)
-        await one.accept(a_turn(agent, "t1"))
+        await accepted(one, a_turn(agent, "t1"))
         await listens(one)
         for asking in (two.acquire(agent.key, OTHER), two.cancel("t1", "holder", "client")):
             told = asyncio.create_task(one.until_asked("holder", 3600.0))

@@ -15,7 +15,15 @@ from cli_session_proxy.stores.sql.database import Urgency
 from cli_session_proxy.stores.sql.store import LARGE
 from cli_session_proxy.stores.sqlite.database import driver_of
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import IMAGE, a_turn, an_agent, complete, imported_turns, opened
+from cli_session_proxy_store_conformance.samples import (
+    IMAGE,
+    a_turn,
+    accepted,
+    an_agent,
+    complete,
+    imported_turns,
+    opened,
+)
 
 PICTURE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": IMAGE}}
 
@@ -41,7 +49,7 @@ async def test_a_large_turn_is_read_beside_the_loop(
 ) -> None:
     agent = await an_agent(store)
     done = await complete(store, agent, "t1", output=output)
-    await store.accept(a_turn(agent, "t2", "t1", fingerprint="f"))
+    await accepted(store, a_turn(agent, "t2", "t1", fingerprint="f"))
     seen: list[bool] = []
     load = rows.loaded_turns
 
@@ -74,7 +82,7 @@ async def test_what_accepting_a_turn_takes_does_not_grow_with_its_agents_turns(s
     async def taken(id: str, of: Agent) -> int:
         """What SQLite's own machine does for it."""
         before = steps
-        _, state = await store.accept_next(a_turn(of, id, placed=Placed("head"), instance="here"))
+        _, state = await store.accept(**a_turn(of, id, placed=Placed("head"), instance="here"))
         assert state is not None
         assert not state.others
         took = steps - before

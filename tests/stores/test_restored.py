@@ -15,7 +15,7 @@ from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import Proxy, Store
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_begin, a_turn, granted, opened, raised
+from cli_session_proxy_store_conformance.samples import a_begin, a_turn, accepted, granted, opened, raised
 
 ONE, TWO = Proxy("one", "here", 3600.0), Proxy("two", "here", 3600.0)
 
@@ -47,10 +47,10 @@ async def never_rolls_back(
             ("t3", agent, third),
             ("t4", later, of_lost),
         ):
-            turn = await one.accept(a_turn(of, name))
-            assert isinstance(await raised(one.begin(a_begin(turn, lease=stale))), LeaseLost)
-        turn = await one.accept(a_turn(agent, "t5"))
-        await one.begin(a_begin(turn, lease=now))
+            turn = await accepted(one, a_turn(of, name))
+            assert isinstance(await raised(one.begin(**a_begin(turn, lease=stale))), LeaseLost)
+        turn = await accepted(one, a_turn(agent, "t5"))
+        await one.begin(**a_begin(turn, lease=now))
 
 
 async def test_a_restored_file_grants_no_epoch_that_was_granted_before(tmp_path: Path) -> None:

@@ -16,14 +16,13 @@ from sqlalchemy import Connection, select, text
 
 from cli_session_proxy.domain.models import Message, Record, Turn
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.base import Commit
 from cli_session_proxy.stores.postgresql.database import WRITERS
 from cli_session_proxy.stores.postgresql.running import Slots, on_thread
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import lifecycle
 from cli_session_proxy.stores.sql.store import FEW, LARGE, SMALL
 from cli_session_proxy.stores.sql.tables import meta
-from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent, opened
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, accepted, an_agent, opened
 
 from ..postgres import server
 from ..until import until
@@ -84,9 +83,9 @@ def test_turns_of_many_agents_at_once(postgres_url: str, loop: str) -> None:
         agent, done = await an_agent(store, name), list[str]()
         for n in range(10):
             await store.arrival("local", f"{name}{n}", name)
-            turn, _ = await store.accept_next(a_turn(agent, f"{name}{n}", done[-1] if done else None))
-            await store.begin(a_begin(turn))
-            done.append((await store.commit(a_commit(turn, agent, session=name))).id)
+            turn, _ = await store.accept(**a_turn(agent, f"{name}{n}", done[-1] if done else None))
+            await store.begin(**a_begin(turn))
+            done.append((await store.commit(**a_commit(turn, agent, session=name))).id)
         return [turn.id for turn in await store.path(done[-1])]
 
     async def all_of_them() -> None:
@@ -162,7 +161,7 @@ async def test_a_row_that_another_program_has_locked_keeps_only_its_own_write_wa
     agent = await an_agent(store)
     with psycopg.connect(postgres_url) as other:
         other.execute("SELECT 1 FROM agents FOR UPDATE")
-        accepting = asyncio.create_task(store.accept(a_turn(agent, "t1")))
+        accepting = asyncio.create_task(accepted(store, a_turn(agent, "t1")))
         async with asyncio.timeout(5):
             assert (await store.arrival("local", "t1", "a"))[1] == agent
         await asyncio.sleep(0.05)
@@ -256,17 +255,17 @@ async def test_a_small_commit_is_on_the_loop(
     agent, seen = await an_agent(store), list[bool]()
     commit = lifecycle.commit
 
-    def committed(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
+    def committed(conn: Connection, **done: Any) -> Turn:
         seen.append(on_the_loop())
-        return commit(conn, done, limit=limit)
+        return commit(conn, **done)
 
     monkeypatch.setattr(lifecycle, "commit", committed)
     prompt = Message("user", ({"type": "text", "text": "x" * asked},))
-    turn = await store.accept(a_turn(agent, "t1", input=(prompt,)))
-    await store.begin(a_begin(turn))
+    turn = await accepted(store, a_turn(agent, "t1", input=(prompt,)))
+    await store.begin(**a_begin(turn))
     records = tuple(Record(f'{{"n": {n}}}') for n in range(lines))
     said = {"type": "text", "text": "x" * answered}
-    done = await store.commit(a_commit(turn, agent, output=(said,), records=records))
+    done = await store.commit(**a_commit(turn, agent, output=(said,), records=records))
     assert done == await store.turn("t1")
     assert len(await store.records("t1")) == lines
     assert seen == where

@@ -16,7 +16,7 @@ from cli_session_proxy.stores.postgresql import search
 from cli_session_proxy.stores.postgresql.store import PostgresqlStore
 from cli_session_proxy.stores.sql import searching
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_turn, an_agent, complete, imported_turns, opened
+from cli_session_proxy_store_conformance.samples import a_turn, accepted, an_agent, complete, imported_turns, opened
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ async def test_an_agent_that_is_deleted_leaves_no_row_in_the_index(store: Postgr
 
 async def test_a_turn_that_is_tried_again_is_found_by_its_new_answer(store: PostgresqlStore) -> None:
     agent = await an_agent(store)
-    await store.accept(a_turn(agent, "t1"))
+    await accepted(store, a_turn(agent, "t1"))
     await store.fail("t1", "failed", {"code": "x"}, (), {}, 20.0)
     assert await found(store, "answer") == []
     await store.requeue("t1", None)

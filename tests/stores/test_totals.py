@@ -7,7 +7,6 @@ import sqlite3
 import tempfile
 from collections.abc import Coroutine, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -27,6 +26,7 @@ from cli_session_proxy_store_conformance.samples import (
     a_lease,
     a_session,
     a_turn,
+    accepted,
     an_agent,
     gathered,
     imported_turns,
@@ -110,7 +110,7 @@ class OneStore(RuleBasedStateMachine):
     def ask(self, name: str, side: bool, pictures: list[int]) -> None:
         content = ({"type": "text", "text": "what is it?"}, *map(an_image, pictures))
         more: dict[str, Any] = {"placed": Placed("new", side=side), "input": (Message("user", content),)}
-        self.run(self.store.accept(a_turn(self.agent(name), f"t{self.next()}", **more)))
+        self.run(accepted(self.store, a_turn(self.agent(name), f"t{self.next()}", **more)))
 
     @rule(
         name=NAMES,
@@ -125,14 +125,11 @@ class OneStore(RuleBasedStateMachine):
     ) -> None:
         for turn in self.those(name, "queued", "running")[:1]:
             session = f"s-{name}-{self.number % 3}"
-            self.run(self.store.begin(a_begin(turn, session)))
+            self.run(self.store.begin(**a_begin(turn, session)))
             said = ({"type": "text", "text": "it is teal"}, *map(an_image, pictures))
             links = tuple(Link(None, session, turn.id, reason, {}, 1.0) for reason in reasons)
             more = {"status": status, "cost_usd": cost, "output": said, "links": links, "move_head": moves}
-            done = a_commit(turn, self.agent(name), session, **more)
-            if status == "refused":
-                done = replace(done, session=None, records=(), move_head=False)
-            self.run(self.store.commit(done))
+            self.run(self.store.commit(**a_commit(turn, self.agent(name), session, **more)))
 
     @rule(name=NAMES, status=st.sampled_from(["failed", "cancelled"]))
     def fail(self, name: str, status: Status) -> None:
@@ -198,12 +195,12 @@ async def filled(path: Path) -> None:
     await store.open()
     try:
         agent = await an_agent(store)
-        await store.accept(a_turn(agent, "t1", placed=Placed("new", side=True)))
+        await accepted(store, a_turn(agent, "t1", placed=Placed("new", side=True)))
         turn = await turn_of(store, "t1")
-        await store.begin(a_begin(turn))
+        await store.begin(**a_begin(turn))
         link = Link(None, "s1", "t1", "rebuilt", {}, 1.0)
-        await store.commit(a_commit(turn, agent, output=(an_image(1),), links=(link,)))
-        await store.accept(a_turn(agent, "t2"))
+        await store.commit(**a_commit(turn, agent, output=(an_image(1),), links=(link,)))
+        await accepted(store, a_turn(agent, "t2"))
         await store.fail("t2", "failed", {"code": "x"}, (), {}, 9.0)
         await an_agent(store, "empty")
     finally:

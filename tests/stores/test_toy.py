@@ -17,16 +17,14 @@ from cli_session_proxy.stores.base import (
     BEGIN_FIELDS,
     ENDED,
     AgentState,
-    Commit,
     Finding,
     Granted,
     HeldLease,
+    KeptTurn,
     Lease,
     LeaseHeld,
-    NewTurn,
     Proxy,
     Store,
-    TurnStart,
 )
 
 from ..memory_backend import MemoryBackend
@@ -74,29 +72,31 @@ class DictStore:
         parent = self.kept.get((agent.head if at_head else parent_id) or "")
         return AgentState(agent, parent, self.sessions.get(parent.session_id or "") if parent else None)
 
-    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
-        return self._keep(replace(new.turn, seq=1 + len(self.kept))), None
+    async def accept(self, turn: Turn, **_beside: Any) -> tuple[Turn, AgentState | None]:
+        return self._keep(replace(turn, seq=1 + len(self.kept))), None
 
-    async def begin(self, begun: TurnStart) -> None:
-        self._check(begun.lease)
-        turn = self.kept[begun.turn.id]
-        told: dict[str, Any] = {name: getattr(begun.turn, name) for name in BEGIN_FIELDS}
-        told |= {"attempts": (*turn.attempts, begun.attempt), "system": begun.system or turn.system}
-        self._keep(replace(turn, status="running", **told))
+    async def begin(
+        self, lease: Lease, turn: Turn, attempt: JSON, *, system: str | None = None, **_beside: Any
+    ) -> None:
+        self._check(lease)
+        known = self.kept[turn.id]
+        told: dict[str, Any] = {name: getattr(turn, name) for name in BEGIN_FIELDS}
+        told |= {"attempts": (*known.attempts, attempt), "system": system or known.system}
+        self._keep(replace(known, status="running", **told))
 
     async def note(self, lease: Lease, turn_id: str, evidence: Evidence) -> None:
         self._check(lease)
         self._keep(replace(self.kept[turn_id], evidence=evidence))
 
-    async def commit(self, commit: Commit) -> Turn:
-        self._check(commit.lease)
-        ended: dict[str, Any] = {name: getattr(commit.turn, name) for name in ENDED}
-        turn = replace(self.kept[commit.turn.id], **ended)
-        if commit.session is None:
+    async def commit(self, lease: Lease, turn: Turn, kept: KeptTurn | None, **_beside: Any) -> Turn:
+        self._check(lease)
+        ended: dict[str, Any] = {name: getattr(turn, name) for name in ENDED}
+        turn = replace(self.kept[turn.id], **ended)
+        if kept is None:
             return self._keep(turn)
-        self.sessions[commit.session.id] = commit.session
+        self.sessions[kept.session.id] = kept.session
         self.agents[turn.agent_key] = replace(self.agents[turn.agent_key], head=turn.id)
-        return self._keep(replace(turn, session_id=commit.session.id))
+        return self._keep(replace(turn, session_id=kept.session.id))
 
     async def fail(
         self,

@@ -8,10 +8,8 @@ from pathlib import Path
 import pytest
 from playwright.async_api import Browser, expect
 
-from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit
-from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, an_agent
+from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, accepted, an_agent
 
 from ..serving import serving
 from ..talking import running
@@ -26,10 +24,9 @@ async def test_budgets_are_shown_where_spend_is(browser: Browser, tmp_path: Path
     async with running(settings) as engine, serving(engine, settings) as url:
         agent = await an_agent(engine.store, "ada")
         of, now = engine.budgets.of("local", "ada"), time.time()
-        turn: Turn = await engine.store.accept(a_turn(agent, "t1", at=now, budgets=of))
-        await engine.store.begin(a_begin(turn))
-        done: Commit = a_commit(turn, agent, cost_usd=0.25, finished_at=now, budgets=of)
-        await engine.store.commit(done)
+        turn = await accepted(engine.store, a_turn(agent, "t1", at=now, budgets=of))
+        await engine.store.begin(**a_begin(turn))
+        await engine.store.commit(**a_commit(turn, agent, cost_usd=0.25, finished_at=now, budgets=of))
         async with page_of(browser, url) as page:
             told = page.locator("#overview .budgets li")
             await expect(told).to_have_text(

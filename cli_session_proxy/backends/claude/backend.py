@@ -35,7 +35,7 @@ from ...domain.parameters import Name
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
-from ...stores.base import Facts, Store
+from ...stores.base import Facts, KeptTurn, Store
 from .. import base
 from ..base import (
     Adoptable,
@@ -45,7 +45,6 @@ from ..base import (
     Event,
     Execution,
     Job,
-    KeptTurn,
     Lost,
     Remedy,
     TurnsFromSdk,
@@ -367,7 +366,7 @@ class _ClaudeExecution:
         self._interrupted = True
         await self._ready.process.interrupt()
 
-    async def keep(self, answered: Answered) -> KeptTurn:
+    async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         job = self._job
         said = TurnOutcome(
             output=answered.output,

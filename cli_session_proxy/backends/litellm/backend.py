@@ -27,7 +27,7 @@ from ...domain.sizes import CHARACTERS_PER_TOKEN, size_of
 from ...domain.windows import TurnSize, left_out
 from ...errors import Overloaded, ProxyError, UpstreamError
 from ...settings import ModelSettings, Settings
-from ...stores.base import Store
+from ...stores.base import KeptTurn, Store
 from ..base import (
     Activity,
     AnswerBlocks,
@@ -36,7 +36,6 @@ from ..base import (
     Completed,
     Event,
     Job,
-    KeptTurn,
     Lost,
     Refused,
     Retried,
@@ -370,13 +369,13 @@ class ModelExecution:
     async def interrupt(self) -> None:
         self._interrupted = True
 
-    async def keep(self, answered: Answered) -> KeptTurn:
+    async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         job = self._job
         made = await self._owner.records(job, answered.output)
         new = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
         # Without a mark: what the CLI has in its file ends before this turn, and is written anew when it is asked next.
         session = new if job.session is None else replace(job.session, tip_turn_id=job.turn.id, mark=None)
-        return KeptTurn(made, session, (), "model")
+        return KeptTurn(made, session), Evidence(records="model")
 
     async def release(self) -> None: ...
 

@@ -27,21 +27,21 @@ from sqlalchemy import (
     update,
 )
 
+from ...domain.budgets import Budget
 from ...domain.evidence import Evidence
 from ...domain.images import ImageCutter
-from ...domain.models import ANSWERED, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
+from ...domain.models import ANSWERED, JSON, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (
     BEGIN_FIELDS,
     COMPOSED_FIELDS,
     ENDED,
     AgentState,
-    Commit,
+    Home,
+    KeptTurn,
     KeyTaken,
     Lease,
-    NewTurn,
     PathChanged,
-    TurnStart,
 )
 from . import conversing, rows, spending
 from .database import Cursor, InsertNew, Prepared, Values
@@ -204,14 +204,22 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
 # --- accept
 
 
-def accept(conn: Connection, new: NewTurn, limit: int) -> tuple[Turn, AgentState | None]:
+def accept(
+    conn: Connection,
+    turn: Turn,
+    *,
+    idempotency_key: str | None = None,
+    idempotency_until: float | None = None,
+    replaces: str | None = None,
+    budgets: Sequence[Budget] = (),
+    limit: int,
+) -> tuple[Turn, AgentState | None]:
     """Store a queued turn. The agent's state is None if it has more than `limit` bytes: read it separately."""
-    turn = new.turn
-    if new.budgets:
-        spending.request(conn, new.budgets, turn.id, turn.created_at)
+    if budgets:
+        spending.request(conn, budgets, turn.id, turn.created_at)
     inserted = insert(conn, turn, ())
-    if new.idempotency_key is not None:
-        _take_key(conn, new)
+    if idempotency_key is not None:
+        _take_key(conn, turn, idempotency_key, idempotency_until, replaces)
     where: Values = {"of_agent": turn.agent_key, "excluding": turn.instance}
     if turn.placed.at_head:
         statement, query = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
@@ -243,33 +251,39 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     return inserted
 
 
-def _take_key(conn: Connection, new: NewTurn) -> None:
+def _take_key(conn: Connection, turn: Turn, name: str, until: float | None, replaces: str | None) -> None:
     """Assign the idempotency key to this turn. Also deletes all expired keys."""
     key = idempotency_keys.c
-    conn.execute(idempotency_keys.delete().where(key.until <= new.turn.created_at))
-    if new.replaces is not None:
-        conn.execute(idempotency_keys.delete().where(key.turn_id == new.replaces))
-    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == new.turn.agent_key))
-    taking = {"owner": owner, "key": new.idempotency_key, "turn_id": new.turn.id, "until": new.idempotency_until}
-    if not _TAKE_KEY.run(conn, taking).rowcount:
-        raise KeyTaken(
-            conn.execute(select(key.turn_id).where(key.owner == owner, key.key == new.idempotency_key)).scalar_one()
-        )
+    conn.execute(idempotency_keys.delete().where(key.until <= turn.created_at))
+    if replaces is not None:
+        conn.execute(idempotency_keys.delete().where(key.turn_id == replaces))
+    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == turn.agent_key))
+    if not _TAKE_KEY.run(conn, {"owner": owner, "key": name, "turn_id": turn.id, "until": until}).rowcount:
+        raise KeyTaken(conn.execute(select(key.turn_id).where(key.owner == owner, key.key == name)).scalar_one())
 
 
 # --- begin
 
 
-def begin(conn: Connection, begun: TurnStart) -> None:
-    lease, turn = begun.lease, begun.turn
-    if begun.left_off or begun.takes is not None:
+def begin(
+    conn: Connection,
+    lease: Lease,
+    turn: Turn,
+    attempt: JSON,
+    *,
+    system: str | None = None,
+    left_off: Sequence[str] = (),
+    home: Home | None = None,
+    takes: Sequence[tuple[str, str]] | None = None,
+) -> None:
+    if left_off or takes is not None:
         hold(conn, lease)
-    for turn_id in begun.left_off:
+    for turn_id in left_off:
         before = STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
-    if begun.takes is not None:
-        _compose(conn, turn, begun.takes)
+    if takes is not None:
+        _compose(conn, turn, takes)
     lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
     state_query = STATE.run(conn, {"turn_id": turn.id})
     values: dict[str, Any] = {
@@ -280,16 +294,16 @@ def begin(conn: Connection, begun: TurnStart) -> None:
         "of_agent": lease.agent_key,
         "status": "running",
         "evidence": rows.dumps(turn.evidence.as_json()),
-        "attempt": rows.dumps(begun.attempt),
+        "attempt": rows.dumps(attempt),
         "limit_wait": None,
     }
-    if begun.system is not None:
-        values["system"] = rows.dumps(begun.system)
+    if system is not None:
+        values["system"] = rows.dumps(system)
     update = _BEGIN.run(conn, values)
     which = {"turn_id": turn.id, "sent": turn.frame_uuid}
-    if begun.home is not None:
-        home = rows.dumps({"host": begun.home.host, "address": begun.home.address})
-        _MOVE_FILES.run(conn, {**which, "of_agent": lease.agent_key, "home": home})
+    if home is not None:
+        place = rows.dumps({"host": home.host, "address": home.address})
+        _MOVE_FILES.run(conn, {**which, "of_agent": lease.agent_key, "home": place})
     _NOTE_FRAME.run(conn, which, last=True)
     lease_row, row = LEASE.first(lease_query), STATE.first(state_query)
     check(lease, lease_row)
@@ -323,23 +337,32 @@ def _compose(conn: Connection, composed: Turn, takes: Sequence[tuple[str, str]])
 # --- commit
 
 
-def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
+def commit(
+    conn: Connection,
+    lease: Lease,
+    ended: Turn,
+    kept: KeptTurn | None,
+    *,
+    move_head: bool = True,
+    budgets: Sequence[Budget] = (),
+    limit: int | None = None,
+) -> Turn:
     """Raises `TooLarge` if more than `limit` bytes of the turn are stored so far."""
-    ended, session = done.turn, done.session
+    session = None if kept is None else kept.session
     refused = ended.status == "refused"
-    fits = session is None and not done.move_head if refused else session is not None
+    fits = session is None and not move_head if refused else session is not None
     if ended.status not in ANSWERED or not fits:
         raise ValueError(f"commit of {ended.id} as {ended.status}")
-    if done.budgets:
-        spending.turn(conn, done.budgets, ended.usage, ended.cost_usd, ended.finished_at or 0.0)
+    if budgets:
+        spending.turn(conn, budgets, ended.usage, ended.cost_usd, ended.finished_at or 0.0)
     session_update = None
     if session is not None:
         session_key = {"session_id": session.id, "of_agent": session.agent_key}
         session_update = UPDATE_SESSION.run(conn, session_key | rows.session_values(session))
-    lease_query = LEASE.run(conn, {"of_agent": done.lease.agent_key})
+    lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
     turn_query = LOCK_TURN.run(conn, {"turn_id": ended.id})
     lease_row, turn_row = LEASE.first(lease_query), LOCK_TURN.first(turn_query)
-    check(done.lease, lease_row)
+    check(lease, lease_row)
     row = allowed(ended.id, UNFINISHED, turn_row)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
@@ -349,7 +372,7 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
     (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_of(ended), strict=True)))
     cutter = ImageCutter()
     values = rows.answer_values(cutter, turn, row)
-    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(done.records)]
+    records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(kept.records if kept else ())]
     values["bytes"] += sum(map(len, map(_LINE, records)))
     _INSERT_RECORD.run_each(conn, records)
     UPDATE_TURN.run(conn, {"turn_id": turn.id, **values})
@@ -360,11 +383,11 @@ def commit(conn: Connection, done: Commit, *, limit: int | None = None) -> Turn:
         spoil_session(conn, turn.session_id)
     elif not session_update.rowcount:
         open_session(conn, session)
-    if done.links:
-        save_links(conn, turn.agent_key, done.links)
+    if kept is not None and kept.links:
+        save_links(conn, turn.agent_key, kept.links)
     cost = (turn.cost_usd or 0.0) - (row.cost_usd or 0.0)
     totals = totals_added(turn.agent_key, failures=int(refused), cost_usd=cost, bytes=added) | {"now": turn.finished_at}
-    if done.move_head:
+    if move_head:
         _TOUCH_AND_MOVE_HEAD.run(conn, totals | {"head": turn.id})
     else:
         TOUCH_AGENT.run(conn, totals)

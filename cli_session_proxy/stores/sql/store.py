@@ -10,7 +10,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -18,6 +18,7 @@ from sqlalchemy import Connection
 
 from ... import logs
 from ...domain.models import (
+    JSON,
     Agent,
     CancelledBy,
     ChainSummary,
@@ -29,19 +30,18 @@ from ...tasks import uninterrupted
 from ..base import (
     AgentState,
     ChainPart,
-    Commit,
     Expiry,
     Granted,
+    KeptTurn,
+    Lease,
     LeaseHeld,
     NewChain,
-    NewTurn,
     Proxy,
     Store,
     Telling,
     TellStep,
     TurnFacts,
     TurnOutline,
-    TurnStart,
 )
 from . import conversing, finding, importing, leases, lifecycle, migrations, mirroring, reading, spending, writing
 from .database import Database, Urgency, Work
@@ -249,14 +249,11 @@ class SqlStore(Store):
 
     # turns
 
-    async def accept(self, new: NewTurn) -> Turn:
-        return (await self.accept_next(new))[0]
-
-    async def accept_next(self, new: NewTurn) -> tuple[Turn, AgentState | None]:
+    async def accept(self, turn: Turn, *, durable: bool = False, **beside: Any) -> tuple[Turn, AgentState | None]:
         # If a server loses it, `begin` notices before anything is sent to a model.
-        urgency = Urgency.DURABLE if new.durable else Urgency.AHEAD
-        quick = not new.durable and _is_small(new.turn)
-        return await self._db.write(partial(lifecycle.accept, new=new, limit=LARGE), urgency, quick=quick)
+        urgency = Urgency.DURABLE if durable else Urgency.AHEAD
+        work = partial(lifecycle.accept, turn=turn, limit=LARGE, **beside)
+        return await self._db.write(work, urgency, quick=not durable and _is_small(turn))
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
@@ -298,16 +295,16 @@ class SqlStore(Store):
             log.warning("stale_write_refused", **exc.detail)
             raise
 
-    async def begin(self, begun: TurnStart) -> None:
-        await self._under_lease(partial(lifecycle.begin, begun=begun), Urgency.JOURNAL, quick=begun.takes is None)
+    async def begin(self, lease: Lease, turn: Turn, attempt: JSON, **beside: Any) -> None:
+        work = partial(lifecycle.begin, lease=lease, turn=turn, attempt=attempt, **beside)
+        await self._under_lease(work, Urgency.JOURNAL, quick=beside.get("takes") is None)
 
-    async def commit(self, commit: Commit) -> Turn:
-        if _is_small_commit(commit):
-            try:
-                return await self._under_lease(partial(lifecycle.commit, done=commit, limit=LARGE), quick=True)
-            except lifecycle.TooLarge:
-                pass
-        return await self._under_lease(partial(lifecycle.commit, done=commit))
+    async def commit(self, lease: Lease, turn: Turn, kept: KeptTurn | None, **beside: Any) -> Turn:
+        work = partial(lifecycle.commit, lease=lease, ended=turn, kept=kept, **beside)
+        if _is_small_commit(turn, kept):
+            with suppress(lifecycle.TooLarge):
+                return await self._under_lease(partial(work, limit=LARGE), quick=True)
+        return await self._under_lease(work)
 
     async def set_delivery(
         self, turn_id: str, delivery: Delivery, *, by: str | None = None, soon: bool = False
@@ -390,8 +387,8 @@ def _is_small(turn: Turn) -> bool:
     return size < SMALL
 
 
-def _is_small_commit(commit: Commit) -> bool:
+def _is_small_commit(turn: Turn, kept: KeptTurn | None) -> bool:
     """The same for a commit. Its records, if any, have the whole content."""
-    size = sum(len(record.line) for record in commit.records)
-    size += sum(len(block.get("text", "")) for block in commit.turn.output)
-    return size < SMALL and len(commit.records) <= FEW
+    lines = () if kept is None else kept.records
+    size = sum(len(record.line) for record in lines) + sum(len(block.get("text", "")) for block in turn.output)
+    return size < SMALL and len(lines) <= FEW

@@ -23,7 +23,6 @@ from cli_session_proxy.backends.base import (
     Event,
     Execution,
     Job,
-    KeptTurn,
     Lost,
     ProcessHooks,
     SessionSeen,
@@ -49,7 +48,7 @@ from cli_session_proxy.domain.parameters import Name
 from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Store
+from cli_session_proxy.stores.base import KeptTurn, Store
 
 PROGRAM = Path(__file__).with_name("program.py")
 NAME = "pipe"
@@ -127,7 +126,7 @@ class PipeBackend(Backend):
         links = () if told else (Link(None, session.id, turn.id, "started", {}, turn.created_at),)
         output = tuple(json.loads(kept[-1])["content"])
         answered = replace(turn, output=output, stop_reason="end_turn")
-        return answered, KeptTurn(tuple(map(Record, kept[-2:])), session, links, "model")
+        return answered, KeptTurn(tuple(map(Record, kept[-2:])), session, links)
 
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
@@ -199,10 +198,12 @@ class _Exchange:
     async def interrupt(self) -> None:
         """Its answers come whole."""
 
-    async def keep(self, answered: Answered) -> KeptTurn:
+    async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         job = self._job
         session = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
-        return KeptTurn(tuple(map(Record, exchange(job.turn.input, answered.output))), session, (), "model")
+        return KeptTurn(tuple(map(Record, exchange(job.turn.input, answered.output))), session), Evidence(
+            records="model"
+        )
 
     async def release(self) -> None:
         """The program waits for the next turn."""

@@ -32,8 +32,8 @@ from ....domain.parameters import Name
 from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
 from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
-from ....stores.base import Facts, Store
-from ...base import Job, KeptTurn
+from ....stores.base import Facts, KeptTurn, Store
+from ...base import Job
 from .. import transcript
 from ..process import capability as cli
 from ..process import confine, environment, failures, frames, parameters
@@ -504,7 +504,7 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> KeptTurn:
+    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> tuple[KeptTurn, Evidence]:
         """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
@@ -589,7 +589,7 @@ class Sessions:
             # Its notes may be of others: the words of this turn are in records, which hang together.
             records = [*ready.decisions, *(record for record in taken.records if record.uuid is not None)]
             session, links = replace(session, id=use.session_id, transcript="", mark=None), ()
-        return KeptTurn(tuple(records), session, links, taken.source, notes)
+        return KeptTurn(tuple(records), session, links), Evidence(records=taken.source, notes=notes)
 
     def _has_room(self) -> bool:
         """Whether a CLI can write its transcripts: else it is not to blame that they are missing."""

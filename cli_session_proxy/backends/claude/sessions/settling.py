@@ -11,8 +11,7 @@ from pathlib import Path
 
 from ....domain.limits import is_model, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
-from ....stores.base import Store
-from ...base import KeptTurn
+from ....stores.base import KeptTurn, Store
 from .. import transcript
 from ..transcript import Entry, Parsed
 from ..transcript.entries import contents
@@ -60,7 +59,7 @@ async def recover_turn(
         answered_by=exchange.model if is_model(exchange.model) else None,
     )
     records = tuple(entry.record() for entry in exchange.entries)
-    return answered, KeptTurn(records, session, _links(turn, before, session_id, now), "transcript")
+    return answered, KeptTurn(records, session, _links(turn, before, session_id, now))
 
 
 def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:

@@ -20,7 +20,6 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.domain.models import Turn
 from cli_session_proxy.errors import ClaudeUnavailable, QueueFull, SessionBusy, TurnCancelled
 from cli_session_proxy.settings import Settings
-from cli_session_proxy.stores.base import Commit
 from turnfault.provider.upstream import Upstream
 
 from ....conftest import MakeSettings
@@ -307,8 +306,8 @@ async def test_a_turn_stays_when_its_process_dies_behind_the_commit_and_cannot_b
         await say(engine, "one")
         commit = engine.store.commit
 
-        async def committed(done: Commit) -> Turn:
-            turn = await commit(done)
+        async def committed(*done: Any, **how: Any) -> Turn:
+            turn = await commit(*done, **how)
             (process,) = claude(engine).pool.table.all()
             os.kill(process.pid, signal.SIGKILL)
             await until(lambda: not process.alive)

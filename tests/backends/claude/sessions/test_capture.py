@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.backends.base import KeptTurn
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions.capture import (
     SMALL,
@@ -23,7 +22,9 @@ from cli_session_proxy.backends.claude.sessions.capture import (
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Block, Message, Role, Turn
+from cli_session_proxy.stores.base import KeptTurn
 from turnfault.provider.script import Reply
 from turnfault.provider.upstream import Upstream
 
@@ -75,7 +76,7 @@ async def test_what_a_person_says_before_an_answer_is_taken_over_is_a_turn_of_it
 ) -> None:
     settings, capture = make_settings(claude_bin=claude_2), Sessions.capture
 
-    async def later(self: Sessions, ready: LiveSession, turn: Turn, said: TurnOutcome) -> KeptTurn:
+    async def later(self: Sessions, ready: LiveSession, turn: Turn, said: TurnOutcome) -> tuple[KeptTurn, Evidence]:
         monkeypatch.setattr(Sessions, "capture", capture)
         await by_hand(settings, ready.session.id, "by hand")
         return await capture(self, ready, turn, said)
