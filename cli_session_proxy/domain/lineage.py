@@ -186,10 +186,9 @@ def decide(
     head: str | None = None,
     keep_system: bool = True,
 ) -> tuple[str | None, Placed]:
-    """Apply the table above: the parent's id, None for a root (where it is `at_head`, the head when the turn runs).
+    """Apply the table above. Returns the parent's id, None for a root or, at the head, for the head when the turn runs.
 
     `match` is the deepest known turn of the history, where one was looked for.
-
     `head` is the agent's as it is now: what continues another turn has left its path, and `placed` says where.
     `keep_system` is False where a client that sends only what is new wants nothing else to hold on.
     """

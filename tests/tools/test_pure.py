@@ -11,9 +11,9 @@ from cli_session_proxy.domain.client_tools import (
     LARGEST,
     Offers,
     answers,
-    brought,
     checked,
     cli_name,
+    for_waiting,
     mcp_result,
 )
 from cli_session_proxy.domain.models import BlockDelta, BlockStart, BlockStop, Message, Tool
@@ -52,15 +52,15 @@ def test_tools_that_cannot_be_told_apart_or_have_no_schema_are_refused(tools: tu
 
 def test_results_are_taken_in_the_order_of_their_calls_and_words_beside_them_are_kept() -> None:
     second = {**CALL, "id": "toolu_2"}
-    said = answers((CALL, second), [result("toolu_2"), result(), Message.user("and?")])
-    assert list(said.results) == ["toolu_1", "toolu_2"]
-    assert said.rest == ({"type": "text", "text": "and?"},)
-    assert brought(said) is None
+    results, rest = answers((CALL, second), [result("toolu_2"), result(), Message.user("and?")])
+    assert list(results) == ["toolu_1", "toolu_2"]
+    assert rest == ({"type": "text", "text": "and?"},)
+    assert for_waiting(results, rest) is None
 
 
 def test_a_result_that_a_waiting_process_would_not_pass_on_whole_is_not_brought_to_it() -> None:
-    assert brought(answers((CALL,), [result(content="x" * LARGEST)])) is not None
-    assert brought(answers((CALL,), [result(content="x" * (LARGEST + 1))])) is None
+    assert for_waiting(*answers((CALL,), [result(content="x" * LARGEST)])) is not None
+    assert for_waiting(*answers((CALL,), [result(content="x" * (LARGEST + 1))])) is None
     url = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     assert mcp_result(result(content=[url]).content[0]) is None
 

@@ -325,8 +325,7 @@ class Sessions:
     async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
         """The process that made the calls and waits for just these results; None where there is none (any more)."""
         job, session = now.job, now.job.session
-        # Only with nothing but results a process that waits for them can go on.
-        brought = None if job.prompt else client_tools.for_waiting(job.results)
+        brought = client_tools.for_waiting(job.results, job.prompt)
         held = None if session is None else self._held.get(session.id)
         if session is None or held is None or held.turn_id != parent.id or brought is None:
             return None
