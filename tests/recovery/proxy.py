@@ -72,6 +72,8 @@ def deadly(owner: type, name: str, *, before: bool) -> None:
         return result
 
     def called(*args: Any, **more: Any) -> Any:
+        if before:
+            die()
         result = method(*args, **more)
         die()
         return result
