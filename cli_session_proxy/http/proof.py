@@ -86,7 +86,7 @@ class Signer:
         """Who has answered a request with these marks; None where it has not proved it."""
         when, _, rest = proof.partition(" ")
         instance, _, signature = rest.partition(" ")
-        wanted = self._proof(marks[HOP_MARK], marks[TARGET].rpartition("@")[2], status, refused, when, instance)
+        wanted = self._proof(marks[HOP_MARK], marks[TARGET].partition("@")[2], status, refused, when, instance)
         if not hmac.compare_digest(signature.encode("utf-8", "replace"), wanted.encode()):
             return None
         return Peer(instance, float(when) - _clock())
@@ -104,14 +104,15 @@ class Signer:
         wanted = self._sign("request", nonce, when, scope.get("method", ""), target, owner, meant, decides, body)
         if not hmac.compare_digest(signature.encode("utf-8", "replace"), wanted.encode()):
             raise Unauthorized(ANOTHER)
-        if (address := meant.rpartition("@")[2]) != self._address:
+        # An instance holds no "@"; an address that a row of the store names may hold any.
+        if (address := meant.partition("@")[2]) != self._address:
             raise Unauthorized(f"this request is meant for the proxy at {address}: check `advertise` of both")
 
     def once(self, headers: Mapping[str, str]) -> None:
         """A checked request is fresh, for this instance, and was not seen before. Raises `Interrupted`: it may have
         been accepted when it first came."""
         told, nonce, _ = headers[HOP_MARK].split(" ")
-        when, instance = float(told), headers[TARGET].rpartition("@")[0]
+        when, instance = float(told), headers[TARGET].partition("@")[0]
         now = _clock()
         while self._order and self._order[0][0] < now - 2 * FRESH:
             self._seen.discard(self._order.popleft()[1])

@@ -112,6 +112,31 @@ async def test_a_proof_of_another_proxy_proves_nothing(
         assert b"marmalade" not in other.told
 
 
+@pytest.mark.parametrize("between", ["/@", "?@", "/x@"])
+async def test_a_live_proxy_does_not_prove_an_address_that_ends_with_its_own(
+    postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, between: str
+) -> None:
+    """The stranger has it answer the greeting and the question, and would then be sent the prompt."""
+    async with stranger() as other, cluster(postgres_url, tmp_path) as (one, two):
+        await named(one, f"{other.address}{between}{two.settings.advertise}", monkeypatch)
+
+        async def passed_on(head: bytes) -> bytes:
+            asked, _, rest = head.partition(b" HTTP/1.1")
+            question = b"/readyz" if asked.endswith(b"/readyz") else b"/healthz"
+            reader, writer = await asyncio.open_connection("127.0.0.1", two.settings.port)
+            writer.write(b"GET " + question + b" HTTP/1.1" + rest)
+            answer = await reader.readuntil(b"\r\n\r\n")
+            answer += await reader.readuntil(b"}")
+            writer.close()
+            return answer
+
+        other.answer = passed_on
+        assert said(await one.chat(PROMPT)) == f"You said: {PROMPT} (1)"
+        assert other.connections
+        assert b"POST" not in other.told
+        assert b"marmalade" not in other.told
+
+
 async def test_an_address_that_no_live_row_names_is_not_asked(
     postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
