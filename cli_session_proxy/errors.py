@@ -23,6 +23,7 @@
     ├── TurnTimeout           504 turn_timeout
     ├── Overloaded            529 overloaded
     ├── SandboxError          500 sandbox_error
+    ├── DamagedRow            500 damaged_row              a row of the store holds what no write of ours leaves
     └── ConfigError           500 config_error             at start-up: exit code 2; or git memory
 
 An error carries data (status, code, param, retry_after, detail), and its text says what to do next.
@@ -193,6 +194,12 @@ class Overloaded(ProxyError):
 class SandboxError(ProxyError):
     status = 500
     code = "sandbox_error"
+
+
+class DamagedRow(ProxyError):
+    status = 500
+    code = "damaged_row"
+    retries_help = False
 
 
 class ConfigError(ProxyError):

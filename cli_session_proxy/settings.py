@@ -96,6 +96,9 @@ _TRUSTED_OF_PROFILES = {
     "git_memory": "a repository to read from and write to",
 }  # fmt: skip
 
+# What one owner may take of the places that all share (connections, `queue_limit`), where there may be several owners.
+OWNERS_SHARE = 0.75
+
 # What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
 NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
 
@@ -593,6 +596,11 @@ class Settings(BaseModel):
                 "start again"
             )
         return key
+
+    @property
+    def has_owners(self) -> bool:
+        """Whether keys or a gateway name who asks: there may be several, and each leaves room for the others."""
+        return bool(self.keys) or self.keys_file is not None or self.trusted_header is not None
 
     def cluster_secret(self) -> str | None:
         """The key by which the proxies of several hosts know each other; None: no cluster. Raises `ConfigError`."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
-from operator import attrgetter
+from operator import attrgetter, index
 from types import UnionType
 from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
@@ -98,12 +98,11 @@ def _ways(kind: Any) -> tuple[Way | None, Way | None]:
         return write and _or_none(write), read and _or_none(read)
     if get_origin(kind) is tuple:
         write, read = _ways(of[0])
-        if write is None or read is None:
-            return list, tuple
-        return _each(list, write), _each(tuple, read)
+        return _each(list, write) if write else list, _each(tuple, read) if read else tuple
     if hasattr(kind, "from_json"):
         return kind.as_json, kind.from_json
-    return None, None
+    # A store or a file may hold anything: what is no number, or no object, raises.
+    return None, index if kind is int else dict if get_origin(kind) is dict else None
 
 
 def _or_none(way: Way) -> Way:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import os
 import uuid
 from collections.abc import Callable, Sequence
@@ -49,13 +50,14 @@ from ..errors import (
     LeaseLost,
     NotFound,
     ProxyError,
+    QueueFull,
     SessionBusy,
     StoreUnavailable,
     TurnTimeout,
     UpstreamError,
 )
 from ..sandbox import Sandboxes
-from ..settings import NO_PROFILE, BudgetSettings, Settings
+from ..settings import NO_PROFILE, OWNERS_SHARE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
@@ -413,7 +415,19 @@ class Engine:
 
     def _admit(self, request: TurnRequest) -> None:
         self._lanes.admit()
+        self._leave_room(request.owner)
         self.budgets.admit(request.owner, request.agent_id, self._instances.now())
+
+    def _leave_room(self, owner: str) -> None:
+        """Raises `QueueFull` where this owner's turns have their share of the places that all owners wait in."""
+        most = self._slots.limit + math.ceil(OWNERS_SHARE * self.settings.queue_limit)
+        if self.settings.has_owners and self._lanes.total >= most:
+            owners = [live.requested.owner for live in self._live.values() if live.requested is not None]
+            if owners.count(owner) >= most:
+                raise QueueFull(
+                    f"{most} requests of this key wait or run already: wait for some",
+                    retry_after=self._slots.time.value,
+                )
 
     async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
         await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
@@ -517,6 +531,7 @@ class Engine:
         another request has queued it already."""
         if turn.id in self._ends.waiting:  # the end of the last attempt: stored later it would end this one
             await self._ends.store_all()
+        self._leave_room(agent.owner)
         place = self._lanes.take(turn.agent_key)
         try:
             limits, now = self.budgets.of(agent.owner, agent.agent_id), self._instances.now()

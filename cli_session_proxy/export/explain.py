@@ -413,6 +413,7 @@ _FAILED: Mapping[str, str] = {
     "overloaded": "the provider was overloaded",
     "sandbox_error": "the agent's folder could not be made",
     "config_error": "a setting is wrong",
+    "damaged_row": "its row in the store cannot be read",
 }
 
 

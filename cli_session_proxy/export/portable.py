@@ -33,7 +33,7 @@ import aiofiles
 from ..domain.forms import Recorded
 from ..domain.images import ImageCutter
 from ..domain.models import FINISHED, JSON, Agent, Turn
-from ..errors import InvalidRequest, NotFound, SessionBusy
+from ..errors import DamagedRow, InvalidRequest, NotFound, SessionBusy, from_dict
 from ..locks import to_drive
 from ..sandbox import Sandboxes
 from ..settings import Settings
@@ -121,6 +121,8 @@ async def _lines_of(
     }
     tips = {session.tip_turn_id for session in chain.sessions} | {chain.agent.head}
     async for turn in store.turns(agent.key):
+        if turn.error is not None and turn.error.get("code") == DamagedRow.code:
+            raise from_dict(turn.error)
         if whole_at is not None:
             if turn.status not in FINISHED:
                 raise SessionBusy(f"turn {turn.id} of agent {agent.agent_id!r} waits or runs: wait for its end")

@@ -8,7 +8,7 @@ made from the domain's records; only stricter rules are written here.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from types import UnionType
 from typing import Annotated, Any, Literal, Optional, Union, get_args, get_origin, get_type_hints
 
@@ -71,10 +71,28 @@ class _Shape(BaseModel):
     model_config = ConfigDict(strict=True, extra="ignore")
 
 
+# What a wire reads of a block of each type, and of the source of an image or a document.
+_IN_BLOCK: dict[str, dict[str, type]] = {
+    "text": {"text": str}, "thinking": {"thinking": str}, "tool_use": {"id": str, "name": str, "input": dict},
+    "tool_result": {"tool_use_id": str}, "image": {"source": dict}, "document": {"source": dict},
+}  # fmt: skip
+_IN_SOURCE: dict[str, type] = {"type": str, "media_type": str, "data": str}
+
+
 def _block(value: Any) -> Any:
-    if isinstance(value, dict) and value.get("type") == "text" and not isinstance(value.get("text"), str):
-        raise ValueError("a text block holds no text")
+    if isinstance(value, dict):
+        kind = str(value.get("type"))
+        _holds(kind, value, {"type": str, **_IN_BLOCK.get(kind, {})})
+        if kind in ("image", "document"):
+            by_url = kind == "image" and value["source"].get("type") == "url"
+            _holds("source", value["source"], {"url": str} if by_url else _IN_SOURCE)
     return value
+
+
+def _holds(what: str, value: JSON, wanted: Mapping[str, type]) -> None:
+    wrong = next((name for name, kind in wanted.items() if not isinstance(value.get(name), kind)), None)
+    if wrong is not None:
+        raise ValueError(f"{what}.{wrong} is missing, or no {wanted[wrong].__name__}")
 
 
 Block = Annotated[JSON, BeforeValidator(_block)]

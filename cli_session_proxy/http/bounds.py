@@ -6,13 +6,14 @@ Beyond a bound a request is refused with 429 `queue_full`; what it held is given
 from __future__ import annotations
 
 import contextlib
+import math
 import resource
 from collections import Counter
 from dataclasses import dataclass, field
 from typing import Self
 
 from ..errors import QueueFull
-from ..settings import Settings
+from ..settings import OWNERS_SHARE, Settings
 
 # Requests of one owner beside those that run or wait as turns.
 SPARE_REQUESTS = 128
@@ -68,6 +69,8 @@ class Bounds:
     @staticmethod
     def of(settings: Settings) -> Bounds:
         requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
+        if settings.has_owners:  # an open request has a connection
+            requests = min(requests, math.ceil(OWNERS_SHARE * connections()))
         return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
     def request(self, owner: str) -> RequestHold:

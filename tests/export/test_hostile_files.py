@@ -263,6 +263,23 @@ async def test_a_turn_of_an_export_has_only_values_of_ours(settings: Settings, t
     await refused(settings, path, f"line 2: turn.{field}")
 
 
+ODD_BLOCKS: list[Any] = [
+    {}, {"type": ["text"]}, {"type": "thinking"}, {"type": "tool_result"}, {"type": "tool_result", "tool_use_id": 5},
+    {"type": "tool_use", "id": "a", "name": "b"}, {"type": "tool_use", "id": 5, "name": "b", "input": {}},
+    {"type": "image"}, {"type": "image", "source": "x"}, {"type": "image", "source": {"type": "url"}},
+    {"type": "document", "source": {"type": "url", "url": "http://h"}},
+    {"type": "document", "source": {"media_type": "text/plain", "data": "x"}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("block", ODD_BLOCKS, ids=json.dumps)
+async def test_a_block_has_what_every_wire_shows_of_it(settings: Settings, tmp_path: Path, block: Any) -> None:
+    """The items of a response, of a conversation or of an interaction were a 500."""
+    asked = sealed(tmp_path / "x.jsonl", turn_line(input=[{"role": "user", "content": [block]}]), session_line())
+    await refused(settings, asked, "line 2: turn.input.0.content.0")
+    await refused(settings, sealed(asked, turn_line(output=[block]), session_line()), "line 2: turn.output.0")
+
+
 @pytest.mark.parametrize(
     ("field", "told"),
     [

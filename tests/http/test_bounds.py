@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
+from pydantic import SecretStr
 
 from cli_session_proxy.http import bounds, connection
 from cli_session_proxy.http import listening as waiting
@@ -19,8 +20,10 @@ from cli_session_proxy.http.bounds import Bounds
 from cli_session_proxy.http.server import Server
 from cli_session_proxy.settings import Settings
 
+from ..engine.test_core import Model, core
 from ..fakes import Step, hello
 from ..no_cli import no_cli
+from ..serving import serving as serving_engine
 from ..until import until
 from .test_connection import ASK, answer, listening
 from .test_server import HELLO, SOON, Serving, serving
@@ -97,6 +100,45 @@ async def test_one_owners_open_requests_leave_another_theirs(
         assert [answer.status_code for answer in await asyncio.gather(*waiting)] == [200, 200, 200]
         assert (await door.http.get("/v1/models", headers=ALICE)).status_code == 200
     assert made[0].open == {}
+
+
+async def test_one_owners_waiting_turns_leave_another_a_place(tmp_path: Path) -> None:
+    """They need no open request: their client has been told that they wait. All places were one owner's."""
+    keys = {name: SecretStr(key) for name, key in KEYS.items()}
+    settings = Settings(
+        var=tmp_path / "var", claude_config_dir=tmp_path, port=0, keys=keys, queue_limit=20, max_turns=2
+    )
+    model = Model()
+    model.open.clear()
+    async with (
+        core(settings, model) as (engine, _),
+        serving_engine(engine, settings) as url,
+        httpx.AsyncClient(base_url=url, trust_env=False, timeout=SOON) as http,
+    ):
+
+        async def asks(key: dict[str, str], agent: str) -> int:
+            body = {"model": "sonnet", "input": "x", "background": True}
+            return (await http.post("/responses", json=body, headers={**key, "X-Agent-Id": agent})).status_code
+
+        assert [await asks(ALICE, f"a{n}") for n in range(24)] == [200] * 17 + [429] * 7
+        assert [await asks(BOB, f"b{n}") for n in range(6)] == [200] * 5 + [429]
+        model.open.set()
+
+
+async def test_one_owners_requests_leave_another_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that sent no body held all of them for five minutes, where few files may be open."""
+    monkeypatch.setattr(bounds, "connections", lambda: 8)
+    monkeypatch.setattr(connection, "MOST", 8)
+    async with no_cli(tmp_path, keys=KEYS) as url:
+        host, port = httpx.URL(url).host, httpx.URL(url).port
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nx-api-key: {ALICE['x-api-key']}\r\n"
+        async with contextlib.AsyncExitStack() as stack:
+            for _ in range(12):
+                _, writer = await asyncio.open_connection(host, port)
+                stack.callback(writer.close)
+                writer.write(f"{head}Content-Length: 9\r\n\r\n".encode())
+            async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=SOON) as http:
+                assert (await http.get("/v1/models", headers=BOB)).status_code == 200
 
 
 async def test_one_owners_bodies_leave_another_theirs(serving: Serving, made: list[Bounds]) -> None:

@@ -7,7 +7,7 @@ import json
 import subprocess
 import time
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -124,6 +124,28 @@ async def test_an_entry_without_end_is_not_read(there: Redis) -> None:
         assert one.state == "ok"
         assert (await client.info("stats"))["total_net_output_bytes"] - before < 1_000_000
         await client.aclose()
+
+
+NO_REDIS = (b"-MOVED 1 a:b\r\n", b"-ASK\r\n", b"%1\r\n*1\r\n:1\r\n:1\r\n", b">1\r\n+x\r\n" * 10_000, b"$a\r\n", b"\0")
+
+
+@pytest.mark.parametrize("answer", NO_REDIS, ids=lambda answer: repr(answer[:8]))
+async def test_what_no_redis_answers_fails_no_turn(answer: bytes) -> None:
+    """A program that had Redis's port made every turn of every agent a 500."""
+
+    async def answers(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while await reader.read(4096):
+                writer.write(answer)
+                await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(answers, "127.0.0.1", 0) as other:
+        async with registry(f"redis://127.0.0.1:{other.sockets[0].getsockname()[1]}/0") as (one, rows):
+            await one.note(AGENT, HERE, None, 5)
+            assert await one.find(AGENT) == THERE
+            await one.forget(AGENT)
+        assert (one.state, rows.asked) == ("away", 1)
 
 
 async def test_an_entry_of_another_agent_of_this_name_is_not_believed(there: Redis) -> None:

@@ -6,12 +6,14 @@ import asyncio
 import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ...backends.base import Login
 from ...domain import times
 from ...domain.models import ANSWERED, FINISHED, JSON
 from ...engine.engine import Engine
+from ...errors import DamagedRow
 from ...export import explain, feed, status
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
@@ -138,18 +140,19 @@ class Overview:
                 newest.setdefault(one.agent_key, one.id)
         seen: dict[str, Remembered] = {}
         for turn_id in newest.values():
-            known = self._compared.get(turn_id)
-            if known is None:
-                turn = await self._engine.store.turn(turn_id)
-                ran = turn is not None and turn.session_id is not None  # else nothing was sent for it: it was imported
-                request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
-                known = Remembered(0, 0, 0)
-                if request is not None:
-                    known = Remembered(1, request.turns, request.turns - len(request.missing))
-            seen[turn_id] = known
+            seen[turn_id] = self._compared.get(turn_id) or await self._compare(turn_id)
         self._compared = seen
         sums = [sum(getattr(one, name) for one in seen.values()) for name in ("agents", "turns", "sent")]
         return Remembered(*sums) if sums[0] else None
+
+    async def _compare(self, turn_id: str) -> Remembered:
+        with suppress(DamagedRow):  # its page says so
+            turn = await self._engine.store.turn(turn_id)
+            ran = turn is not None and turn.session_id is not None  # else nothing was sent for it: it was imported
+            request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
+            if request is not None:
+                return Remembered(1, request.turns, request.turns - len(request.missing))
+        return Remembered(0, 0, 0)
 
     async def _running(self, owner: str) -> list[JSON]:
         told = []

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from sqlalchemy import Connection, Double, func, select
 
 from ...domain.models import JSON
 from ..base import Finding
+from .damaged import reads, sound
 from .rows import dumps, loads
 from .tables import findings, meta
 
@@ -41,8 +43,12 @@ def all_of(conn: Connection, subject: str | None = None) -> list[Finding]:
     wanted = select(findings).where(findings.c.until.is_(None))
     if subject is not None:
         wanted = wanted.where(findings.c.subject == subject)
-    rows = conn.execute(wanted.order_by(findings.c.at, findings.c.subject, findings.c.name))
-    return [Finding(row.subject, row.name, loads(row.found), row.at) for row in rows]
+    return sound(_finding, conn.execute(wanted.order_by(findings.c.at, findings.c.subject, findings.c.name)))
+
+
+@reads(*findings.c)
+def _finding(row: Any) -> Finding:
+    return Finding(row.subject, row.name, dict(loads(row.found)), row.at)
 
 
 def _alone(conn: Connection) -> float:

@@ -29,6 +29,7 @@ from sqlalchemy import (
 from ...domain.models import CancelledBy
 from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
 from . import rows
+from .damaged import reads, sound
 from .database import InsertNew, Prepared
 from .tables import FACTS, cancels, followers, leases, meta, proxies
 
@@ -204,12 +205,17 @@ def introduce(conn: Connection, proxy_id: str, facts: Facts) -> None:
 
 def hosts(conn: Connection) -> list[tuple[str, Facts]]:
     query = (
-        select(proxies.c.host, meta.c.value)
+        select(proxies.c.host, meta.c.name, meta.c.value)
         .join(meta, meta.c.name == literal(FACTS) + proxies.c.id)
         .where(proxies.c.until > _NOW)
         .order_by(proxies.c.host, proxies.c.id)
     )
-    return [(row.host, json.loads(row.value)) for row in conn.execute(query)]
+    return sound(_host, conn.execute(query))
+
+
+@reads(proxies.c.host, meta.c.name, meta.c.value)
+def _host(row: Any) -> tuple[str, Facts]:
+    return row.host, {name: str(value) for name, value in json.loads(row.value).items()}
 
 
 def resign(conn: Connection, proxy_id: str) -> None:

@@ -195,7 +195,7 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
     """The turn in a joined row, which begins with its columns; None if these are empty."""
     if row.id is None:
         return None
-    if limit is not None and (row.bytes > limit or row.images is not None):
+    if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
     (found,) = rows.loaded_turns(conn, [row])
     return found
@@ -366,7 +366,7 @@ def commit(
     row = allowed(ended.id, UNFINISHED, turn_row)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
-    if limit is not None and (row.bytes > limit or row.images is not None):
+    if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
     session_id = row.session_id if session is None else session.id
     (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_of(ended), strict=True)))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Sequence
+from functools import partial
 from typing import Any
 
 from sqlalchemy import (
@@ -42,8 +43,10 @@ from ...domain.models import (
     Session,
     Turn,
 )
+from ...domain.times import LAST_TIME
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
+from .damaged import reads, sound
 from .database import Prepared
 from .lifecycle import ENDING, TooLarge
 from .rows import chunks, unfinished
@@ -92,10 +95,6 @@ _TURN = select(*rows.TURN)
 _BEHIND = and_(turns.c.agent_key == bindparam("of_agent"), turns.c.seq > bindparam("after"))
 _PAGE_OF_AGENT = _TURN.where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
 _PAGE_OF_OUTLINES = select(*rows.OUTLINE).where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
-_FACTS = (
-    turns.c.id, turns.c.seq, turns.c.agent_key, agents.c.owner, turns.c.status, turns.c.model, turns.c.answered_by,
-    turns.c.created_at, turns.c.finished_at, turns.c.cost_usd, turns.c.usage, turns.c.error,
-)  # fmt: skip
 
 _AGENT = Prepared(
     select(*rows.AGENT).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
@@ -111,11 +110,8 @@ _STATE = (
     .scalar_subquery()
     .label("state")
 )
-_SUMMARY: Select[Any] = (
-    select(*rows.AGENT, agents.c.last_at, *(agents.c[name] for name in rows.TOTALS), _STATE)
-    .order_by(agents.c.last_at.desc(), agents.c.key.desc())
-    .limit(PAGE)
-)
+_SUMMED_UP = (*rows.AGENT, agents.c.last_at, *(agents.c[name] for name in rows.TOTALS), _STATE)
+_SUMMARY: Select[Any] = select(*_SUMMED_UP).order_by(agents.c.last_at.desc(), agents.c.key.desc()).limit(PAGE)
 # A client may come back to these: unfinished, adopted or imported turns; a stored response or interaction, or another
 # id that its wire gave out (`store`); a conversation.
 _AWAITED = (
@@ -181,11 +177,8 @@ def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None)
     found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
     if only is not None:
         found = found.where(agents.c.key == only)
-    return [
-        rows.agent(row)
-        for row in conn.execute(found.order_by(agents.c.last_at, agents.c.key))
-        if expiry.version in (None, version(conn, row.key))
-    ]
+    old_ones = sound(rows.agent, conn.execute(found.order_by(agents.c.last_at, agents.c.key)))
+    return [agent for agent in old_ones if expiry.version in (None, version(conn, agent.key))]
 
 
 def version(conn: Connection, agent_key: int) -> str | None:
@@ -206,7 +199,8 @@ def version(conn: Connection, agent_key: int) -> str | None:
 
 def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
     found = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).select_from(agents)
-    found = found.where(ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until)
+    readable = agents.c.cost_usd < LAST_TIME  # see `damaged`
+    found = found.where(ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until, readable)
     number, cost = conn.execute(
         found.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
     ).one()
@@ -217,7 +211,12 @@ def one_shots(conn: Connection, owner: str | None, *, since: float, until: float
 def forgotten_since(conn: Connection, owner: str | None, since: float) -> list[Forgotten]:
     found = select(forgotten).where(forgotten.c.at > since - HOUR)
     found = found if owner is None else found.where(forgotten.c.owner == owner)
-    return [Forgotten(**row) for row in conn.execute(found.order_by(*forgotten.primary_key)).mappings()]
+    return sound(_forgotten, conn.execute(found.order_by(*forgotten.primary_key)))
+
+
+@reads(*forgotten.c)
+def _forgotten(row: Any) -> Forgotten:
+    return Forgotten(**row._asdict())
 
 
 def chain(conn: Connection, agent_key: int) -> Chain | None:
@@ -226,7 +225,7 @@ def chain(conn: Connection, agent_key: int) -> Chain | None:
         return None
     own = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == agent_key).order_by(sessions.c.n))
     why = conn.execute(select(links).where(links.c.agent_key == agent_key).order_by(links.c.n))
-    return Chain(found, tuple(map(rows.session, own)), tuple(map(rows.link, why)))
+    return Chain(found, tuple(sound(rows.session, own)), tuple(sound(rows.link, why)))
 
 
 def summaries(
@@ -245,17 +244,19 @@ def summaries(
 def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     held = leases.holders(conn, [row.key for row in found])
     running = set(conn.scalars(select(turns.c.agent_key).where(turns.c.status == "running")))
-    return [
-        ChainSummary(
-            rows.agent(row), row.turns, row.sessions, row.repairs,
-            "running" if row.state == "queued" and row.key in running else row.state,
-            row.cost_usd, row.bytes, row.last_at,
-            side=0 < row.turns == row.side, failures=row.failures,
-            host=held[row.key].host if row.key in held else None,
-            address=held[row.key].address if row.key in held else None,
-        )
-        for row in found
-    ]  # fmt: skip
+    return sound(partial(_summary, held=held, running=running), found)
+
+
+@reads(*_SUMMED_UP)
+def _summary(row: Any, held: dict[int, Any], running: set[int]) -> ChainSummary:
+    return ChainSummary(
+        rows.agent(row), row.turns, row.sessions, row.repairs,
+        "running" if row.state == "queued" and row.key in running else row.state,
+        row.cost_usd, row.bytes, row.last_at,
+        side=0 < row.turns == row.side, failures=row.failures,
+        host=held[row.key].host if row.key in held else None,
+        address=held[row.key].address if row.key in held else None,
+    )  # fmt: skip
 
 
 # --- turns ---
@@ -330,17 +331,24 @@ def children(conn: Connection, turn_id: str) -> list[Turn]:
 
 def pending_deliveries(conn: Connection) -> list[Turn]:
     query = _TURN.where(turns.c.delivery == "pending", turns.c.status.in_(sorted(FINISHED)))
-    return _turns(conn, query.order_by(turns.c.seq))
+    return sound(partial(rows.turn, conn=conn), conn.execute(query.order_by(turns.c.seq)).all())
 
 
-def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> list[Turn]:
-    found = conn.execute(_PAGE_OF_AGENT, {"of_agent": agent_key, "after": after_seq})
-    return rows.loaded_turns(conn, found.all())
+# A page in the order of acceptance, and behind which place the next one begins (None: there is none).
 
 
-def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> list[TurnOutline]:
-    found = conn.execute(_PAGE_OF_OUTLINES, {"of_agent": agent_key, "after": after_seq})
-    return list(map(rows.turn_outline, found.all()))
+def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[Turn], int | None]:
+    found = conn.execute(_PAGE_OF_AGENT, {"of_agent": agent_key, "after": after_seq}).all()
+    return sound(partial(rows.turn, conn=conn), found, rows.damaged_turn), _next(found)
+
+
+def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[TurnOutline], int | None]:
+    found = conn.execute(_PAGE_OF_OUTLINES, {"of_agent": agent_key, "after": after_seq}).all()
+    return sound(rows.turn_outline, found, rows.damaged_outline), _next(found)
+
+
+def _next(found: Sequence[Any]) -> int | None:
+    return found[-1].seq if len(found) == PAGE else None
 
 
 def page(
@@ -351,13 +359,14 @@ def page(
         at = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(newest - 1).limit(1))
         before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
-    found = _turns(conn, query.order_by(turns.c.seq.desc()).limit(limit))
+    newest_first = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
+    found = sound(partial(rows.turn, conn=conn), newest_first, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     why = [
-        rows.link(row)
+        link
         for part in chunks([turn.id for turn in found])
-        for row in conn.execute(of_agent.where(links.c.turn_id.in_(part)))
+        for link in sound(rows.link, conn.execute(of_agent.where(links.c.turn_id.in_(part))))
     ]
     whole = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
     total, cost = conn.execute(whole).one_or_none() or (0, 0.0)
@@ -407,8 +416,11 @@ def places(conn: Connection, agent_key: int, turn_ids: Sequence[str]) -> dict[st
     return at
 
 
-def facts(conn: Connection, *, owner: str | None, since: float, before: int | None, limit: int) -> list[TurnFacts]:
-    query = select(*_FACTS).join(agents, agents.c.key == turns.c.agent_key)
+def facts(
+    conn: Connection, *, owner: str | None, since: float, before: int | None, limit: int
+) -> tuple[list[TurnFacts], int | None]:
+    """The newest first, and before which place the rest comes (None: there is none)."""
+    query = select(*rows.SUMMED).join(agents, agents.c.key == turns.c.agent_key)
     whose = agents.c.owner != COMING if owner is None else agents.c.owner == owner
     query = query.where(whose, turns.c.created_at >= since)
     if before is not None:
@@ -420,24 +432,25 @@ def facts(conn: Connection, *, owner: str | None, since: float, before: int | No
             links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
         )
         repaired |= {row.turn_id: row.number for row in conn.execute(why.group_by(links.c.turn_id))}
-    return [rows.facts(row, repaired.get(row.id, 0)) for row in found]
+    return sound(partial(rows.facts, repairs=repaired), found), found[-1].seq if len(found) == limit else None
 
 
 def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
     query = select(links).where(links.c.agent_key == agent_key, links.c.reason != "started")
-    return [rows.link(row) for row in conn.execute(query.order_by(links.c.n.desc()).limit(limit))]
+    return sound(rows.link, conn.execute(query.order_by(links.c.n.desc()).limit(limit)))
 
 
-def page_of_unfinished(conn: Connection, after_seq: int) -> list[Turn]:
+def page_of_unfinished(conn: Connection, after_seq: int) -> tuple[list[Turn], int | None]:
     query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
-    return _turns(conn, query.order_by(turns.c.seq).limit(PAGE))
+    found = conn.execute(query.order_by(turns.c.seq).limit(PAGE)).all()
+    return sound(partial(rows.turn, conn=conn), found), _next(found)
 
 
 def unfinished_of(
     conn: Connection, agent_key: int, excluding: str | None = None, *, limit: int | None = None
 ) -> list[Turn]:
     found = _UNFINISHED_OF.all(conn, {"of_agent": agent_key, "excluding": excluding})
-    if limit is not None and (sum(row.bytes for row in found) > limit or any(row.images for row in found)):
+    if limit is not None and rows.are_large(*found, limit=limit):
         raise TooLarge
     return rows.loaded_turns(conn, found)
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
-from ...domain.evidence import Evidence
+from ...domain.evidence import NOTHING, Evidence
 from ...domain.images import ImageCutter, ImagePlace, restore
 from ...domain.models import (
     PLAIN,
@@ -28,9 +28,11 @@ from ...domain.models import (
     TurnOptions,
     Usage,
 )
+from ...errors import DamagedRow
 from ..base import TurnFacts, TurnOutline
+from .damaged import reads
 from .database import InsertNew, Prepared
-from .tables import agents, image_refs, images, sessions, turns
+from .tables import agents, image_refs, images, links, sessions, turns
 
 Values = dict[str, Any]
 
@@ -48,6 +50,27 @@ _ENDED = (
     "answered_by",
 )  # fmt: skip
 _end_of = attrgetter(*_ENDED)
+
+AGENT = tuple(agents.c[name] for name in Agent.__slots__)
+SESSION = tuple(sessions.c[name] for name in Session.__slots__)
+# Columns of an agent that are totals of its turns.
+TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
+# The columns of a turn in the order of the fields of `Turn`; then two more.
+_AT = {name: at for at, name in enumerate(Turn.__slots__)}
+_WITH_IMAGES = len(_AT) + 1
+TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
+_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
+_FALLBACK, _LIMIT_WAIT = _AT["fallback"], _AT["limit_wait"]
+_LISTS = itemgetter("output", "tools", "attempts")(_AT)
+_OBJECTS = itemgetter("timings", "error", "call")(_AT)
+_TEXTS = itemgetter("system", "stop_sequence")(_AT)
+
+OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
+SUMMED = (
+    turns.c.id, turns.c.seq, turns.c.agent_key, agents.c.owner, turns.c.status, turns.c.model, turns.c.answered_by,
+    turns.c.created_at, turns.c.finished_at, turns.c.cost_usd, turns.c.usage, turns.c.error,
+)  # fmt: skip
+LINK = tuple(links.c)
 
 # `placed` and the `evidence` of ordinary turns are the same few texts again and again. So their parsed form is cached:
 # how many, and up to which length (characters).
@@ -155,38 +178,56 @@ def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
-def loaded_turns(conn: Connection, rows: Sequence[Row[Any]], **changed: Any) -> list[Turn]:
+def loaded_turns(conn: Connection, found: Iterable[Row[Any]], **changed: Any) -> list[Turn]:
     """Turns with their images, from rows with all columns of `turns`. `changed`: fields that replace the stored
     ones."""
-    known: dict[str, str] | None = None
-    found: list[Turn] = []
-    for row in rows:
-        *values, cut_out = row[:_WITH_IMAGES]
-        if cut_out is not None:
-            if known is None:
-                places = [loads(one.images) for one in rows if one.images is not None]
-                known = load_images(conn, (sha for by_name in places for part in by_name.values() for _, sha in part))
-            for name, cut in loads(cut_out).items():
-                values[_AT[name]] = restore(values[_AT[name]], cut, known)
-        for at in _JSON:
-            if values[at] is not None:
-                values[at] = loads(values[at])
-        for at in _TUPLES:
-            values[at] = tuple(values[at])
-        options = values[_OPTIONS]
-        values[_INPUT] = tuple(map(Message.from_json, loads(values[_INPUT])))
-        values[_PLACED] = _placed(values[_PLACED])
-        values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
-        values[_EVIDENCE] = _evidence(values[_EVIDENCE])
-        values[_USAGE] = Usage.from_json(values[_USAGE])
-        if values[_FALLBACK] is not None:
-            values[_FALLBACK] = Fallback.from_json(values[_FALLBACK])
-        if values[_LIMIT_WAIT] is not None:
-            values[_LIMIT_WAIT] = LimitWait.from_json(values[_LIMIT_WAIT])
-        for name, value in changed.items():
-            values[_AT[name]] = value
-        found.append(Turn(*values))
-    return found
+    return [turn(row, conn, **changed) for row in found]
+
+
+@reads(*TURN)
+def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
+    *values, cut_out = row[:_WITH_IMAGES]
+    if cut_out is not None:
+        places = loads(cut_out)
+        known = load_images(conn, (sha for part in places.values() for _, sha in part))
+        for name, cut in places.items():
+            values[_AT[name]] = restore(values[_AT[name]], cut, known)
+    for at in _LISTS:
+        values[at] = tuple(map(dict, loads(values[at])))
+    for at in _OBJECTS:
+        if values[at] is not None:
+            values[at] = dict(loads(values[at]))
+    for at in _TEXTS:
+        if values[at] is not None:
+            values[at] = loads(values[at])
+    options = values[_OPTIONS]
+    values[_INPUT] = tuple(map(Message.from_json, loads(values[_INPUT])))
+    values[_PLACED] = _placed(values[_PLACED])
+    values[_OPTIONS] = PLAIN if options == "{}" else TurnOptions.from_json(loads(options))
+    values[_EVIDENCE] = _evidence(values[_EVIDENCE])
+    values[_USAGE] = Usage.from_json(loads(values[_USAGE]))
+    if values[_FALLBACK] is not None:
+        values[_FALLBACK] = Fallback.from_json(loads(values[_FALLBACK]))
+    if values[_LIMIT_WAIT] is not None:
+        values[_LIMIT_WAIT] = LimitWait.from_json(loads(values[_LIMIT_WAIT]))
+    for name, value in changed.items():
+        values[_AT[name]] = value
+    return Turn(*values)
+
+
+def damaged_turn(row: Row[Any], damage: DamagedRow) -> Turn:
+    """Stands for a turn that cannot be read, where people look at a chain: one that failed, and says what is wrong."""
+    return Turn(str(row.id), row.seq, row.agent_key, None, "failed", "", (), 0.0, error=damage.as_dict())
+
+
+def damaged_outline(row: Row[Any], _: DamagedRow) -> TurnOutline:
+    return TurnOutline(str(row.id), row.seq, None, "failed", None, (), NOTHING, ())
+
+
+def are_large(*found: Row[Any], limit: int) -> bool:
+    """Whether these rows of turns are more than the event loop should be kept for (bytes), or do not tell."""
+    sizes = (row.bytes if isinstance(row.bytes, int) else limit + 1 for row in found)
+    return sum(sizes) > limit or any(row.images is not None for row in found)
 
 
 @lru_cache(COMMON)
@@ -203,6 +244,7 @@ def _common_evidence(text: str) -> Evidence:
     return Evidence.from_json(loads(text))
 
 
+@reads(*OUTLINE)
 def turn_outline(row: Row[Any]) -> TurnOutline:
     """From a row of the columns of `OUTLINE`."""
     turn_id, seq, parent_id, status, session_id, asked, evidence, attempts = tuple(row)
@@ -210,12 +252,15 @@ def turn_outline(row: Row[Any]) -> TurnOutline:
     return TurnOutline(turn_id, seq, parent_id, status, session_id, *known)
 
 
-def facts(row: Any, repairs: int) -> TurnFacts:
+@reads(*SUMMED)
+def facts(row: Any, repairs: Mapping[str, int]) -> TurnFacts:
     code = None if row.error is None else str(loads(row.error).get("code"))
-    known = row.created_at, row.finished_at, row.cost_usd, Usage.from_json(loads(row.usage)), code, repairs
-    return TurnFacts(row.id, row.seq, row.agent_key, row.owner, row.status, row.answered_by or row.model, *known)
+    usage, model = Usage.from_json(loads(row.usage)), row.answered_by or row.model
+    known = row.created_at, row.finished_at, row.cost_usd, usage, code, repairs.get(row.id, 0)
+    return TurnFacts(row.id, row.seq, row.agent_key, row.owner, row.status, model, *known)
 
 
+@reads(*AGENT)
 def agent(columns: Sequence[Any]) -> Agent:
     """From a row that begins with the columns of `AGENT`."""
     key, owner, agent_id, folder, named, head, created_at = columns[: len(AGENT)]
@@ -233,6 +278,7 @@ def session_values(session: Session) -> Values:
     }
 
 
+@reads(*SESSION)
 def session(columns: Sequence[Any]) -> Session:
     """From a row that begins with the columns of `SESSION`."""
     session_id, agent_key, tip, transcript, cli_version, created_at, text = columns[: len(SESSION)]
@@ -252,6 +298,7 @@ def link_values(agent_key: int, link: Link) -> Values:
     }
 
 
+@reads(*LINK)
 def link(row: Row[Any]) -> Link:
     return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)
 
@@ -276,26 +323,6 @@ def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
         Record(restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))
         for row, part in zip(rows, places, strict=True)
     ]
-
-
-AGENT = tuple(agents.c[name] for name in Agent.__slots__)
-SESSION = tuple(sessions.c[name] for name in Session.__slots__)
-# Columns of an agent that are totals of its turns.
-TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
-# The columns of a turn in the order of the fields of `Turn`, then two more.
-_AT = {name: at for at, name in enumerate(Turn.__slots__)}
-_WITH_IMAGES = len(_AT) + 1
-TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
-_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
-_FALLBACK, _LIMIT_WAIT = _AT["fallback"], _AT["limit_wait"]
-_TUPLES = itemgetter("output", "tools", "attempts")(_AT)
-_JSON = (
-    _USAGE,
-    *_TUPLES,
-    *itemgetter("timings", "system", "stop_sequence", "error", "call", "fallback", "limit_wait")(_AT),
-)
-
-OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 
 
 # SQLite takes at least 999 variables in a statement, PostgreSQL 32,767.

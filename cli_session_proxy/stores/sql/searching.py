@@ -9,14 +9,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
-from sqlalchemy import ColumnElement, Connection, Select, bindparam, exists, func, or_, select
+from sqlalchemy import ColumnElement, Connection, Select, Text, bindparam, exists, func, or_, select
 
 from ... import redact
 from ...domain.models import REPAIR_REASONS
 from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
+from ...errors import DamagedRow
 from . import rows
+from .damaged import reads, sound
 from .reading import ONE_SHOT
 from .tables import COMING, agents, links, sessions, turns
 
@@ -37,7 +40,7 @@ PARTS: tuple[Part, ...] = ("input", "output", "tools", "metadata")
 AT_ONCE = 10
 _TEXTS_OF_TURNS = select(
     turns.c.seq, turns.c.agent_key, turns.c.id, turns.c.status,
-    *(func.substr(turns.c[name], 1, READ).label(name) for name in PARTS[:3]), turns.c.options,
+    *(func.substr(turns.c[name], 1, READ, type_=Text).label(name) for name in PARTS[:3]), turns.c.options,
 ).where(turns.c.seq.in_(bindparam("seqs", expanding=True)))  # fmt: skip
 
 # Keys of strings that are not searched, because they only describe a block. In a call's input all are searched.
@@ -78,10 +81,19 @@ class SearchText(NamedTuple):
 def texts(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
     """The texts by which these turns can be found. The turns are in any order."""
     for at in range(0, len(seqs), AT_ONCE):
-        for row in conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all():
-            parts = (*map(_texts, row[4:7]), _metadata(row.options))
-            clean = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
-            yield SearchText(*row[:4], tuple(map(redact.text, clean)))
+        yield from sound(_of_turn, conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all(), _of_damaged)
+
+
+@reads(*_TEXTS_OF_TURNS.selected_columns)
+def _of_turn(row: Any) -> SearchText:
+    parts = (*map(_texts, row[4:7]), _metadata(row.options))
+    clean = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
+    return SearchText(row.seq, row.agent_key, row.id, row.status, tuple(map(redact.text, clean)))
+
+
+def _of_damaged(row: Any, _: DamagedRow) -> SearchText:
+    """Found by no word, and not looked at again."""
+    return SearchText(row.seq, row.agent_key, row.id, row.status, ("",) * len(PARTS))
 
 
 def _texts(text: str) -> str:
@@ -134,7 +146,7 @@ def _metadata(options: str) -> str:
 def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     """Search agents, sessions and turns by name or id, then turns by words."""
     whose = theirs(wanted)
-    named = select(*rows.AGENT, agents.c.last_at, agents.c.turns).where(whose).order_by(agents.c.last_at.desc())
+    named = select(*rows.AGENT, agents.c.last_at).where(whose).order_by(agents.c.last_at.desc())
     everyone = conn.execute(named).all()
     hits = [*_by_name(everyone, wanted), *_by_id(conn, wanted)]
     left = wanted.limit - len(hits)
@@ -142,9 +154,10 @@ def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
         hits += _shown(conn, by_words(left))
     elif left > 0 and wanted.is_filtered:
         newest = _of_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
-        hits += [_hit(conn, "words", row) for row in conn.execute(newest).all()]
+        hits += sound(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
     shots = conn.scalar(select(func.count()).select_from(agents).where(whose, ONE_SHOT)) or 0
-    return Found(tuple(hits[: wanted.limit]), len(everyone), sum(row.turns for row in everyone), shots)
+    total = conn.scalar(select(func.sum(agents.c.turns)).where(whose)) or 0
+    return Found(tuple(hits[: wanted.limit]), len(everyone), int(total), shots)
 
 
 def theirs(wanted: Search) -> ColumnElement[bool]:
@@ -177,10 +190,15 @@ def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
     words = [word.casefold() for word in wanted.words]
     if not words or wanted.is_filtered:
         return
-    for row in everyone:
-        agent = rows.agent(row)
-        if all(word in agent.agent_id.casefold() for word in words):
-            yield Hit("agent", agent, row.last_at, agent.head)
+    for hit in sound(_agent_hit, everyone):
+        if all(word in hit.agent.agent_id.casefold() for word in words):
+            yield hit
+
+
+@reads(*rows.AGENT, agents.c.last_at)
+def _agent_hit(row: Any) -> Hit:
+    agent = rows.agent(row)
+    return Hit("agent", agent, row.last_at, agent.head)
 
 
 def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
@@ -195,23 +213,26 @@ def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
     called = _of_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
     for kind, query in kinds:
-        for row in conn.execute(query.where(*fits(wanted)).limit(wanted.limit)).all():
-            yield _hit(conn, kind, row[:-1], session_id=row[-1])
+        found = conn.execute(query.where(*fits(wanted)).limit(wanted.limit)).all()
+        yield from sound(partial(_hit, conn=conn, kind=kind), found)
 
 
 def _shown(conn: Connection, best: Sequence[Ranked]) -> Iterator[Hit]:
     query = _of_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
     known = {row[-1]: row for row in conn.execute(query)}
     for ranked in best:
-        yield _hit(conn, "words", known[ranked.seq], part=ranked.part, snippet=ranked.snippet)
+        shown = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
+        yield from sound(shown, (known[ranked.seq],))
 
 
-def _hit(conn: Connection, kind: HitKind, row: Sequence[Any], **more: Any) -> Hit:
-    """A hit from a row of `_HIT`. The turn's number is queried here, only for hits that are shown."""
-    turn_id, session_id, status, model, continuity, cost, at, seq = row[len(rows.AGENT) :]
+@reads(*_HIT)
+def _hit(row: Sequence[Any], /, conn: Connection, kind: HitKind, **more: Any) -> Hit:
+    """A hit from a row of `_HIT`, which the id of a session may follow. The turn's number is queried here, only for
+    hits that are shown."""
+    turn_id, session_id, status, model, continuity, cost, at, seq, *other = row[len(rows.AGENT) :]
     place = select(func.count()).select_from(turns).where(turns.c.agent_key == row[0], turns.c.seq <= seq)
-    told = {"session_id": session_id, **more}
+    session = other[0] if other else session_id
     return Hit(
         kind, rows.agent(row), at, turn_id, conn.scalar(place), status=status, model=model, continuity=continuity,
-        cost_usd=cost, **told,
+        cost_usd=cost, session_id=session, **more,
     )  # fmt: skip

@@ -15,6 +15,7 @@ from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
 from ...domain import budgets
 from ...domain.budgets import KEYS, Budget, Per, Scope, Spent
 from ...domain.models import Usage
+from .damaged import reads, sound
 from .database import Cursor, InsertOrAdd, Prepared, Values
 from .rows import unfinished
 from .tables import agents, spent, turns
@@ -57,7 +58,7 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
         ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
     found = []
     for budget, kept, counted in ran:
-        rows = [Spent(**row._asdict()) for row in _all(_OF_ACCOUNT, kept)]
+        rows = list(map(_spent, _all(_OF_ACCOUNT, kept)))
         under_way = 0 if counted is None else sum(row.turns for row in _all(_UNDER_WAY[budget.scope], counted))
         found.append((rows, budgets.refusal(budget, rows, under_way, now, is_new=is_new)))
     refused = [refusal for _, refusal in found if refusal is not None]
@@ -87,7 +88,12 @@ def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float |
 
 def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
     wanted = spent.c.account.startswith(KEYS, autoescape=True) if account is None else spent.c.account == account
-    return [Spent(**row) for row in conn.execute(select(spent).where(wanted)).mappings()]
+    return sound(_spent, conn.execute(select(spent).where(wanted)))
+
+
+@reads(*spent.c)
+def _spent(row: Any) -> Spent:
+    return Spent(**row._asdict())
 
 
 def _add(conn: Connection, to: Sequence[tuple[str, Per]], now: float, more: Values) -> None:

@@ -344,11 +344,14 @@ class SqlStore(Store):
     def unfinished(self) -> AsyncIterator[Turn]:
         return self._paged(reading.page_of_unfinished)
 
-    async def _paged(self, read: Callable[..., list[Ordered]], after_seq: int = 0) -> AsyncIterator[Ordered]:
-        while page := await self._db.read(partial(read, after_seq=after_seq)):
+    async def _paged(
+        self, read: Callable[..., tuple[list[Ordered], int | None]], after_seq: int = 0
+    ) -> AsyncIterator[Ordered]:
+        after: int | None = after_seq
+        while after is not None:
+            page, after = await self._db.read(partial(read, after_seq=after))
             for one in page:
                 yield one
-            after_seq = page[-1].seq
 
     async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
         # In several reads, so that running turns can read between them.
@@ -356,11 +359,11 @@ class SqlStore(Store):
         before: int | None = None
         while len(found) < limit:
             most = min(reading.FACTS, limit - len(found))
-            piece = await self._db.read(partial(reading.facts, owner=owner, since=since, before=before, limit=most))
+            read = partial(reading.facts, owner=owner, since=since, before=before, limit=most)
+            piece, before = await self._db.read(read)
             found += piece
-            if len(piece) < most:
+            if before is None:
                 break
-            before = piece[-1].seq
         return found
 
     async def size(self) -> int | None:

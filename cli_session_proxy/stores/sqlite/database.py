@@ -163,7 +163,7 @@ class SqliteDatabase(Life, Database):
             try:
                 return work(self._quick)  # one statement, so it needs no transaction around it
             except ERRORS as exc:
-                if not is_busy(exc):
+                if not is_busy(exc) and not is_no_text(exc):
                     raise self._unavailable(exc) from exc
         return await self._read_threads.run(partial(self._read, work))
 
@@ -523,6 +523,19 @@ def is_busy(exc: BaseException) -> bool:
     return cause_of(exc)[1] in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
+def is_no_text(exc: BaseException) -> bool:
+    """A column holds bytes that are called a text: the driver has no code for that, and its words hold them. Read as
+    bytes they are one damaged row (`sql.damaged`)."""
+    return str(cause_of(exc)[0]).startswith("Could not decode to UTF-8")
+
+
+def _text_or_bytes(value: bytes) -> str | bytes:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return value
+
+
 ADVICE = {
     sqlite3.SQLITE_PERM: "give this user the right to read and write it",
     sqlite3.SQLITE_READONLY: "make the file and its directory writable for this user",
@@ -578,9 +591,15 @@ def transaction(conn: Connection, kind: Kind, *works: Work[T]) -> list[T]:
     try:
         results = [work(conn) for work in works]
         dbapi.commit()
-    except BaseException:
+    except BaseException as exc:
         dbapi.rollback()  # no error if SQLite did it itself, e.g. on a full disk
-        raise
+        if not is_no_text(exc) or dbapi.text_factory is not str:
+            raise
+        dbapi.text_factory = _text_or_bytes
+        try:
+            return transaction(conn, kind, *works)
+        finally:
+            dbapi.text_factory = str
     return results
 
 

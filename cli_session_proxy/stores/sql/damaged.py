@@ -1,0 +1,104 @@
+"""Rows that hold what no write of ours leaves: SQLite keeps any value in any column, and a file is edited by hand.
+
+Each reader of rows says which columns it reads (`reads`). A list is read by `sound`: one damaged row hides no other.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+from sqlalchemy import ColumnElement
+
+from ... import logs
+from ...domain.times import LAST_TIME
+from ...errors import DamagedRow
+
+log = logs.get(__name__)
+
+T = TypeVar("T")
+P = ParamSpec("P")
+Read = Callable[Concatenate[Any, P], T]
+
+# What reading JSON of another form raises.
+_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
+# Damaged rows that the log has named, and how many it names.
+_logged: set[str] = set()
+MOST_LOGGED = 1000
+
+
+def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
+    """Of a function that reads a row which begins with these columns: where it cannot, it raises `DamagedRow`, which
+    names the row and the column. The log says so once."""
+    numbers = tuple(n for n, column in enumerate(columns) if column.type.python_type is float)
+    sound: set[tuple[type, ...]] = set()  # types of the values of rows that were looked at column by column
+
+    def checked(read: Read[P, T]) -> Read[P, T]:
+        @wraps(read)
+        def read_checked(row: Any, /, *given: P.args, **named: P.kwargs) -> T:
+            values = row[: len(columns)]
+            kinds = tuple(map(type, values))
+            if kinds not in sound:
+                for column, kind in zip(columns, kinds, strict=True):
+                    if not _fits(column.type.python_type, kind):
+                        raise _damaged(columns, values, column, kind.__name__)
+                sound.add(kinds)
+            for n in numbers:
+                if values[n] is not None and not -LAST_TIME < values[n] < LAST_TIME:
+                    raise _damaged(columns, values, columns[n], str(values[n]))
+            try:
+                return read(row, *given, **named)
+            except _UNREADABLE as exc:
+                texts = (column for column, value in zip(columns, values, strict=True) if _is_broken_json(value))
+                raise _damaged(columns, values, next(texts, None), type(exc).__name__) from exc
+
+        return read_checked
+
+    return checked
+
+
+def sound(
+    read: Callable[[Any], T], found: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
+) -> list[T]:
+    """What is read of each row. A damaged one is left out, or `instead` tells of it."""
+    told = []
+    for row in found:
+        try:
+            told.append(read(row))
+        except DamagedRow as exc:
+            if instead is not None:
+                told.append(instead(row, exc))
+    return told
+
+
+def _fits(wanted: type, kind: type) -> bool:
+    return kind in (wanted, type(None)) or (wanted is bool and kind is int)
+
+
+def _is_broken_json(value: object) -> bool:
+    if not isinstance(value, str) or not value.startswith(("[", "{", '"')):  # an id, a name
+        return False
+    try:
+        json.loads(value)
+    except _UNREADABLE:
+        return True
+    return False
+
+
+def _damaged(
+    columns: Sequence[ColumnElement[Any]], values: Sequence[Any], wrong: ColumnElement[Any] | None, why: str
+) -> DamagedRow:
+    table: Any = getattr(wrong, "table", None)
+    table = columns[0].table if table is None else table  # the first one is no label
+    own = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]
+    keys = [pair for pair in own if pair[0].primary_key] or own[:1]
+    where = ", ".join(f"{column.name} {str(value)[:80]!r}" for column, value in keys)
+    named = f"{table.name} with {where}: {'its JSON' if wrong is None else wrong.name}"
+    if named not in _logged and len(_logged) < MOST_LOGGED:
+        _logged.add(named)
+        log.error("damaged_row", row=named, why=why)
+    return DamagedRow(
+        f"a row of the store is damaged: {named} ({why}); set it right, or put the row of a backup in its place"
+    )
