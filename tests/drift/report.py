@@ -14,15 +14,15 @@ DRIFT = "drift"
 
 _HEAD = """# A CLI of tomorrow: measured
 
-The CLI is updated often, under people's hands. Here the real one is replaced by a program around it that changes one
-thing on the way in or out and calls itself {version}. Each row is a small life: a turn with the real CLI; then on the
-changed one a plain turn, a stream, an image, parameters, another system prompt, a call of the client's tool with its
-result, a new agent whose first turn is cancelled in the middle, all transcripts deleted, a restart; then the real one
-is back. "Right" turns had the right answer, and the request that led to it held every acknowledged turn once, in
-order. A "refused" turn ended in an error that names the CLI's version and binary; nothing of it reached a later
-request. "Slowest" is the longest that a client waited for either. "Faults" are wrong answers, vague errors, and turns
-that a request did not hold although they were acknowledged. Settings are the defaults of `serve`.
-Made by `make drift`, which fails where a turn is neither right nor refused in words, takes too long, or is lost.
+The CLI is updated often, while people use it. Here a wrapper replaces the real one: it changes one thing in the
+CLI's input or output, and calls itself {version}. Each row is a series of turns. The first runs on the real CLI. On
+the changed one run a plain turn, a stream, an image, parameters, another system prompt, a call of the client's tool
+with its result, and a new agent whose first turn is cancelled in the middle; then all transcripts are deleted, and
+the proxy restarts. At last the real CLI is back. "Right" turns had the right answer, and their request held every
+acknowledged turn once, in order. A "refused" turn ended in an error that names the CLI's version and binary; nothing
+of it reached a later request. "Slowest" is the longest wait of a client for either. "Faults" are wrong answers,
+vague errors, and acknowledged turns that a request did not hold. Settings are the defaults of `serve`.
+Made by `make drift`, which fails if a turn is neither right nor refused with such an error, takes too long, or is lost.
 
 | changed | right | refused | slowest | faults | the first refusal |
 |---|---|---|---|---|---|

@@ -11,14 +11,14 @@ _HEAD = f"""# Every CLI that people have: measured
 
 One agent's life of {TURNS} turns on each version from npm: plain and streamed turns, an image, four turns at once,
 all transcripts deleted, a stream that the provider cuts, a restart of the proxy. "Whole" counts the answered turns
-whose request to the model held every turn that was acknowledged before, once, in order. Prefix = the least that any
-request kept of the one before it (and in which turn); 1.00: the prompt cache holds. The provider is scripted. Every
-20th version since 1.0.60, and all of the last ten. Made by `make versions`.
+whose request to the model held every turn that was acknowledged before, once, in order. "Prefix" is the smallest share
+that any request kept of the one before it, and in which turn; at 1.00 the prompt cache holds. The provider is scripted.
+Tried: every 20th version since 1.0.60, and the last ten. Made by `make versions`.
 
-Where the prefix is below 1.00 the CLI itself changes its request, run on two of them. 2.1.119 writes a hash of each
+Where the prefix is below 1.00 the CLI itself changes its request (checked on two). 2.1.119 writes a hash of each
 request into a billing line of its system prompt (`cch=…`); all messages are the same. 2.1.235 adds a count of tokens
 left to the newest message, and leaves it out after a restart. 1.0.120 puts reminders of its own into the
-newest message. The messages that were acknowledged are all there in each.
+newest message. All acknowledged messages are there in each of them.
 
 | version | answered | whole | prefix | seconds | what its clients were told | faults |
 |---|---|---|---|---|---|---|
