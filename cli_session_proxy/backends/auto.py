@@ -20,7 +20,7 @@ CLAUDE = "claude"
 
 
 def backend_for(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: ProcessHooks) -> Backend:
-    """Raises `ConfigError` for a name that no installed package has, and for a model that nobody could ask."""
+    """Raises `ConfigError` for a backend that is not installed, and for a model that cannot be used."""
     own = _own(settings, store, sandboxes, hooks)
     if not settings.models:
         return own
@@ -31,7 +31,7 @@ def backend_for(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: P
 
 
 def _own(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: ProcessHooks) -> Backend:
-    if settings.backend == CLAUDE:  # without a look at every installed package
+    if settings.backend == CLAUDE:  # skip the search through all installed packages
         return ClaudeBackend(settings, store, sandboxes, hooks)
     found = entry_points(group=GROUP)
     if settings.backend not in found.names:

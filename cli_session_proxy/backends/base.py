@@ -3,15 +3,15 @@
 The core decides what continues what, in which order, and under whose lease. A backend answers:
 
     prepare   the path and the options of a turn -> an exchange that is about to continue that path; nothing was sent
-    say       what is new goes to the model, and its events come back; the last is `Completed`, `Called` or `Refused`
-    keep      what to store of it: records, the session as it is now, links
-    release   the turn is committed; or discard: nothing of the turn is kept
+    say       send the new prompt to the model; yields its events, the last is `Completed`, `Called` or `Refused`
+    keep      returns what to store: records, the session's new state, links
+    release   the turn is committed; or discard: nothing of the turn is stored
 
-- Whatever the backend does to make its memory equal to the path is its own business, and is told as links and evidence.
-- `say` raises `Lost` where the exchange ended without an answer, and a `ProxyError` where the answer is an error.
-- Nobody calls two of these at once for one agent: the core holds the agent's lease.
+- How the backend makes its memory equal to the path is its own business; links and evidence report it.
+- `say` raises `Lost` if the exchange ended without an answer, and a `ProxyError` if the answer is an error.
+- The core holds the agent's lease, so no two of these run at once for one agent.
 
-Not its business: the chain, clients and their delivery, time limits.
+Not its business: the chain, clients and deliveries, time limits.
 """
 
 from __future__ import annotations
@@ -47,22 +47,21 @@ from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import Facts, KeptTurn, WholeTurn
 
-# What may let a turn be answered that its model's API refused: without the thoughts, images or documents of the path;
-# with a summary of what is longest ago; with a login that was renewed meanwhile.
+# What another attempt may change after the model's API refused a turn: leave out the path's thinking, images or
+# documents; summarise the oldest turns; use a login that was renewed meanwhile.
 Remedy = Literal["thinking", "images", "documents", "summary", "login"]
 
-# --- what a turn wants -------------------------------------------------------------------------------------
+# --- input -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Job:
     """One attempt of one turn. `session` is the one that ends at `parent`; None for both: a new root.
 
-    `prompt` is what is said, beside the `results` of the parent's calls, by call. `frame_uuid` names this attempt for
-    ever. `offers`: the tools of the client's that may be called; what else the request asks is in `turn.options`.
-    `check` holds the arguments of calls of strict tools against their schemas. `adopt`: at the head of the chain, where
-    what somebody else said in the session is taken into the chain first. `remedies`: what earlier attempts of the turn
-    called for. `window`: how much of the path the model is shown.
+    `prompt`: the new blocks, apart from the `results` of the parent's calls, by call. `frame_uuid` identifies this
+    attempt. `offers`: the client's tools that may be called; other options are in `turn.options`. `check` validates the
+    arguments of strict tools' calls. `adopt`: the turn is at the head, so a person's turns in the session are adopted
+    first. `remedies`: changes that earlier attempts asked for. `window`: how much of the path the model is shown.
     """
 
     agent: Agent
@@ -85,9 +84,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Adoptable:
-    """What somebody else said in a session of ours after its tip: turns for the chain, in order, each under the last.
+    """Turns that a person added to a session of ours after its tip, in order, each the child of the one before.
 
-    `session` ends at the last of them. `ended`: the last answer is known to be whole.
+    `session` ends at the last of them. `ended`: the last answer is known to be complete.
     """
 
     turns: tuple[WholeTurn, ...]
@@ -96,43 +95,43 @@ class Adoptable:
     ended: bool
 
 
-# --- what comes back ---------------------------------------------------------------------------------------
+# --- events ------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SessionSeen:
-    """The backend's memory of this path has this id from now on."""
+    """From now on the backend's session for this path has this id."""
 
     session_id: str
 
 
 @dataclass(frozen=True, slots=True)
 class AnswerBlocks:
-    """Blocks of the answer, whole. The turn's output is made of these, whatever was streamed before."""
+    """Complete blocks of the answer. The turn's output consists of these, whatever was streamed before."""
 
     blocks: tuple[Block, ...]
-    model: str | None = None  # that said them, as the backend names it
+    model: str | None = None  # as the backend names it
 
 
 @dataclass(frozen=True, slots=True)
 class Abandoned:
-    """The provider's stream was cut: these blocks will not be finished, and the backend keeps nothing of them. It asks
-    again by itself. What a client was given of them is part of the answer (`Answered.partial`)."""
+    """The provider's stream was cut. These blocks stay unfinished, and the backend drops them and asks again by itself.
+    Parts that a client has already received become part of the answer (`Answered.partial`)."""
 
     blocks: frozenset[int]
 
 
 @dataclass(frozen=True, slots=True)
 class ToolActivity:
-    """A tool that ran inside the turn, not the client's: its call or its result, for the dump only."""
+    """A call or result of a tool that ran inside the turn (not the client's), for the dump only."""
 
     entry: JSON
 
 
 @dataclass(frozen=True, slots=True)
 class PermissionAsked:
-    """A tool, not the client's, waits for a person's word and does not run before it. `id` is the backend's, `agent` a
-    sub-agent's. `answer` brings the word, once; what comes later or again is dropped."""
+    """A tool (not the client's) waits for approval. `id`: the backend's; `agent`: a sub-agent's. `answer` passes the
+    decision on; later calls of it are ignored."""
 
     id: str
     tool: str
@@ -165,7 +164,7 @@ class Compacted:
 
 @dataclass(frozen=True, slots=True)
 class PlanTold:
-    """What the provider said of the subscription's windows, for `domain.plan.Plan.read`."""
+    """A report on the subscription's windows, for `domain.plan.read`."""
 
     detail: JSON
 
@@ -179,7 +178,7 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """What this exchange has used until now, as far as the provider has told: it counts where nothing else is told."""
+    """The usage of this exchange so far, as reported by the provider. It counts if no final usage follows."""
 
     usage: Usage
     cost_usd: float | None = None
@@ -187,7 +186,7 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The answer is complete so far and calls tools of the client: their results come with another turn."""
+    """The answer so far ends with calls of the client's tools. Their results come with another turn."""
 
     calls: tuple[Block, ...]
     usage: Usage
@@ -196,9 +195,9 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The model's last word. `cost_usd` is this turn's own; `usage` too.
+    """The answer is complete. `cost_usd` and `usage` are those of this turn.
 
-    `stop_sequence` is the one of the job's that the provider stopped at. `cache_miss` is what the provider said.
+    `stop_sequence`: the one of the job at which the provider stopped. `cache_miss`: the provider's report.
     """
 
     stop_reason: str | None
@@ -210,9 +209,9 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The model, or what guards it, refused to say (more of) an answer. `category` and `explanation` as it gave them.
+    """The model, or a guard before it, refused to answer or to go on. `category` and `explanation` are the provider's.
 
-    Nothing of the turn is kept: `discard` follows.
+    `discard` follows.
     """
 
     category: str | None
@@ -242,9 +241,9 @@ Event = (
 
 
 class Lost(Exception):
-    """The exchange ended without an answer. `error` is what a client is told when the turn is not repeated.
+    """The exchange ended without an answer. `error`: for the client, if the turn is not repeated.
 
-    `remedy` is what another attempt of the turn should do better; None: just the same once more.
+    `remedy`: what another attempt should change; None: nothing.
     """
 
     def __init__(self, why: str, error: ProxyError, remedy: Remedy | None = None) -> None:
@@ -256,10 +255,10 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """How the answer ended, as the core saw it: `output` is what clients were given.
+    """The answer as the core sees it: `output` is what clients received.
 
-    `calls` are the client's that wait for results; `stopped`: the core cut the answer. `partial`: which
-    blocks of `output` are of abandoned ones, which a client had been given words of.
+    `calls`: ids of the client's calls that wait for results; `stopped`: the core cut the answer. `partial`: the indices
+    of abandoned blocks in `output`, of which a client had received a part.
     """
 
     output: tuple[Block, ...]
@@ -269,11 +268,11 @@ class Answered:
 
 
 class Execution(Protocol):
-    """A path that is about to be continued. `links` and `evidence` explain how the session came to be what it is."""
+    """An exchange that is about to continue a path. `links` and `evidence` explain how its session was obtained."""
 
     @property
     def backend(self) -> str:
-        """The name of the backend that answers; kept with the turn."""
+        """The name of the backend that answers. Stored with the turn."""
 
     @property
     def who(self) -> str:
@@ -293,29 +292,29 @@ class Execution(Protocol):
 
     @property
     def unmet(self) -> Sequence[Name]:
-        """Parameters of the job that this exchange runs without. `max_tokens` among them is honoured by the core."""
+        """Parameters of the job that have no effect here. If `max_tokens` is among them, the core cuts the answer."""
 
     def say(self) -> AsyncGenerator[Event, None]:
-        """Send what is new, once, and yield what comes back. Raises `Lost` and `ProxyError`."""
+        """Send the new prompt, and yield events. Called once. Raises `Lost` and `ProxyError`."""
 
     async def interrupt(self) -> None:
         """End the answer where it is: `Completed` follows soon."""
 
     async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
-        """What to store of it, with links beyond the exchange's; and where the records came from, and what the backend
-        itself was seen to leave out (`Evidence.records`, `notes`)."""
+        """What to store of the turn, with further links; and as evidence where the records came from, and what the backend
+        itself left out (`records`, `notes`)."""
 
     async def release(self) -> None:
-        """What was kept is committed, whatever happens here. The memory of the path may serve the next turn."""
+        """The turn is committed, so errors here do not matter. The session may serve the next turn."""
 
     async def discard(self, *, owned: bool) -> None:
-        """Nothing of the turn is kept. `owned` is False where another proxy writes the agent by now: what is stored
-        outside the chain is its own."""
+        """The turn is not stored. `owned` is False if another proxy has the agent now: files outside the chain then
+        belong to it."""
 
 
 @dataclass(frozen=True, slots=True)
 class TurnsFromSdk:
-    """Turns made of a session that an application runs by itself: of the first `line_count` of its lines."""
+    """Turns of a session that an application runs itself, made of its first `line_count` lines."""
 
     adoptable: Adoptable
     line_count: int
@@ -323,8 +322,8 @@ class TurnsFromSdk:
 
 @dataclass(frozen=True, slots=True)
 class ComparedRecord:
-    """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file` are what either side
-    says, as blocks; None where it has no such record, and for the file where both say the same."""
+    """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file`: the blocks on each
+    side; None if there is no such record, or for `file` if both are equal."""
 
     uuid: str | None
     kind: str
@@ -335,10 +334,10 @@ class ComparedRecord:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What the backend keeps outside the store, compared with the chain at one turn.
+    """The backend's files compared with the chain, at one turn.
 
-    `found`: `equal`, `busy` (a turn is just writing it), `different`, or `none` where no session holds this turn.
-    `differences` are kinds and sentences. `by_hand`: the command with which a person goes on in that session.
+    `found`: `equal`, `busy` (a turn is writing them now), `different`, or `none` (no session has this turn).
+    `differences`: kinds and sentences. `by_hand`: the command with which a person can continue that session.
     """
 
     found: Literal["none", "equal", "busy", "different"]
@@ -352,11 +351,11 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True)
 class RequestSeen:
-    """A turn's last request by the backend's records of it, beside the chain.
+    """A turn's last request to the model, reconstructed from the backend's records and compared with the chain.
 
-    Of the `turns` of the path, `summarised` (the first ones) stood in a summary, and `missing` (ids) were not sent.
-    `messages`: its blocks, each with its role. `extends`: it begins with the request of the turn before, so that the
-    provider's cache can hold; None for a first turn.
+    Of the `turns` of the path, the first `summarised` ones were in a summary, and those in `missing` (ids) were not
+    sent. `messages`: the request's blocks with their roles. `extends`: it begins with the last turn's request, so that
+    the provider's cache is used; None for a first turn.
     """
 
     turns: int
@@ -367,7 +366,7 @@ class RequestSeen:
 
 
 class Counts(NamedTuple):
-    """Processes in use, idle ones that are kept warm, spares; and the bytes of all, as last measured."""
+    """How many processes are in use, idle and warm, or spares; and the memory of all in bytes, as last measured."""
 
     busy: int
     warm: int
@@ -376,8 +375,8 @@ class Counts(NamedTuple):
 
 
 class Process(NamedTuple):
-    """One process: the session that it serves (None for a spare), since when it runs its turn or waits for the next
-    (UTC seconds), and its bytes as last measured (0: not yet)."""
+    """One process. `session_id`: None for a spare. `since`: when its turn or its idle time began (UTC seconds).
+    `memory`: bytes as last measured, 0 before that."""
 
     pid: int
     state: Literal["busy", "warm", "spare"]
@@ -387,8 +386,8 @@ class Process(NamedTuple):
 
 
 class Observed(NamedTuple):
-    """One thing that the program behind a backend was checked for. `outcome`: ok, failed, not tried. `surprising`: its
-    version lets expect the opposite."""
+    """One result of the check of a backend's program. `outcome`: ok, failed, not tried. `surprising`: the opposite was
+    expected of its version."""
 
     name: str
     outcome: str
@@ -397,9 +396,9 @@ class Observed(NamedTuple):
 
 
 class Program(NamedTuple):
-    """The program behind a backend: its version and place; `runs`: the version that is run in its place, or its own.
+    """A backend's program: its version and path. `runs`: the version that is run, its own or another one's instead.
 
-    `observed`: what its check has seen; empty before that.
+    `observed`: the results of its check; empty before that.
     """
 
     version: str
@@ -408,22 +407,22 @@ class Program(NamedTuple):
     observed: tuple[Observed, ...]
 
 
-# How the program pays: with a person's subscription, by use (a key, a cloud), not at all yet; or it cannot tell.
+# How the program is billed: a person's subscription, by use (a key, a cloud), not logged in, or unknown.
 LoginKind = Literal["subscription", "by use", "none", "unknown"]
 
 
 class Login(NamedTuple):
-    """`advice`: what must be done before the program can answer; None where nothing must."""
+    """`advice`: what to do before the program can answer; None if nothing."""
 
     kind: LoginKind
     advice: str | None
 
 
 class ProcessHooks(NamedTuple):
-    """What is told of the backend's processes. None of these may fail.
+    """Callbacks about the backend's processes. They must not fail.
 
-    `on_spawn`: the pid, start time and directory of each before it gets a prompt, and again when it gets another
-    directory. `on_exit`: the pid when it is gone. `on_first_output`: how many seconds one took to its first word.
+    `on_spawn`: pid, start time and directory, before the first prompt and again when the directory changes. `on_exit`:
+    the pid, when it is gone. `on_first_output`: seconds from the start to the first output.
     """
 
     on_spawn: Callable[[int, str | None, Path], None] = lambda _pid, _start, _cwd: None
@@ -435,33 +434,33 @@ NO_HOOKS = ProcessHooks()
 
 
 class Backend(ABC):
-    """One per engine. See the module docstring. `name` is kept with the turns that it settles.
+    """One per engine. See the module docstring. `name` is stored with its turns.
 
-    `prepare` and `imported` are what every backend has. The rest is for one that keeps files or runs processes: a class
-    that inherits from this one has neither until it says so.
+    Every backend implements `prepare` and `imported`. The other methods are for backends with files or processes; their
+    defaults here are for those without.
     """
 
     name: str
 
     async def can_take(self, job: Job) -> bool:
-        """Whether the model that the job names can be asked this: its images, documents, tools and length. Only looks,
-        and sends nothing: asked before a turn that another model could not answer goes to this one."""
+        """Whether the job's model can take its images, documents, tools and length. Sends nothing. Called before a turn
+        falls back to this model."""
         return True
 
     @abstractmethod
     async def prepare(self, job: Job) -> Execution | Adoptable:
-        """`Adoptable` only where the job says `adopt`. Raises `ProxyError`, and `Lost` where it may be tried again."""
+        """`Adoptable` only if the job says `adopt`. Raises `ProxyError`, and `Lost` if another attempt may succeed."""
 
     async def adoptable(self, agent: Agent, parent: Turn) -> Adoptable | None:
-        """What somebody else said after `parent`, if that is all that changed. Only looks."""
+        """The turns that a person added after `parent`, if nothing else changed. Read only."""
         return None
 
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        """The turn that ran when its proxy ended, if its whole answer is found; else None. Changes nothing."""
+        """A turn that was running when its proxy ended, if its complete answer is found; else None. Read only."""
         return None
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
-        """How the turn's session differs from the chain. Only looks; costs as much as the path is long."""
+        """How the turn's session differs from the chain. Read only; takes time in proportion to the path."""
         return Comparison("none")
 
     async def request_of(self, turn: Turn) -> RequestSeen | None:

@@ -1,10 +1,10 @@
-"""Who read, deleted, exported, rewound, approved or changed keys: one JSON line each, only ever appended.
+"""The audit log: who read, deleted, exported, rewound, approved or changed keys; one JSON line each, append-only.
 
     <var>/audit.jsonl        where keys name owners; `audit` names another file. Without either there is none.
 
-A line is written before the first byte of an answer, so that nothing is read without one. Before something is changed
-there is one more, without a status: who is killed meanwhile has told what it was about to do. No line has words
-of a conversation, a key or a token. The file may be moved away at any time (logrotate): the next one begins a new file.
+A line is written before the first byte of an answer, so that nothing is read without one. Before a change there is
+another one, without a status: if the process is killed meanwhile, the log shows the intent. No line has content of a
+conversation, a key or a token. The file may be moved away at any time (logrotate): the next line begins a new one.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from ..tasks import survived
 Action = Literal[
     "read", "export", "import", "delete", "archive", "rewind", "cancel", "commit", "change", "approve", "keys"
 ]  # fmt: skip
-# What acts here without a request.
+# Actors without a request.
 Here = Literal["command", "serve"]
 
 FILE = "audit.jsonl"
-# By what the fingerprints of keys are made: whoever has the audit alone learns nothing of a key, not even by guessing.
+# The secret for fingerprints of keys: without it, the audit log does not even allow guessing a key.
 SALT = "audit.salt"
-# Routes that a page asks again and again: noted once in so many seconds for each owner and address.
+# Routes that the page polls: logged once in so many seconds for each owner and address.
 POLLED = frozenset({"/v1/overview", "/v1/previews", "/v1/chains", "/v1/approvals"})
 SELDOM = 300.0
 MOST_REMEMBERED = 4096
 
-# GET routes that show nothing of a conversation.
+# GET routes without content of conversations.
 NOTHING_READ = re.compile(
     r"/|/healthz|/readyz|/metrics|/openapi\.json|/ui(/.*)?|/v1(beta)?/models(/.*)?|/api/(tags|ps|version)|"
     r"/v1/(assistants|threads).*"
 )
-# What a POST does that is no turn, by the end of its path. None: nothing of a conversation.
+# The actions of POST routes that are no turns, by the end of the path. None: not logged.
 POSTS: Mapping[str, Action | None] = {
     "/rewind": "rewind", "/cancel": "cancel", "/commit": "commit", "/approve": "approve", "/items": "change",
     "/v1/conversations": "change", "/v1/conversations/{conversation_id}": "change",
     "/count_tokens": None, "/input_tokens": None, "/compact": None, "/api/show": None,
 }  # fmt: skip
-# What a command does that is run here, past the server.
+# The actions of commands that run without the server.
 COMMANDS: Mapping[str, Action] = {
     "chains": "read", "show": "read", "find": "read", "dump": "read", "verify": "read", "export": "export",
     "import": "import", "adopt": "import", "delete": "delete", "rewind": "rewind", "commit": "commit",
@@ -64,7 +64,7 @@ COMMANDS: Mapping[str, Action] = {
 
 
 def action_of(method: str, path: str) -> Action | None:
-    """What a route does, by its method and its path with the names of its parameters; None: nothing to note."""
+    """The action of a route, by its method and path template; None: not logged."""
     if method == "GET":
         return None if NOTHING_READ.fullmatch(path) else "read"
     if method == "DELETE":
@@ -77,8 +77,8 @@ def action_of(method: str, path: str) -> Action | None:
 class AuditLine(Recorded):
     """`at` is in UTC seconds. `by`: a request, or a command of a person at this machine, whose login is the `address`.
 
-    `owner` is whose conversations they are, `key` the name of the key that was shown; `what` a method and a path, or a
-    command. `status` is the answer's; None: it was about to be done.
+    `owner`: of the conversations; `key`: the name of the key that was used; `what`: method and path, or a command.
+    `status`: of the answer; None: written before the action.
     """
 
     type: Action
@@ -99,21 +99,21 @@ class Audit:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._fd: int | None = None
-        self._read: dict[tuple[str, ...], float] = {}  # what was polled, and when it was noted last
+        self._read: dict[tuple[str, ...], float] = {}  # polled routes, and when each was last logged
 
     def write(self, line: AuditLine) -> None:
-        """Raises `StoreUnavailable` where it cannot be written."""
+        """Raises `StoreUnavailable` if it cannot be written."""
         data = json.dumps(line.as_json(), separators=(",", ":")).encode() + b"\n"
         try:
             if os.write(self._opened(), data) != len(data):
-                self.close()  # the next line looks what is there, and begins behind the torn one
+                self.close()  # the next line opens the file again, after the torn line
                 raise OSError(None, "the disk is full")
         except (OSError, SandboxError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else str(exc)
             raise StoreUnavailable(f"the audit {self.path} cannot be written ({why}): nothing is done without") from exc
 
     def request(self, told: AuditLine) -> None:
-        """The same, but for what a page asks again and again."""
+        """Write it, but polled routes only now and then."""
         path = told.what.partition(" ")[2]
         if path in POLLED and (told.status or 0) < 400:
             of = told.owner or "", told.address or "", path
@@ -125,7 +125,7 @@ class Audit:
         self.write(told)
 
     def keys(self, var: Path, now: Mapping[str, str]) -> None:
-        """Note which keys there are, by name, where it is not as it was noted last. `now`: the secrets."""
+        """Log the names of the keys if they have changed since the last entry. `now`: the secrets by name."""
         salt = _salt(var / SALT)
         marks = {name: hmac.new(salt, secret.encode(), hashlib.sha256).hexdigest()[:16] for name, secret in now.items()}
         last = [one.detail.get("keys") for one in self.lines() if one.type == "keys"]
@@ -140,7 +140,7 @@ class Audit:
         self.write(AuditLine("keys", time.time(), "serve", "keys", address=str(os.getuid()), detail=how))
 
     def lines(self) -> Iterator[AuditLine]:
-        """All of them, the oldest first, from files that were moved aside too (`audit.jsonl.1`); no torn ones."""
+        """All lines, oldest first, including rotated files (`audit.jsonl.1`), without torn ones."""
         aside = [one for one in self.path.parent.glob(f"{self.path.name}.*") if not one.name.endswith((".gz", ".xz"))]
         for path in [*sorted(aside, key=lambda one: one.stat().st_mtime), self.path]:
             try:
@@ -155,7 +155,7 @@ class Audit:
             self._fd = None
 
     def _opened(self) -> int:
-        """The file that is there under the name now."""
+        """The present file of this name."""
         if self._fd is not None:
             try:
                 there, mine = os.stat(self.path), os.fstat(self._fd)
@@ -174,7 +174,7 @@ class Audit:
 
 
 def audit_of(settings: Settings) -> Audit | None:
-    """Where keys name owners, or a file is named; somebody alone has none."""
+    """The audit log; None without named keys and a configured file."""
     if not settings.is_audited:
         return None
     return Audit(settings.var / FILE if settings.audit is None else settings.audit.expanduser())
@@ -182,9 +182,9 @@ def audit_of(settings: Settings) -> Audit | None:
 
 @dataclass(slots=True)
 class RequestAudit:
-    """The lines of one request. `scope` as it came in, `state` as the gate made it; `detail` is the route's.
+    """The lines of one request. `scope`: the original; `state`: the gate's; `detail`: from the route.
 
-    A request that another proxy is to run is tried here first, and may be tried again: it is begun once.
+    A request that is forwarded may run here twice: its first line is written once.
     """
 
     audit: Audit
@@ -196,7 +196,7 @@ class RequestAudit:
     detail: JSON = field(default_factory=dict)
 
     def begins(self, path: str) -> None:
-        """The route of this path is about to run. Raises `StoreUnavailable` where that cannot be noted."""
+        """Called before the route runs. Raises `StoreUnavailable` if it cannot be logged."""
         if self.action is not None:
             return
         action = action_of(self.scope["method"], path)
@@ -205,7 +205,7 @@ class RequestAudit:
         self.action = action
 
     def answers(self, status: int) -> None:
-        """Raises `StoreUnavailable` where it cannot be noted that something is read. What is done is done."""
+        """Called before the answer. Raises `StoreUnavailable` if a read cannot be logged; not after a change."""
         action, self.action = self.action, None
         if action == "read":
             self._write(action, status)
@@ -214,7 +214,7 @@ class RequestAudit:
                 self._write(action, status)
 
     def _write(self, action: Action, status: int | None) -> None:
-        """A query is left out: it may hold a key."""
+        """The query is left out: it may have a key."""
         client, owner = self.scope.get("client"), self.state["owner"]
         what = redact.text(f"{self.scope['method']} {self.path.decode('latin-1')}")
         self.audit.request(
@@ -228,7 +228,7 @@ class RequestAudit:
 def note(
     audit: Audit, action: Action, by: Literal["command", "serve"], what: str, owner: str, **detail: object
 ) -> None:
-    """What a command or a service is about to do here. Raises `StoreUnavailable` where it cannot be noted."""
+    """Log what a command or service is about to do. Raises `StoreUnavailable` if it cannot."""
     login = getpass.getuser() if by == "command" else str(os.getuid())
     audit.write(AuditLine(action, time.time(), by, redact.text(what), owner, address=login, detail=dict(detail)))
 
@@ -242,7 +242,7 @@ def expires(audit: Audit, agent: Agent) -> None:
 
 
 def of_command(audit: Audit, name: str, given: Mapping[str, object], login: Callable[[], str]) -> None:
-    """A command of ours is about to run. Of what it was given, whose conversation it is."""
+    """Log a command of ours before it runs. Of its arguments only owner and agent are logged."""
     if (action := COMMANDS.get(name)) is None:
         return
     named = next((str(given[one]) for one in ("agent_id", "wanted", "session") if given.get(one)), "")

@@ -23,13 +23,13 @@ from .served import served_at, server_pid
 log = logs.get(__name__)
 
 BACKLOG = 2048
-# Seconds: a program that listens on a unix socket accepts at once, or is stuck.
+# Seconds to connect: a program that listens on a unix socket accepts at once, or is stuck.
 ANSWERS_WITHIN = 1.0
 
 
 @contextlib.contextmanager
 def bound(settings: Settings) -> Iterator[socket.socket]:
-    """A listening socket while the body runs; the file of a unix socket is removed after it."""
+    """A listening socket during the body; then a unix socket's file is removed."""
     listener = bind(settings)
     mine = None if settings.uds is None else _identity(settings.uds)
     try:
@@ -42,12 +42,12 @@ def bound(settings: Settings) -> Iterator[socket.socket]:
 
 
 def bind(settings: Settings) -> socket.socket:
-    """A listening socket; on an address that others can reach only with keys or a gateway. Raises `ConfigError`."""
+    """A listening socket. Raises `ConfigError`, also for an address that others can reach without keys or a gateway."""
     return _tcp(settings) if settings.uds is None else _unix(settings.uds)
 
 
 def is_loopback(host: str) -> bool:
-    """Only programs of this machine reach it. Raises `ConfigError` where it has no address."""
+    """Whether only this machine can reach it. Raises `ConfigError` for an unknown host."""
     return ipaddress.ip_address(_resolved(host, 0)[1].partition("%")[0]).is_loopback
 
 
@@ -69,7 +69,7 @@ def _tcp(settings: Settings) -> socket.socket:
         )
     try:
         if sys.platform != "linux" and port and is_served(host, port):
-            # BSD lets two programs listen on one port, where one names the address and the other one all of them.
+            # On BSD two programs can listen on one port, one at a single address and one at all.
             raise OSError(errno.EADDRINUSE, os.strerror(errno.EADDRINUSE))
         listener = socket.create_server((address, port), family=family, backlog=BACKLOG)
     except OSError as exc:
@@ -82,15 +82,15 @@ def _tcp(settings: Settings) -> socket.socket:
         else:
             why = f"cannot be used ({exc.strerror}): choose another with --port"
         raise ConfigError(f"port {port} on {host} {why}") from exc
-    # A socket made from the file descriptor knows that it is TCP: only then asyncio sets TCP_NODELAY. Without it, an
-    # answer of two writes waits 40 ms for the client's delayed acknowledgement.
+    # A socket made from the file descriptor has its protocol set to TCP: only then asyncio sets TCP_NODELAY. Without
+    # it, an answer of two writes waits 40 ms for the client's delayed acknowledgement.
     return socket.socket(fileno=listener.detach())
 
 
 @contextlib.contextmanager
 def _other_localhost(listener: socket.socket) -> Iterator[None]:
-    """No other program listens at ::1 where we do at 127.0.0.1, or the other way round: who calls `localhost` may go
-    there first, with a key. The place is held and refuses every connection."""
+    """Also occupy the other loopback address (::1 or 127.0.0.1), and refuse connections there: clients of `localhost`
+    may try it first, and send their key to another program."""
     name = listener.getsockname()
     other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}.get(name[0]) if listener.family != socket.AF_UNIX else None
     if other is None or not socket.has_ipv6:
@@ -100,19 +100,19 @@ def _other_localhost(listener: socket.socket) -> Iterator[None]:
         try:
             held.bind((other, name[1]))
         except OSError as exc:
-            if exc.errno == errno.EADDRINUSE:  # another machine has no such address at all
+            if exc.errno == errno.EADDRINUSE:  # other errors: this machine has no such address
                 log.warning("localhost_is_two", here=name[0], other=other, port=name[1])
         yield
 
 
 def served_already(settings: Settings) -> str | None:
-    """In words, the other server of this `var` that runs."""
+    """A message if another server of this `var` runs."""
     here, pid = served_at(settings.var), server_pid(settings.var)
     if here is None or pid is None:
         return None
     url = urlsplit(here.url)
     if here.uds is None and not is_served(url.hostname or "", url.port or 80):
-        return None  # it was killed, and its number is another program's by now
+        return None  # it was killed, and another program has its pid
     return f"this --var is served already, at {here} (page: {here.url}/ui, pid {pid})"
 
 
@@ -166,7 +166,7 @@ def answers(path: Path) -> bool:
             knocking.connect(str(path))
         except (ConnectionRefusedError, FileNotFoundError):
             return False
-        except OSError:  # its queue is full, or it is another user's: it has a listener
+        except OSError:  # a full queue, or another user's: something listens
             return True
         return True
 

@@ -1,6 +1,6 @@
-"""Limits for each owner: what one key holds open takes no place of another key's.
+"""Limits per owner, so that one key's open requests do not block another key's.
 
-Beyond a bound a request is refused with 429 `queue_full`; what it held is given back when it ends, however it ends.
+Beyond a limit a request is refused with 429 `queue_full`. Its counts are released when it ends, however it ends.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ from typing import Self
 from ..errors import QueueFull
 from ..settings import OWNERS_SHARE, Settings
 
-# Requests of one owner beside those that run or wait as turns.
+# Open requests of one owner, apart from queued and running turns.
 SPARE_REQUESTS = 128
-# Each open event stream asks the store twice a second.
+# Event streams of one owner: each polls the store twice a second.
 EVENT_STREAMS = 64
-# Bodies that one owner's open requests hold together, in the largest that one may have.
+# Bytes of one owner's request bodies, in multiples of the largest one.
 BODIES = 4
-# A second is what most bodies of a program on this machine take to arrive.
+# Retry-After: most bodies from this machine arrive within a second.
 RETRY_AFTER = 1.0
-# The limit of open files that is asked for: more than connections and CLIs need, or what every macOS grants.
+# The limit of open files that is requested: more than connections and CLIs need; what every macOS grants.
 OPEN_FILES = (65_536, 10_240)
-# Open connections in all, at most: half of the files that this process may have open; the CLIs' pipes need theirs.
+# The most connections: half of the file descriptors; CLIs' pipes need the rest.
 MOST_CONNECTIONS = 2048
-# Files that are left for the rest where few may be open: 36 of an idle `serve`, the start of a CLI, a client in hand.
+# Descriptors that are reserved if the limit is low: 36 of an idle `serve`, those to start a CLI, and for one client.
 OWN = 56
 LEAST_CONNECTIONS = 4
 
 
 def raise_open_files() -> None:
-    """Let this process open as many files as it may: systems allow 256 or 1024 until a program asks for more."""
+    """Raise this process's limit of open files: the default is 256 or 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     for wanted in OPEN_FILES:
         limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
@@ -45,7 +45,7 @@ def raise_open_files() -> None:
 
 
 def connections() -> int:
-    """Of all owners, by this process's limit of open files."""
+    """The most connections of all owners, by this process's limit of open files."""
     return max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
 
@@ -74,13 +74,13 @@ class Bounds:
         return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
     def request(self, owner: str) -> RequestHold:
-        """One request of this owner's: `with` it, while it is answered."""
+        """A hold for one request of this owner: use `with` while it is answered."""
         return RequestHold(self, owner)
 
 
 @dataclass(slots=True)
 class RequestHold:
-    """What one request holds. To enter it, and both methods, raise `QueueFull`."""
+    """The counts of one request. Entering it and both methods may raise `QueueFull`."""
 
     bounds: Bounds
     owner: str

@@ -1,7 +1,7 @@
-"""A client's connection, as uvicorn and httptools speak on it, with bounds for clients that do not end what they begin.
+"""A client's connection: uvicorn's httptools protocol with limits against slow and greedy clients.
 
-What is written in one turn of the event loop leaves at once. A client may send requests ahead of their answers, up to a
-bound: from one that does not take its answers nothing more is read.
+All writes of one loop iteration are sent together. Clients may pipeline a bounded number of requests; nothing more is
+read from a client that does not read its answers.
 """
 
 from __future__ import annotations
@@ -20,47 +20,47 @@ from .. import logs
 from ..wires.asgi import CLOSED
 from .bounds import connections
 
-# Bytes that are gathered at most before they are sent, so that a full transport can say so: its own high-water mark.
+# The most bytes that are gathered before sending: the transport's high-water mark, so that flow control works.
 GATHERED = 64 * 1024
-# A request's line and headers, and what else stands between bodies: uvicorn's httptools parser has no bound of its
-# own, and keeps them all. A few KB in the field; nginx takes 32 KB.
+# The most bytes between bodies, mainly a request's head: uvicorn's httptools parser has no limit. Usually a few KB;
+# nginx takes 32 KB.
 HEAD = 64 * 1024
-# A client that takes no byte of its answer for so many seconds is stuck: it is on this machine or near it.
+# Seconds without reading a byte of its answer after which a client counts as stuck.
 STALLED = 300.0
-# Requests that are read ahead of the one that is answered. Browsers and SDKs send none ahead.
+# Pipelined requests that are accepted. Browsers and SDKs send none.
 AHEAD = 16
-# Bytes that are parsed at once outside bodies: httptools parses all that it is given, up to 230 requests in these.
+# Bytes given to the parser at once, outside bodies: it parses all of them, up to 230 requests.
 SLICE = 4 * 1024
-# Bytes that may wait for all clients together. Beyond it the connection that is stalled for longest is aborted.
+# The most unread bytes of all clients. Beyond it the connection that is stalled for longest is aborted.
 UNREAD = 64 * 1024 * 1024
-# The same for strangers, who have shown no key yet, and for how many seconds they may take nothing. The page's
-# files are all that they get; a stranger that sends a second request before the first answer gets that one only.
+# The same for clients that have not sent a key yet, and their timeout in seconds. They only get the page's files, and
+# cannot pipeline.
 UNREAD_OF_STRANGERS = 4 * 1024 * 1024
 STALLED_STRANGER = 10.0
 
 log = logs.get(__name__)
 
-# Open connections at most; one that waits for nothing gives way to a new one.
+# The most open connections; an idle one is closed for a new one.
 MOST = connections()
-# Seconds in which a client says what it has connected for: until then its connection is not taken for an idle one. Of
-# few connections the oldest may have come just now; of many, a flood of silent ones does not hold up the next.
+# Seconds for a client to send its first request; until then its connection does not count as idle. With many open
+# connections it does, so that a flood of silent ones does not block new clients.
 FIRST_WORD = 1.0 if MOST < 256 else 0.1
 TOO_MANY = b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 HEAD_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class Corked:
-    """A transport that sends what was written in one turn of the loop as one piece.
+    """A transport that sends all writes of one loop iteration together.
 
-    An answer's head and body are two writes, and each send wakes the client: together they are there 0.3 to 0.5 ms
-    sooner. Nothing waits for more than the turn of the loop it is written in, and no more than `GATHERED` bytes.
+    An answer's head and body are two writes, and each send wakes the client: together they arrive 0.3 to 0.5 ms sooner.
+    Nothing is delayed beyond the loop iteration, or beyond `GATHERED` bytes.
     """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
         self._pieces: list[bytes] = []
         self._size = 0
-        # asked at each request; the rest goes through `__getattr__`
+        # called at each request; the rest goes through `__getattr__`
         self.is_closing, self.get_extra_info = transport.is_closing, transport.get_extra_info
 
     def write(self, data: bytes) -> None:
@@ -88,7 +88,7 @@ class Corked:
 
 
 class Unread:
-    """The connections whose clients do not read their answers, those that have shown no key first to go."""
+    """Connections whose clients do not read their answers. Those without a key are closed first."""
 
     def __init__(self, limit: int = UNREAD, of_strangers: int = UNREAD_OF_STRANGERS) -> None:
         self._limit = limit
@@ -96,7 +96,7 @@ class Unread:
         self._stalled: dict[bool, OrderedDict[asyncio.Transport, None]] = {True: OrderedDict(), False: OrderedDict()}
 
     def add(self, transport: asyncio.Transport, *, stranger: bool) -> None:
-        """More waits for this client than its transport takes. Where it is too much, those stalled for longest end."""
+        """Add a connection whose transport is full. If all of these have too much, close those stalled for longest."""
         self._stalled[stranger][transport] = None
         sizes = {who: [one.get_write_buffer_size() for one in stalled] for who, stalled in self._stalled.items()}
         self._drop(stranger=True, most=self._of_strangers, sizes=sizes[True])
@@ -104,7 +104,7 @@ class Unread:
         self._drop(stranger=False, most=self._limit - left, sizes=sizes[False])
 
     def _drop(self, *, stranger: bool, most: int, sizes: list[int]) -> int:
-        """Those stalled for longest, until no more than `most` bytes wait. What is left of `sizes`, in bytes."""
+        """Close those stalled for longest until at most `most` bytes wait. Returns the remaining bytes."""
         while sizes and sum(sizes) > max(0, most):
             self._abort(stranger=stranger, size=sizes.pop(0))
         return sum(sizes)
@@ -119,7 +119,7 @@ class Unread:
         return bool(self._stalled[True])
 
     def drop_stranger(self) -> bool:
-        """End one stranger's connection to make room; False where there is none."""
+        """Close one connection without a key to make room; False if there is none."""
         strangers = self._stalled[True]
         if strangers:
             self._abort(stranger=True, size=next(iter(strangers)).get_write_buffer_size())
@@ -132,7 +132,7 @@ class Unread:
 
 
 class Intake(FlowControl):
-    """uvicorn resumes reading at every answer and every look at a body; not while the connection holds."""
+    """Flow control that does not resume reading while the connection holds it (uvicorn resumes often)."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -144,7 +144,7 @@ class Intake(FlowControl):
 
 
 class Untaken:
-    """What waits for one client. The connection is aborted when it takes nothing of it for long."""
+    """Data that waits for one client. The connection is aborted if the client reads nothing for too long."""
 
     unread = Unread()  # of all connections of this process
 
@@ -154,7 +154,7 @@ class Untaken:
         self._timer: asyncio.TimerHandle | None = None
 
     def begins(self, *, stranger: bool = False) -> None:
-        """More waits than the transport takes: nothing is written until it is less."""
+        """The transport is full: stop writing until it drains."""
         self._patience = STALLED_STRANGER if stranger else STALLED
         self._watch()
         self.unread.add(self._transport, stranger=stranger)
@@ -188,12 +188,12 @@ class Connection(HttpToolsProtocol):
     _head_timer: asyncio.TimerHandle | None = None
     _idle_since = 0.0
     _unparsed = 0  # bytes since the last head or piece of a body
-    _waiting = b""  # bytes that are not parsed yet, as too many requests are before them
-    _body_left = 0  # bytes of the present body that are still to come, where its head says so
-    _wishing = b""  # the head of a request that asks for another protocol, as it is without that
+    _waiting = b""  # not parsed yet: too many requests come before
+    _body_left = 0  # missing bytes of the present body, if declared
+    _wishing = b""  # the head of a request with an `Upgrade` that is ignored, without it
     _handshake = b""  # the head of a request that asks for a WebSocket
     _handed_over = False
-    _told: dict[str, Any]  # what the gate asks of this connection, and says of it: a key was shown, or none is needed
+    _told: dict[str, Any]  # functions for the gate, and its result: a key was sent, or none is needed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
         self._corked = Corked(transport)
@@ -201,7 +201,7 @@ class Connection(HttpToolsProtocol):
         self.flow = Intake(cast(asyncio.Transport, self._corked))
         self._untaken = Untaken(self.transport)
         self._told = {"is_closed": self._is_closed, "admitted": False}
-        # A stranger's answer counts as unread as soon as the kernel does not take all of it.
+        # Without a key, an answer counts as unread once the kernel's buffer is full.
         self.transport.set_write_buffer_limits(high=0)
         self._idle_since = self.loop.time()
         if len(self.connections) > MOST:
@@ -215,16 +215,16 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def eof_received(self) -> None:
-        # The transport closes itself now: what was written in this turn of the loop goes first.
+        # The transport closes now: first send the writes of this loop iteration.
         self._corked.flush()
 
     def _make_room(self) -> None:
-        """One connection too many: the one that has been idle for the longest time goes, else a stranger that does not
-        read, else this one."""
+        """One connection too many: close the one that is idle for longest, else one without a key that does not read,
+        else this one."""
         others = [one for one in self.connections if isinstance(one, Connection) and one is not self and one._idle()]
         oldest = min(others, key=lambda one: one._idle_since, default=None)
         if oldest is not None:
-            # Its client may not have read its last answer: to close would wait for that.
+            # Abort: a close would wait for its client to read the last answer.
             oldest.transport.abort() if oldest.flow.write_paused else oldest.transport.close()
         elif not self._untaken.unread.drop_stranger():
             self.transport.write(TOO_MANY)
@@ -232,14 +232,14 @@ class Connection(HttpToolsProtocol):
 
     @staticmethod
     def has_room(connections: Collection[object]) -> bool:
-        """Whether one more beside these would not be refused."""
+        """Whether another connection would be accepted."""
         if len(connections) < MOST or Untaken.unread.has_stranger:
             return True
         before = asyncio.get_running_loop().time() - FIRST_WORD
         idle = (one for one in connections if isinstance(one, Connection) and one._idle())
         return any(one.cycle is not None or one._idle_since < before for one in idle)
 
-    # --- what it reads
+    # --- reading
 
     def data_received(self, data: bytes) -> None:
         self._waiting += data
@@ -272,7 +272,7 @@ class Connection(HttpToolsProtocol):
                 self.transport.close()
                 return
         if self._head_timer is None and self.timeout_keep_alive_task is None and self._idle():
-            self._await_head()  # a request has begun, or what is left of one that was answered early still comes
+            self._await_head()  # a request has begun, or the rest of one that was answered early
 
     def _answers_taken(self) -> None:
         """Resume reading: there may be room for more requests."""
@@ -289,13 +289,13 @@ class Connection(HttpToolsProtocol):
                 if self._handshake:
                     self._become_socket(data[wish.args[0] :])
                     return
-                # A server may go on as if nobody had asked (RFC 9110, 7.8). Java's client asks for HTTP/2 so, and
-                # httptools then drops the request's body: the head is read once more without the wish.
+                # A server may ignore `Upgrade` (RFC 9110, 7.8). Java's client asks for HTTP/2 like this, and httptools
+                # then drops the request's body: parse the head again without it.
                 data = self._wishing + data[wish.args[0] :]
                 self._wishing = b""
 
     def _become_socket(self, rest: bytes) -> None:
-        """What is said from here on is a WebSocket's. It is made known to the server as uvicorn does it."""
+        """Hand the connection over to a WebSocket protocol, as uvicorn does."""
         from .socket import Socket  # noqa: PLC0415 - its library is loaded by the first handshake
 
         self._no_head_timer()
@@ -305,14 +305,14 @@ class Connection(HttpToolsProtocol):
         web.connection_made(self.transport)
         self.transport.set_protocol(web)
         web.data_received(self._handshake)
-        if not web.handshake_initiated:  # a head that its library does not take
+        if not web.handshake_initiated:  # its library refused the head
             self.send_400_response("Invalid HTTP request received.")
         elif said := rest + self._waiting:
             web.data_received(said)
         self._waiting = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        super().on_header(name, value.rstrip(b" \t"))  # no part of it (RFC 9112, 5.1), and httptools leaves it there
+        super().on_header(name, value.rstrip(b" \t"))  # not part of the value (RFC 9112, 5.1); httptools keeps it
 
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade() and (method := self.parser.get_method()) != b"CONNECT":
@@ -334,17 +334,18 @@ class Connection(HttpToolsProtocol):
         super().on_headers_complete()
 
     def _is_closed(self) -> bool:
-        """The client has closed its end. The kernel knows it before the event loop, which may have been held up."""
+        """Whether the client has closed its end. The kernel knows before the event loop, which may have been
+        blocked."""
         if self.transport.is_closing():
             return True
-        theirs = self.transport.get_extra_info("socket")  # the transport's own object does not read
+        theirs = self.transport.get_extra_info("socket")  # the transport's socket object cannot read
         if theirs is None:
             return False
         peeking = socket.socket(theirs.family, theirs.type, theirs.proto, theirs.fileno())
         try:
-            peeking.setblocking(False)  # whatever the program's default is
+            peeking.setblocking(False)  # despite any default timeout
             return not peeking.recv(1, socket.MSG_PEEK)
-        except BlockingIOError:  # neither a byte nor an end
+        except BlockingIOError:  # open, without data
             return False
         except OSError:
             return True
@@ -362,10 +363,10 @@ class Connection(HttpToolsProtocol):
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
-        self._corked.flush()  # nothing comes after it that could go along
+        self._corked.flush()  # no more writes to join
         self._idle_since = self.loop.time()
         if not self._told["admitted"] and (self.pipeline or self._waiting):
-            self.pipeline.clear()  # strangers send one request at a time
+            self.pipeline.clear()  # without a key no pipelining
             self.transport.close()
         super().on_response_complete()
         if self.flow.held:
@@ -382,7 +383,7 @@ class Connection(HttpToolsProtocol):
             self._head_timer.cancel()
             self._head_timer = None
 
-    # --- what it writes
+    # --- writing
 
     def pause_writing(self) -> None:
         super().pause_writing()

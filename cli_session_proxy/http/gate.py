@@ -1,4 +1,4 @@
-"""The first and last thing a request meets: its id, who may ask and how much, its agent's path prefix, any error left.
+"""The outermost layer: request ids, access checks, limits, the agent's path prefix, and unhandled errors.
 
 One ASGI layer around the whole app, so that every route has the same rules and every wire the same prefix
 `/agents/{agent_id}/v1/…` (or what else its `bases` are), which is cut off before the routes see the path.
@@ -35,21 +35,20 @@ from .keys import Keys
 from .origins import Origins, check_body, permitted, readable_by
 from .proof import BODY, HOP_MARK, OLD_MARK, PROOF, QUESTIONS, checked
 
-if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
+if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
     from .relay import Relay
 
 log = logs.get(__name__)
 
-# A line of the log names a turn, and no agent: what is deleted is found in it by its ids.
+# Log lines name turns by id and no agents, so that they hold no names of deleted ones.
 TURN_ID = b"x-turn-id"
 PLAN = f"{HEADER}-status".encode()
-# Requests that only read are not logged: the page sends one every other second.
+# Reading requests are not logged: the page sends one every other second.
 LOOKS = frozenset({"GET", "HEAD", "OPTIONS"})
-# Answered without a key: what is this, is it there, can it serve, and the files of the page (what they show needs the
-# key).
+# Answered without a key: what this is, health, readiness, and the files of the page (its data needs the key).
 OPEN = frozenset({"/", "/healthz", "/readyz", "/ui"})
 OPEN_BELOW = "/ui/"
-# Nobody frames an answer, guesses its type, embeds it in a page of their own, or keeps it.
+# No framing, type sniffing, embedding in other pages, or caching.
 _PROTECTION = (
     (b"x-content-type-options", b"nosniff"),
     (b"cross-origin-resource-policy", b"same-origin"),
@@ -57,9 +56,9 @@ _PROTECTION = (
     (b"referrer-policy", b"no-referrer"),
     (b"cache-control", b"no-store"),
 )
-# What a refusal names that is about who asks, not about what is asked for.
+# Parameters of errors about the caller, not about the request.
 _WHO_ASKS = frozenset({"Host", "Origin", "Content-Type"})
-# RFC 6455: the code of a refusal, and how long its reason may be in bytes.
+# RFC 6455: the close code of a refusal, and the most bytes of its reason.
 POLICY_VIOLATION, LONGEST_REASON = 1008, 123
 # A client's id goes into logs and a header: plain characters, and no longer than common tracing ids need.
 _REQUEST_ID = re.compile(r"[A-Za-z0-9._:/=+-]{1,128}")
@@ -67,7 +66,7 @@ CHAINS = b"/v1/chains/"
 
 
 class Gate:
-    """Every scope of the server passes here; what is neither HTTP nor a WebSocket is no way in.
+    """Every ASGI scope passes here; only HTTP and WebSockets are accepted.
 
     With keys, a request's owner is known before any route sees it (`state["owner"]`); without one it is a 401.
     """
@@ -92,11 +91,11 @@ class Gate:
         self._plan = plan
         self._audit = audit
         self._relay = relay
-        # What other proxies pass on is counted there.
+        # Forwarded requests are counted at the proxy that they came to first.
         self._passed_on = Bounds(sys.maxsize, sys.maxsize, sys.maxsize)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":  # the server's own: nobody asks for anything
+        if scope["type"] == "lifespan":  # no request
             await self._app(scope, receive, send)
             return
         if scope["type"] not in ("http", "websocket"):
@@ -114,8 +113,8 @@ class Gate:
             inner["state"]["audit"] = noted
         added = {"x-request-id": request_id}
         started = False
-        is_signed = False  # by another proxy, which wants the answer signed too
-        came_from: str | None = None  # the owner whom another proxy names, which has checked the key
+        is_signed = False  # by another proxy, which needs a signed answer
+        came_from: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
         began = time.monotonic()
         told: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
@@ -135,7 +134,7 @@ class Gate:
                     added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
                 if TURN_ID in named:
                     told["turn_id"] = named[TURN_ID].decode()
-                    if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy's
+                    if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy has set it
                         given += encoded(dict(plan.headers()))
                 message["headers"] = [*given, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
@@ -144,11 +143,11 @@ class Gate:
 
         if "traceparent" in headers:
             TRACE_CONTEXT.set((headers["traceparent"], headers.get("tracestate", "")))
-        logs.bind(request_id=request_id)  # of this task's context: the server starts one for each request
+        logs.bind(request_id=request_id)  # the server starts a task per request
         try:
             names = list(map(itemgetter(0), scope["headers"]))
             for name in (b"host", b"origin"):
-                # Of two equal headers another reader may take the other one (RFC 9112, 3.2).
+                # Another parser may take the other of two equal headers (RFC 9112, 3.2).
                 if names.count(name) > 1:
                     shown = name.decode()
                     raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
@@ -161,7 +160,7 @@ class Gate:
                 came_from = self._relay.owner_of(headers)
                 receive = checked(receive, headers[BODY])
                 del added[REFUSED]
-            by_page = "origin" in headers or "sec-fetch-site" in headers  # a browser's; programs send neither
+            by_page = "origin" in headers or "sec-fetch-site" in headers  # from a browser
             reader: str | None = None
             if came_from is None:
                 self._origins.check_host(headers)
@@ -207,7 +206,7 @@ class Gate:
                     asked = Incoming(scope, inner, receive, out)
                     await self._relay.serve(self._app, asked, came=came_from is not None)
         except asyncio.CancelledError:
-            # The server stops, and what a turn still needs for its end takes longer than the drain.
+            # The server stops, and ending the turn takes longer than the drain.
             if not started:
                 why = "the proxy stopped before this answer was ready: send the request again"
                 await send_error(out, inner, Interrupted(why, retry_after=RESTART))
@@ -215,10 +214,10 @@ class Gate:
         except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
             error = as_proxy_error(exc)
             if error.code == Unauthorized.code or error.param in _WHO_ASKS:
-                # What was presented is not logged: it may be a secret, or a stranger's words.
+                # The given key is not logged: it may be a secret.
                 log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
             if started:
-                # A body that is not ended makes the server close the connection: the client sees a cut.
+                # An unfinished body makes the server close the connection, so that the client notices.
                 log.warning("answer cut", code=error.code)
             elif is_socket and "websocket.http.response" not in (scope.get("extensions") or {}):
                 # The server cannot send an HTTP answer to a WebSocket handshake.
@@ -231,16 +230,17 @@ class Gate:
                 log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
-        """Raises `Unauthorized`, and `InvalidRequest` for what a gateway must not send."""
+        """The owner of a request. Raises `Unauthorized`, and `InvalidRequest` for a wrong header of the gateway."""
         if (found := keys.gateway(scope)) is not None:
             gateway, peer = found
-            # An agent of another proxy has that one's address.
+            # An agent's shell at another proxy has that machine's address.
             if self._relay is None or not await is_among(peer, await self._relay.others()):
                 return gateway.owner_of(scope)
         return keys.owner_of(headers, query)
 
     def _inside(self, scope: Scope, headers: Mapping[str, str], request_id: str) -> tuple[bytes | None, dict[str, Any]]:
-        """The agent named by the path, still encoded, and the scope that the routes see: without it, with our state."""
+        """The agent in the path, still encoded, and the scope for the routes: with our state, without the agent's
+        prefix."""
         agent, inner = None, dict(scope)
         prefixed = self._wires.agent_of(raw_path(scope))
         if prefixed is not None:
@@ -250,6 +250,6 @@ class Gate:
         known = {"request_id": request_id, "agent_id": None, "wire": wire, "owner": LOCAL_OWNER, "headers": headers}
         inner["state"] = {**scope.get("state", {}), **known}
         if raw_path(inner).startswith(CHAINS):
-            # Routed as it was sent, so that an agent's encoded slash is not taken for the one before `/turns`.
+            # Route by the raw path, so that an encoded slash in an agent's name is not the one before `/turns`.
             inner["path"] = raw_path(inner).decode("latin-1")
         return agent, inner

@@ -1,8 +1,7 @@
-"""A gateway in front that has checked who asks, and names them in a header: `trusted_header`.
+"""A gateway in front that authenticates users, and names them in a header: `trusted_header`.
 
-It is believed by the address of the socket's own peer, never by one that a header names. A program on this machine may
-be an agent's: it can have any address of this machine as its own, and is believed only where the settings name
-loopback.
+It is identified by the address of the socket's peer, never by a header. A program on this machine may belong to an
+agent, and can use any address of this machine: these are only trusted if the settings name loopback.
 """
 
 from __future__ import annotations
@@ -25,12 +24,12 @@ if TYPE_CHECKING:
 
 Address = IPv4Address | IPv6Address
 
-# Names of owners, whoever gives them.
+# Valid names of owners.
 OWNER_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._@-]{0,63}")
 
 
 class Gateway:
-    """The gateway of the settings: its header, and the addresses it may come from."""
+    """The configured gateway: its header, and its addresses."""
 
     def __init__(self, settings: Settings) -> None:
         self.header = settings.trusted_header or ""
@@ -38,15 +37,15 @@ class Gateway:
         self._here = any(network.is_loopback for network in self._networks)
 
     def believes(self, scope: Scope) -> Address | None:
-        """The peer's address where it is the gateway's; else None."""
+        """The peer's address, if it is the gateway; else None."""
         peer = peer_of(scope)
         if peer is None or not any(peer in network for network in self._networks):
             return None
         return peer if self._here or not is_this_machine(peer) else None
 
     def owner_of(self, scope: Scope) -> str:
-        """The owner that the gateway names. Raises `Unauthorized` where it names none, `InvalidRequest` for several, or
-        for a name that is none."""
+        """The owner that the gateway names. Raises `Unauthorized` if it names none, `InvalidRequest` for several or an
+        invalid name."""
         wanted = self.header.lower().encode()
         given = [value.decode("latin-1").strip() for name, value in scope["headers"] if name.lower() == wanted]
         if not any(given):
@@ -75,8 +74,8 @@ def peer_of(scope: Scope) -> Address | None:
 
 
 def is_this_machine(peer: Address) -> bool:
-    """Loopback, or an address of this machine's own: to reach one, the kernel takes it as the source as well, or
-    another one of the same interface."""
+    """Whether it is loopback or an address of this machine. To reach such an address, the kernel chooses it or another
+    one of the same interface as the source."""
     if peer.is_loopback:
         return True
     import psutil  # noqa: PLC0415 - 7 ms, which a command does without
@@ -88,12 +87,12 @@ def is_this_machine(peer: Address) -> bool:
         try:
             probe.connect((str(peer), 9))  # sends nothing
             return ip_address(probe.getsockname()[0]) == peer
-        except OSError as exc:  # to its own addresses there always is a way
+        except OSError as exc:  # the machine's own addresses are always reachable
             return exc.errno not in (errno.ENETUNREACH, errno.EHOSTUNREACH)
 
 
 async def is_among(peer: Address, urls: Iterable[str]) -> bool:
-    """The peer has the address of one of these servers. A name that does not resolve could be anybody's."""
+    """Whether the peer has the address of one of these servers. A name that does not resolve matches every peer."""
     for url in urls:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(urlsplit(url).hostname, None)

@@ -1,4 +1,4 @@
-"""Connections to another proxy that carry nothing before the proxy has proved that it has the cluster's key."""
+"""Connections to another proxy. Nothing is sent over one before the proxy has proved that it has the cluster's key."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import httpx
 
 from .proof import GREETING, PROOF, Peer, Signer, decisive
 
-# Bytes of the answer to a greeting, and at once.
+# Bytes of the answer to a greeting, and per read.
 LONGEST, PIECE = 16 * 1024, 4 * 1024
 NOT_PROVED = "it has not proved that it is of this cluster"
 
@@ -23,9 +23,9 @@ Learned = Callable[[Peer], None]
 def transport(
     address: str, signer: Signer, learned: Learned, *, trusted: ssl.SSLContext, idle: float, patience: float
 ) -> httpx.AsyncBaseTransport:
-    """`learned` is told what each new connection's peer has proved. Its failures are `httpx.ConnectError`."""
+    """`learned` gets the proven identity of each new connection's peer. Failures are `httpx.ConnectError`."""
     made = httpx.AsyncHTTPTransport(verify=trusted, trust_env=False)
-    # httpx takes no network backend: its pool is replaced by one that differs in nothing else.
+    # httpx has no option for a network backend: replace its pool by one that differs only in this.
     made._pool = httpcore.AsyncConnectionPool(
         ssl_context=trusted, max_connections=None, max_keepalive_connections=64, keepalive_expiry=idle,
         network_backend=_Greeting(address, signer, learned, patience),
@@ -52,7 +52,7 @@ class _Greeting(httpcore.AsyncNetworkBackend):
 
     async def greeted(self, stream: httpcore.AsyncNetworkStream) -> httpcore.AsyncNetworkStream:
         try:
-            async with asyncio.timeout(self._patience):  # in all: who has the port may send a byte now and then
+            async with asyncio.timeout(self._patience):  # in all: the peer may send a byte at a time
                 self._learned(await self._greet(stream))
         except BaseException as exc:
             await stream.aclose()

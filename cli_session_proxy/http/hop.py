@@ -1,4 +1,4 @@
-"""A request at the gate that may be passed on to another proxy, or that another proxy has passed on (see `relay`)."""
+"""A request at the gate that may be forwarded to another proxy, or was forwarded by one (see `relay`)."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from starlette.types import Message, Receive, Scope, Send
 
 from ..wires.asgi import has_left
 
-# Of an answer: the hop was refused, and nothing was done.
+# The header of an answer if the hop was refused and nothing was done.
 REFUSED = "x-cluster-refused"
 
 
 @dataclass(slots=True)
 class Incoming:
-    """A request at the gate: `outer` is its scope as it came, `inner` as the routes see it."""
+    """A request at the gate. `outer`: its original scope; `inner`: the scope for the routes."""
 
     outer: Scope
     inner: Scope
     receive: Receive
     send: Send
-    # What has come of its body, kept until an answer begins: a route that is passed on has read all of it.
+    # The received body, kept until an answer begins: a route may have read it before the request is forwarded.
     body: list[Message] = field(default_factory=list)
     begun: bool = False
 
@@ -41,11 +41,11 @@ class Incoming:
             pass
 
     def has_left(self) -> bool:
-        """The client has disconnected, as far as the server or the kernel knows. Of a request whose body was read."""
+        """Whether the client has disconnected, by the server or the kernel. Only after the body was read."""
         return has_left(self.outer, self.receive)
 
     def again(self) -> Receive:
-        """Brings what has come once more, then the rest."""
+        """Gives the received body again, then the rest."""
         said = iter(tuple(self.body))
 
         async def receive() -> Message:

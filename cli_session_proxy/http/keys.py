@@ -3,12 +3,11 @@
     [keys]                       cli_session_proxy.toml, or CLI_SESSION_PROXY_KEYS__ALICE=…
     alice = "a secret"
 
-    operators = ["alice"]        these are shown what every key spends: names and sums, nothing that was said
+    operators = ["alice"]        they see what every key spends: names and sums, no content
 
-`keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`; while
-that file is there, every server and command of this `var` uses it. Without any key everybody is `local`, and what they
-present is ignored. Behind a gateway that names them (`gateway`) there are no keys but that of `<var>/key`, which counts
-for requests that do not come from there.
+`keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`, which all
+servers and commands of this `var` use. Without any key everybody is `local`, and given keys are ignored. With a gateway
+that names owners (`gateway`) there is only the key in `<var>/key`, for requests that do not come from the gateway.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from starlette.types import Scope
 from .gateway import OWNER_NAME, Address, Gateway
 
-# The file in `var` that `serve --make-key` writes, what its keys begin with, and more than it can hold (bytes).
+# The file in `var` that `serve --make-key` writes, the prefix of its keys, and its largest size in bytes.
 MADE_KEY = "key"
 PREFIX = "csp-"
 LONGEST = 4096
@@ -42,7 +41,7 @@ _ANOTHER = "remove it, then `serve --make-key` makes another"
 
 
 class Keys:
-    """The named keys of the settings. Raises `ConfigError` for one that cannot be used."""
+    """The named keys of the settings. Raises `ConfigError` for an invalid one."""
 
     def __init__(self, settings: Settings) -> None:
         given = {name: secret.get_secret_value() for name, secret in settings.keys.items()}
@@ -65,7 +64,7 @@ class Keys:
             raise ConfigError(f"budgets.keys: there is no key {unlike[0]!r}{did_you_mean(unlike[0], list(given))}")
         self._operators = {*settings.operators}
         if made is not None and LOCAL_OWNER not in given:
-            # Who can read this file can read the store.
+            # Whoever can read this file can read the store.
             given[LOCAL_OWNER] = made
             self._operators.add(LOCAL_OWNER)
         self._secrets = given
@@ -85,15 +84,15 @@ class Keys:
 
     @property
     def secrets(self) -> Mapping[str, str]:
-        """By name; for fingerprints of them."""
+        """The secrets by name, for fingerprints."""
         return self._secrets
 
     def secret_of(self, owner: str) -> str | None:
-        """For our own commands that talk to a running server."""
+        """The key of an owner, for our own commands."""
         return self._secrets.get(owner)
 
     def gateway(self, scope: Scope) -> tuple[Gateway, Address] | None:
-        """The gateway that this request comes from, and its address: it names the owner, whatever key there is."""
+        """The gateway and its address, if the request comes from it: it names the owner, whatever the key."""
         peer = None if self._gateway is None else self._gateway.believes(scope)
         return None if self._gateway is None or peer is None else (self._gateway, peer)
 
@@ -112,7 +111,7 @@ class Keys:
         raise Unauthorized(f"{what}: send it as Authorization: Bearer, x-api-key or x-goog-api-key")
 
     def _owner(self, secret: str) -> str | None:
-        """Compares with every key in constant time, so that timing reveals nothing."""
+        """Compares with all keys in constant time, so that timing reveals nothing."""
         found = None
         mine = _digest(secret)
         for digest, owner in self._owners.items():
@@ -138,7 +137,7 @@ def _read(path: Path) -> dict[str, str]:
     try:
         data = tomllib.loads(read_secret(path, "keys_file").decode("utf-8"))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as exc:
-        # The parser's message could quote the line, which is a secret.
+        # The parser's message may quote the line, which has a secret.
         raise ConfigError(f'keys_file {path} is not TOML: one `name = "secret"` a line') from exc
     if not all(isinstance(secret, str) for secret in data.values()):
         raise ConfigError(f'keys_file {path}: every line is `name = "secret"`, without sections')
@@ -146,7 +145,7 @@ def _read(path: Path) -> dict[str, str]:
 
 
 def make(var: Path) -> Path:
-    """The file of this `var`'s own key, made now where there is none. Raises `ConfigError`."""
+    """The file of this `var`'s own key, created if there is none. Raises `ConfigError`."""
     path = var / MADE_KEY
     try:
         make_private(var)
@@ -163,7 +162,7 @@ def make(var: Path) -> Path:
 
 
 def _made(path: Path) -> str | None:
-    """The key in the file; None where there is no file. One that others could have read or written is refused."""
+    """The key in the file; None without a file. Refused if others can read or write the file."""
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except (FileNotFoundError, NotADirectoryError):

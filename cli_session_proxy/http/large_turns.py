@@ -1,4 +1,4 @@
-"""Turns as a dump shows them, made where they may take their time: a large one in a process that can be ended."""
+"""Renders turns for dumps: a large one in a helper process, which can be killed."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ..export.shown import Show, T
 
 S = TypeVar("S")
 
-# Characters of texts and images that are gone through on the event loop: 20 ms where every word is a secret's name.
+# Characters that are redacted on the event loop: 20 ms at worst, if every word is the name of a secret.
 LARGE = 128 * 1024
 TOO_LARGE = "[too large to be shown here; `cli-session-proxy dump` shows it, and `export` has it whole]"
 
@@ -36,7 +36,7 @@ class TurnRenderer:
             return show(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
 
     async def aside(self, show: Callable[..., S], *given: Any) -> S:
-        """In a helper process, which hides the same secrets. Raises `OutOfBoundsError`."""
+        """Call it in a helper process, which redacts the same secrets. Raises `OutOfBoundsError`."""
         return await self._helpers.call(redact.knowing, redact.known(), show, *given)
 
 
@@ -50,7 +50,7 @@ def is_large(row: Turn) -> bool:
 
 
 def size_of(blocks: Iterable[Any], most: int) -> int | None:
-    """Characters of the texts in these blocks, and one for each value; None where it is more."""
+    """Characters of the texts in these blocks, plus one per value; None if more than `most`."""
     left, values = most, [*blocks]
     while values and left >= 0:
         value = values.pop()

@@ -1,4 +1,4 @@
-"""A uvicorn server in a task of the proxy's. It accepts no more connections than it has room for."""
+"""A uvicorn server that runs in a task, and limits its connections."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from collections.abc import Callable, Iterator
 
 import uvicorn
 
-# uvicorn makes the Date header at every tenth tick. Ten are counted once a second, instead of one every tenth of it.
+# uvicorn renews the Date header at every tenth tick of 0.1 s. We count ten ticks once a second.
 TICK_INTERVAL, TICKS = 1.0, 10
-# Passes of the event loop after which a closed idle connection is gone.
+# Loop iterations after which a closed idle connection is gone.
 LOOP_PASSES = 3
 # Seconds between two checks for room, or for a free descriptor, while a client waits.
 POLL = 0.05
-# Seconds without room after which clients are refused. Until then they wait in the system's queue, which takes none of
-# our descriptors. With a limit of 60 descriptors, 14 agents that ask at once are all answered.
+# Seconds without room after which clients are refused. Until then they wait in the kernel's backlog, which needs no
+# descriptors of ours. With a limit of 60 descriptors, 14 concurrent agents are all answered.
 REFUSE_AFTER = 60.0
 
 
 class Listening(uvicorn.Server):
-    """Sets `ready` when it listens. Installs no signal handlers, because the engine has to be stopped too.
+    """Sets `ready` when it listens. Installs no signal handlers, because the engine has to be stopped, too.
 
-    It ends as soon as `should_exit` is set. uvicorn itself checks ten times a second, and then waits for a tenth of a
-    second even where nobody is connected.
+    It ends as soon as `should_exit` is set. uvicorn itself polls that ten times a second, and then waits for 0.1 s even
+    without connections.
     """
 
     def __init__(self, config: uvicorn.Config) -> None:
@@ -46,7 +46,7 @@ class Listening(uvicorn.Server):
             self._exit.clear()
 
     def has_room(self) -> bool:
-        """For one more connection."""
+        """Whether there is room for another connection."""
         return True
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -60,7 +60,7 @@ class Listening(uvicorn.Server):
         while True:
             try:
                 client, _ = await loop.sock_accept(listener)
-            except OSError:  # no descriptor is free, or the client has left
+            except OSError:  # out of descriptors, or the client has left
                 await asyncio.sleep(POLL)
                 continue
             try:
@@ -78,7 +78,7 @@ class Listening(uvicorn.Server):
             if self._full_since is None:
                 self._full_since = clock()
             if clock() - self._full_since >= REFUSE_AFTER:
-                return  # it is refused, as are the next ones until there is room
+                return  # refused, like all until there is room
             await asyncio.sleep(POLL)
         self._full_since = None
 

@@ -1,7 +1,7 @@
-"""What the engine did, for Prometheus: `GET /metrics`. Every label is one of a few known words, never an agent.
+"""Metrics for Prometheus: `GET /metrics`. Labels have few known values, never agents.
 
-One registry an engine, so that several in one process do not count each other's turns. Turns are counted where
-they end; what is just going on is asked for when the numbers are read.
+Each engine has its own registry, so that several in one process count separately. Turns are counted when they end;
+gauges are computed when they are read.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from .keys import Keys
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
 
-# Seconds. A warm turn's first word takes about 0.1 s beyond the provider's time, a turn with tools many minutes.
+# Buckets in seconds. A warm turn's first word takes about 0.1 s beyond the provider's time, a turn with tools minutes.
 SHORT = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 LONG = (0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 900.0, 1800.0)
 
-# What a repair found, as the verdict on a transcript and the repairs themselves name it; anything else is `other`.
+# Values of a repair's `found`; anything else is `other`.
 FOUND = frozenset({"missing", "tail", "unreadable", "different", "other"})
 NAMESPACE = "cli_session_proxy"
 
 
 class Metrics(Observer):
-    """The numbers of one engine. `turn_ended` is an observer of its turns, `spawned` of its pool's starts."""
+    """The metrics of one engine, an observer of its turns and of its processes' starts."""
 
     def __init__(self, engine: Engine) -> None:
         self.registry = CollectorRegistry()
@@ -81,7 +81,7 @@ class Metrics(Observer):
             self._errors.labels(code if code in self._codes else "other").inc()
         if turn.backend is not None:
             self._backends.labels(turn.backend).inc()
-        if turn.fallback is not None and turn.fallback.here:  # the models are the operator's, and few
+        if turn.fallback is not None and turn.fallback.here:  # few values: the operator's models
             self._fallbacks.labels(turn.fallback.model, turn.fallback.why).inc()
         self._count_links(links)
         self._retries.inc(max(0, sum(1 for attempt in turn.attempts if "frame_uuid" in attempt) - 1))
@@ -105,7 +105,7 @@ class Metrics(Observer):
         self._cost.inc(max(0.0, turn.cost_usd or 0.0))
 
     def adopted(self, turn: Turn, link: Link) -> None:  # noqa: ARG002 - as all observers
-        """A turn that was held outside the proxy was adopted."""
+        """A turn was adopted from a session."""
         self._count_links((link,))
 
     def _count_links(self, links: Sequence[Link]) -> None:
@@ -120,7 +120,7 @@ class Metrics(Observer):
         self._spawn.observe(seconds)
 
     def passed_on(self, result: str) -> None:
-        """A request was to be answered by another proxy; `result` is one of `relay.Result`."""
+        """A request was meant for another proxy; `result` is one of `relay.Result`."""
         self._passed_on.labels(result).inc()
 
     def loop_held(self, seconds: float) -> None:
@@ -128,12 +128,12 @@ class Metrics(Observer):
         self._held.observe(seconds)
 
     def text(self) -> bytes:
-        """The exposition, as `MEDIA_TYPE`."""
+        """All metrics in the format `MEDIA_TYPE`."""
         return generate_latest(self.registry)
 
 
 class BudgetMetrics(Collector):
-    """What keys have spent of their budgets, as it was told last. The names of keys are the operator's, and few."""
+    """What keys have spent of their budgets, as last read. Names of keys are few."""
 
     def __init__(self, budgets: Budgets) -> None:
         self._refused = budgets.refused
@@ -153,7 +153,7 @@ class BudgetMetrics(Collector):
 
 
 def _codes(error: type[ProxyError]) -> frozenset[str]:
-    """The stable codes of the contract. Any other, such as an older store's, counts as `other`."""
+    """The error codes of the contract. Others, e.g. in an older store, count as `other`."""
     return frozenset({error.code}.union(*(_codes(kind) for kind in error.__subclasses__())))
 
 
@@ -203,7 +203,7 @@ class _Now(Collector):
 
 
 class TelemetryMetrics(Collector):
-    """What became of what OpenTelemetry was told. `lost`: see `Telemetry.lost`."""
+    """Counts of exported and lost OpenTelemetry data. `lost`: see `Telemetry.lost`."""
 
     def __init__(self, lost: Callable[[], int]) -> None:
         self._lost = lost
@@ -214,7 +214,7 @@ class TelemetryMetrics(Collector):
 
 
 class MetricsRoute:
-    """`GET /metrics`; needs a key where there are keys."""
+    """`GET /metrics`; needs a key if there are keys."""
 
     def __init__(self, app: Starlette, engine: Engine, keys: Keys) -> None:
         self._engine = engine
@@ -233,7 +233,7 @@ class MetricsRoute:
         store, now = self._engine.store, time.time()
         try:
             told = await self._engine.budgets.shown(store, whose, None, now)
-        except StoreUnavailable:  # all other numbers are known without it
+        except StoreUnavailable:  # all other metrics do not need the store
             told = []
         self._budgets.told = told
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

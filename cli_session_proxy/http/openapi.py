@@ -1,7 +1,7 @@
-"""`GET /openapi.json`: what the proxy answers, as OpenAPI 3.1. Made of the app's own routes, so that none is missing.
+"""`GET /openapi.json`: the proxy's API as OpenAPI 3.1, generated from the app's routes, so that none is missing.
 
-A body's schema names the fields that are read. Others are taken too and have no effect; answers are the vendors'
-own objects, whose schemas are theirs to publish.
+A body's schema has the fields that are read. Other fields are accepted without effect. Answers are the vendors' own
+objects, whose schemas they publish.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _operation(route: Address, about: About, path: str, method: str, wires: Tabl
 
 
 def _parameter(place: str, name: str, schema: JSON) -> JSON:
-    # What a query can say in one way only has to be said.
+    # A query parameter with a single possible value is required.
     return {
         "in": place,
         "name": name,

@@ -1,7 +1,7 @@
-"""Who may ask: by the name that a request calls us, and by the page that a browser sends it for.
+"""Checks Host and Origin of a request: protection against DNS rebinding and other sites' pages.
 
-A page of another site can send requests to loopback addresses. What it cannot do is to lie in Host, Origin and the
-Sec-Fetch headers, or to send JSON without asking first (a preflight).
+A page of another site can send requests to loopback addresses. But it cannot forge Host, Origin and the Sec-Fetch
+headers, or send JSON without a preflight.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from ..errors import InvalidRequest
 
 Headers = Mapping[str, str]
 EVERY_ADDRESS = frozenset({"", "0.0.0.0", "::"})  # noqa: S104 - compared, not bound
-# Sites by which a browser names our own pages, or a person who typed the address.
+# Values of Sec-Fetch-Site for our own pages, and for an address typed by a person.
 OWN_SITES = frozenset({"same-origin", "none"})
-# Where a link of another site may lead a person: the page, which shows nothing by itself.
+# Paths that other sites may link to: the page, which has no data by itself.
 PAGES = frozenset({"/", "/ui", "/ui/"})
-# Header names that a preflight asks for; no browser sends longer lists.
+# The longest list of header names in a preflight; no browser sends longer ones.
 _NAMES = re.compile(r"[A-Za-z0-9!#$%&'*+.^_`|~-]+(?: *, *[A-Za-z0-9!#$%&'*+.^_`|~-]+)*")
 _MOST_NAMES = 2048
 
 METHODS = "GET, POST, DELETE"
-# What a page may read of an answer, beside its body.
+# Headers that a page may read.
 EXPOSED = (
     "X-Agent-Id, X-Turn-Id, X-Session-Id, X-Continuity, X-Continuity-Note, X-Request-Id, X-Backend, X-Model, "
     "X-Ignored-Params, X-Estimated, X-Should-Retry, Retry-After"
@@ -34,10 +34,10 @@ PREFLIGHT_SECONDS = "600"
 
 
 class Origins:
-    """`host` is the name or address that the proxy listens on; `allowed` are other pages' origins, exactly.
+    """`host`: the name or address that the proxy listens on; `allowed`: exact origins of other pages.
 
-    `locked`: every request needs a key. Where the machine listens on all its addresses we do not know its names, and
-    any name will do then: a foreign page has no key.
+    `locked`: every request needs a key. If it listens on all addresses, its names are unknown, and with `locked` any
+    name is accepted: a foreign page has no key.
     """
 
     def __init__(self, host: str, allowed: Collection[str], *, locked: bool) -> None:
@@ -46,9 +46,9 @@ class Origins:
         self._any_name = locked and self._host in EVERY_ADDRESS
 
     def check_host(self, headers: Headers) -> None:
-        """Raises `InvalidRequest` where we were called by a name that is not ours."""
+        """Raises `InvalidRequest` if the Host header has a name that is not ours."""
         named = host_and_port(headers.get("host", ""))
-        # Only the name is compared: tunnels and port maps change the port, a rebinding attack has to bring a name.
+        # Only the name is compared: tunnels change the port, and a rebinding attack needs a name.
         ours = named is not None and (self._any_name or named[0] in ("localhost", self._host))
         if named is not None and not ours:
             with contextlib.suppress(ValueError):  # a name
@@ -59,9 +59,9 @@ class Origins:
             )
 
     def check_page(self, headers: Headers, scheme: str, page: str) -> str | None:
-        """The origin that may read the answer, where an allowed one asks; None for our own page and for programs.
+        """The allowed origin that sent the request; None for our own page and for programs.
 
-        `page` is the path that is asked for, at a Host that was checked. Raises `InvalidRequest` for every other page.
+        `page`: the requested path; the Host was checked. Raises `InvalidRequest` for other pages.
         """
         given = headers.get("origin")
         if given is not None:
@@ -86,9 +86,9 @@ class Origins:
 
 
 def check_body(headers: Headers) -> None:
-    """Refuse a page's forms: any page can send those, but not JSON without permission. Raises `InvalidRequest`.
+    """Refuse a page's forms: any page can send forms, but not JSON without permission. Raises `InvalidRequest`.
 
-    Not asked of programs: `curl -d` calls everything a form.
+    Programs are not checked: `curl -d` sends every body as a form.
     """
     if headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers:
         return

@@ -1,17 +1,16 @@
-"""How two proxies of a cluster prove to each other that they have its key, which is never sent.
+"""Mutual authentication of two proxies by the cluster's key, which is never sent.
 
     a new connection   caller: GET /healthz, signed          peer: its instance and its time, signed
     each request       caller: signed for that very instance  peer: the answer's status, signed, and whether the
                                                               hop was refused
 
 A signature is an HMAC-SHA256 with a key derived from the cluster's. The caller's covers nonce, time, method, target,
-owner, the address and instance that are meant, the headers that decide something, and the body's hash. The peer signs
-only what names its own `advertise`, so nobody can have it prove another address. It goes first: before its proof
-nothing but the greeting is sent over a connection.
+owner, the address and instance of the peer, the headers that matter, and the body's hash. The peer only signs for its
+own `advertise`, so it cannot be made to prove another address. It proves itself first: before that only the greeting is
+sent over a connection.
 
-The peer takes a signed request once: for `FRESH` seconds it remembers nonces, older requests are refused, and so are
-those for an instance before its own start. Times are by the peer's steady clock, which nobody sets, and which it told
-in its proof.
+The peer accepts a signed request once: it remembers nonces for `FRESH` seconds, and refuses older requests and those
+for another instance. Times are those of the peer's steady clock, which it sends in its proof.
 """
 
 from __future__ import annotations
@@ -35,12 +34,12 @@ from ..wires.asgi import raw_path
 HOP_MARK, OWNER, TARGET, BODY = "x-cluster-hop", "x-cluster-owner", "x-cluster-target", "x-cluster-body"
 # Of an answer: `<time> <instance> <signature>`.
 PROOF = "x-cluster-proof"
-# How versions before this one said that a request was passed on: with the key itself.
+# The header of earlier versions for a forwarded request: the key itself.
 OLD_MARK = "x-cluster-key"
-# Seconds that a request is good for.
+# Seconds for which a signed request is valid.
 FRESH = 30.0
 GREETING = "/healthz"
-# Asked before anything else is: they change nothing, and a proof is all that a repeated one gets.
+# Paths that may be repeated: they change nothing, and only return a proof.
 QUESTIONS = frozenset({GREETING, "/readyz"})
 NOTHING = hashlib.sha256(b"").hexdigest()
 _clock = steady_clock()
@@ -49,14 +48,14 @@ ANOTHER = "this is not signed with the key of this cluster: give every proxy the
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """What a proxy has proved of itself: its instance, and how far its clock is ahead of ours."""
+    """A proxy's proven identity: its instance, and how far its clock is ahead of ours."""
 
     instance: str
     ahead: float
 
 
 class Signer:
-    """Of one proxy. `address` and `instance` are its own."""
+    """Signs and checks for one proxy. `address` and `instance` are its own."""
 
     def __init__(self, secret: str, address: str | None, instance: str) -> None:
         self._key = hmac.digest(secret.encode(), b"cli-session-proxy hop 1", "sha256")
@@ -66,7 +65,7 @@ class Signer:
         self._order: deque[tuple[float, str]] = deque()
 
     def _sign(self, *fields: str) -> str:
-        """Each field goes in with its length, so that different lists of fields never sign alike."""
+        """Each field is signed with its length, so that different lists of fields never have equal signatures."""
         text = "".join(f"{len(field)}:{field}" for field in fields)
         return hmac.digest(self._key, text.encode("utf-8", "surrogatepass"), "sha256").hex()
 
@@ -75,7 +74,8 @@ class Signer:
     def request(
         self, method: str, target: str, owner: str, address: str, peer: Peer | None, headers: str, body: str = NOTHING
     ) -> dict[str, str]:
-        """The marks of a request to a peer; of the greeting where none is known. `headers` is `decisive` of them."""
+        """The signature headers of a request to a peer; without a known peer, of the greeting. `headers`: see
+        `decisive`."""
         when = f"{_clock() + (peer.ahead if peer else 0.0):.3f}"
         nonce = secrets.token_hex(16)
         meant = f"{peer.instance if peer else ''}@{address}"
@@ -83,7 +83,7 @@ class Signer:
         return {HOP_MARK: f"{when} {nonce} {signature}", OWNER: owner, TARGET: meant, BODY: body}
 
     def peer(self, marks: Mapping[str, str], status: int, proof: str, refused: bool = False) -> Peer | None:
-        """Who has answered a request with these marks; None where it has not proved it."""
+        """The peer that answered a request with these headers; None without a valid proof."""
         when, _, rest = proof.partition(" ")
         instance, _, signature = rest.partition(" ")
         wanted = self._proof(marks[HOP_MARK], marks[TARGET].partition("@")[2], status, refused, when, instance)
@@ -94,7 +94,7 @@ class Signer:
     # --- the peer's side
 
     def check(self, scope: Scope, headers: Mapping[str, str]) -> None:
-        """A proxy of this cluster has signed this request, for this address. Raises `Unauthorized`."""
+        """Raises `Unauthorized` unless a proxy of this cluster has signed this request, for this address."""
         fields = {name: headers.get(name, "") for name in (HOP_MARK, OWNER, TARGET, BODY)}
         when, nonce, signature = (*fields[HOP_MARK].split(" "), "", "", "")[:3]
         owner, meant, body = fields[OWNER], fields[TARGET], fields[BODY]
@@ -109,8 +109,8 @@ class Signer:
             raise Unauthorized(f"this request is meant for the proxy at {address}: check `advertise` of both")
 
     def once(self, headers: Mapping[str, str]) -> None:
-        """A checked request is fresh, for this instance, and was not seen before. Raises `Interrupted`: it may have
-        been accepted when it first came."""
+        """Raises `Interrupted` unless a checked request is fresh, for this instance, and new: a repeated one may have
+        been accepted the first time."""
         told, nonce, _ = headers[HOP_MARK].split(" ")
         when, instance = float(told), headers[TARGET].partition("@")[0]
         now = _clock()
@@ -124,7 +124,7 @@ class Signer:
         self._order.append((now, nonce))
 
     def prove(self, headers: Mapping[str, str], status: int, refused: bool = False) -> str:
-        """The proof that goes with an answer to a request that was checked. `refused`: nothing was done."""
+        """The proof for the answer to a checked request. `refused`: nothing was done."""
         when = f"{_clock():.3f}"
         signature = self._proof(headers[HOP_MARK], self._address or "", status, refused, when, self._instance)
         return f"{when} {self._instance} {signature}"
@@ -134,14 +134,14 @@ class Signer:
 
 
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:
-    """A hash of the headers that decide what a request means: ours and the client's own, not those of its way."""
+    """A hash of the headers that affect the request's meaning: not those of its transport."""
     named = ((name.lower(), value) for name, value in headers)
     told = (
         (name, value)
         for name, value in named
         if name in _DECISIVE or (name.startswith(b"x-") and not name.startswith(_OF_THE_WAY))
     )
-    # Of equal names the first one counts: their order stays.
+    # Of equal names the first one counts, so their order is kept.
     return hashlib.sha256(b"\n".join(map(b":".join, sorted(told, key=itemgetter(0))))).hexdigest()
 
 
@@ -150,7 +150,7 @@ _OF_THE_WAY = (b"x-cluster-", b"x-forwarded-", b"x-real-ip", b"x-request-id")
 
 
 def checked(receive: Receive, wanted: str) -> Receive:
-    """The same body. Its last piece raises `Unauthorized` where it is not the one that was signed."""
+    """The same body. Its last piece raises `Unauthorized` if the body is not the signed one."""
     digest, whole = hashlib.sha256(), False
 
     async def receive_checked() -> Message:

@@ -1,18 +1,18 @@
-"""A request that another proxy is to answer is passed on to it: one hop, as it came, and its answer as it comes back.
+"""Forwards a request to another proxy, unchanged and over one hop only, and streams the answer back.
 
     client ──▶ gate: host, page, key, bounds ──▶ route ──▶ engine: placed, `Elsewhere` (see `engine.passing`)
                  │ relay: is it there?  no: the same request once more, and it runs here
                  └──────▶ gate of the other proxy: the cluster's key, the owner ──▶ route ──▶ engine: it runs there
 
-- A proxy that is not reached, that cannot take a turn, or that refuses the hop, has been sent nothing: the request runs
-  here. It is asked first (`REACH`), because the kernel of a proxy that is paused takes a request as well, and one that
-  is cut off from the store would keep its agents until it is back.
-- Once the request was sent nobody knows whether it was accepted. A connection that breaks is an error that the client's
-  own retry helps against: the turn is found again by the contract's rules, here or there, and is never run twice.
-- Both prove that they have the cluster's key, the other proxy first, and neither sends it (see `proof`). The address is
-  one that a live row of the store names. The other proxy passes nothing on itself.
-- Limits of an owner are counted here. Whether the answer arrived is noted here, where it was given to nobody else: the
-  other proxy notes whom it gave it to itself (see `live.Handover`).
+- If the other proxy is not reached, cannot accept a turn, or refuses the hop, nothing was sent, and the request runs
+here. It is probed first (`REACH`): the kernel of a paused proxy accepts connections, and a proxy without its store
+would block its agents.
+- Once the request was sent, it is unknown whether it was accepted. After a broken connection the client has to retry:
+the turn is then found by the contract's rules, here or there, and never run twice.
+- Both proxies prove that they have the cluster's key, the other one first, and neither sends it (see `proof`). The
+address comes from a live row of the store. The other proxy forwards nothing itself.
+- An owner's limits are counted here. This proxy stores whether the answer arrived, unless the other one gave it to
+another client, too, and stores that itself (see `live.Handover`).
 """
 
 from __future__ import annotations
@@ -48,30 +48,30 @@ from .proof import GREETING, HOP_MARK, NOTHING, OLD_MARK, OWNER, PROOF, TARGET, 
 
 log = logs.get(__name__)
 
-# What became of a request that another proxy was to answer. `answered`: by that one, in any words; `ran_here`: that
-# one was not reached, could take no turn or refused; `interrupted`: nobody knows whether it was accepted there; `left`:
-# its client left before the answer was whole.
+# The result of forwarding. `answered`: by the other proxy, also with an error; `ran_here`: that one was not reached,
+# could not accept a turn or refused; `interrupted`: unknown whether it was accepted there; `left`: the client left
+# early.
 Result = Literal["answered", "ran_here", "interrupted", "left"]
 
-# Seconds in which another proxy says that it is there, and that it reaches the store; it takes a few milliseconds.
+# Timeout of the readiness probe of another proxy, in seconds; usually it takes milliseconds.
 REACH = 1.0
-# It is taken to be there for so long after it said anything, and not to be there after it did not answer. Seconds.
+# Seconds for which a proxy counts as reachable after it sent anything, and as unreachable after a failed probe.
 HEARD, AWAY = 0.5, 2.0
-# How often a host that has an agent's files is asked again, while it is waited for. Seconds.
+# Seconds between probes of a host that has the agent's files, while waiting for it.
 AGAIN = 0.25
-# For so long an answer is still read when its client has left, to see whether it had all of it. Seconds.
+# Seconds that an answer is still read after its client left, to find out whether the client had all of it.
 ON_ITS_WAY = 0.1
-# Other proxies that are remembered here. A new one takes the place of the one that was asked longest ago.
+# How many other proxies are remembered; the least recently used one is dropped.
 MOST_PEERS = 1024
-# Bytes of what another proxy tells at once of its running turns: some 10 KB of each, and the tools that wait.
+# The most bytes of a `progress` event of another proxy: some 10 KB per turn, and approval requests.
 MOST_TOLD = 1024 * 1024
-# Bytes of an answer to a question; it has some hundred.
+# The most bytes of the answer to a probe; it has some hundred.
 LONGEST = 16 * 1024
-# Bytes of a request's head: the other proxy takes no more than this one, and there are the marks of the hop.
+# The most bytes of a forwarded head: the other proxy's limit, minus our signature headers.
 LONGEST_HEAD = HEAD - 2048
 # Idle connections are closed before the other proxy closes them. Seconds.
 IDLE = 15.0
-# What is between two neighbours, or about who asks: the other proxy is told that by `OWNER`.
+# Headers that are not forwarded: hop-by-hop, or about the caller, whom `OWNER` names.
 _NOT_PASSED_ON = frozenset({
     b"host", b"connection", b"keep-alive", b"proxy-connection", b"te", b"trailer", b"transfer-encoding", b"upgrade",
     b"content-length", b"expect", b"authorization", b"x-api-key", b"x-goog-api-key", b"cookie", b"origin", b"referer",
@@ -84,12 +84,12 @@ _OF_THE_CONNECTION = frozenset(
 
 @dataclass(slots=True, eq=False)
 class Hop:
-    """A request that is passed on, and its answer. `heard`: when the other proxy last said something, by the loop's
+    """A forwarded request and its answer. `heard`: when the other proxy last sent something, by the loop's
     time.
 
-    `refused`: nothing was done there. `turn_id`: of the turn that is answered; `arrived`: the client has all of it;
-    `missed`: it left before it had what came.
-    `leaving` ends when the client disconnects; `over`: what became of it is noted.
+    `refused`: nothing was done there. `turn_id`: of the answered turn; `arrived`: the client has the whole answer;
+    `missed`: it left before that.
+    `leaving` ends when the client disconnects; `over`: the delivery is stored.
     """
 
     address: str
@@ -104,34 +104,34 @@ class Hop:
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
     def client_has_left(self) -> bool:
-        """The client left before it had the whole answer."""
+        """Whether the client left before it had the whole answer."""
         return not self.arrived and self.asked.has_left()
 
 
 @dataclass(slots=True, eq=False)
 class _Known:
-    """Another proxy. `uses`: how often its client is just used."""
+    """Another proxy. `uses`: how many requests use its HTTP client now."""
 
     client: httpx.AsyncClient = field(init=False)
     uses: int = 0
-    peer: Peer | None = None  # what it has proved last
-    heard: float = -HEARD  # when it last said something, by the loop's time
-    away: float = 0.0  # until then it is taken not to be there
+    peer: Peer | None = None  # its last proven identity
+    heard: float = -HEARD  # when it last sent something, by the loop's time
+    away: float = 0.0  # counts as unreachable until then
 
 
 class _BrokenError(Exception):
-    """The other proxy was asked, and its answer did not come, or not whole."""
+    """The request was sent, and the answer is missing or incomplete."""
 
 
 class Relay:
-    """Of one app. `note` counts what becomes of each request that is passed on."""
+    """One per app. `note` counts the result of each forwarded request."""
 
     def __init__(self, engine: Engine, secret: str, lease: float, note: Callable[[Result], None]) -> None:
         self._engine = engine
         self.signer = Signer(secret, engine.settings.advertise, engine.instance_id)
-        self._lease = lease  # seconds of silence after which a proxy is asked whether it is there
+        self._lease = lease  # seconds of silence after which the other proxy is probed
         self._note = note
-        self._known: OrderedDict[str, _Known] = OrderedDict()  # by address, the one asked last at the end
+        self._known: OrderedDict[str, _Known] = OrderedDict()  # by address, in order of use
         self._trusted: ssl.SSLContext | None = None
         self._hops: set[Hop] = set()
 
@@ -141,20 +141,20 @@ class Relay:
         self._known.clear()
 
     async def others(self) -> frozenset[str]:
-        """Where the proxies of this store are reached. Raises `StoreUnavailable`."""
+        """The addresses of this store's proxies. Raises `StoreUnavailable`."""
         return await self._engine.store.addresses()
 
     def owner_of(self, headers: Mapping[str, str]) -> str:
-        """Whose request another proxy has passed on and signed. Raises `ClaudeUnavailable` at the end."""
+        """The owner of a forwarded, signed request. Raises `ClaudeUnavailable` while this proxy stops."""
         if not self._engine.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         owner = unquote(headers.get(OWNER, ""))
-        if owner and not OWNER_NAME.fullmatch(owner):  # none: a question
+        if owner and not OWNER_NAME.fullmatch(owner):  # none: a probe
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
     async def serve(self, app: ASGIApp, asked: Incoming, *, came: bool) -> None:
-        """Answer here, or have another proxy answer. `came`: it is one that another proxy has passed on."""
+        """Answer here, or forward it to another proxy. `came`: another proxy has forwarded it here."""
         token = ORIGIN.set("forwarded" if came else "from_client")
         try:
             if came:
@@ -162,7 +162,7 @@ class Relay:
                 return
             state = asked.inner["state"]
             try:
-                # Routes write into their scope: each way gets one of its own.
+                # Routes write into their scope: each attempt gets a copy.
                 await app({**asked.inner, "state": dict(state)}, asked.recorded, asked.answer)
                 return
             except Elsewhere as there:
@@ -174,14 +174,13 @@ class Relay:
         finally:
             ORIGIN.reset(token)
 
-    # --- there
+    # --- forwarding
 
     async def _passed_on(self, asked: Incoming, there: Elsewhere, state: Mapping[str, Any]) -> bool:
-        """False where nothing was sent. Raises `Interrupted` where nobody knows what became of it."""
+        """Forward it. False if nothing was sent. Raises `Interrupted` if the result is unknown."""
         for hop in [hop for hop in self._hops if hop.agent_key == there.agent_key and hop.client_has_left()]:
-            # This may be the same client, which left and sends its request again: first it is noted that the answer
-            # did not arrive.
-            hop.leaving.cancel()  # the server may not have been told yet, and may not listen
+            # This may be a retry of a client that left: first store that the earlier answer did not arrive.
+            hop.leaving.cancel()  # the server may not know yet
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
                     await hop.over.wait()
@@ -200,7 +199,7 @@ class Relay:
         result: Result = "left"
         try:
             await asyncio.wait({work, leaving, silent}, return_when=asyncio.FIRST_COMPLETED)
-            if leaving.done():  # the end, or more, may be on its way
+            if leaving.done():  # the rest may still come
                 await asyncio.wait({work}, timeout=ON_ITS_WAY)
             if work.done():
                 await work
@@ -222,7 +221,7 @@ class Relay:
                     task.cancel()
                 await asyncio.gather(work, leaving, silent, return_exceptions=True)
                 self._note(result)
-                # Where neither is known, the other proxy has not given all of it out of its hands: it notes it.
+                # If neither is known, the other proxy has not sent everything, and stores the delivery itself.
                 if hop.turn_id is not None and (hop.arrived or hop.missed):
                     await self._engine.note_passed_on(hop.turn_id, arrived=hop.arrived)
             finally:
@@ -237,11 +236,11 @@ class Relay:
             await self._answer(hop, request, known)
 
     async def _answer(self, hop: Hop, request: httpx.Request, known: _Known) -> None:
-        """Pass the answer on as it comes."""
+        """Stream the answer to the client."""
         clock = asyncio.get_running_loop().time
         try:
             response = await known.client.send(request, stream=True)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has ended just now, and has got nothing
+        except (httpx.ConnectError, httpx.ConnectTimeout) as exc:  # it has just ended: nothing was sent
             known.away = clock() + AWAY
             log.warning("not_passed_on", address=hop.address, error=type(exc).__name__)
             hop.refused = True
@@ -269,8 +268,8 @@ class Relay:
                     hop.missed = True
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                told = at_once(hop.asked.receive)
-                if told is not None and told["type"] == "http.disconnect":  # it waited for room, and was dropped
+                came = at_once(hop.asked.receive)
+                if came is not None and came["type"] == "http.disconnect":  # dropped while it waited for room
                     hop.missed = True
                     return
             hop.arrived = True
@@ -281,7 +280,7 @@ class Relay:
             await response.aclose()
 
     async def _silent(self, hop: Hop) -> None:
-        """Ends when the other proxy says nothing, and does not answer either."""
+        """Returns when the other proxy is silent and does not answer a probe."""
         clock = asyncio.get_running_loop().time
         while True:
             await asyncio.sleep(max(0.0, hop.heard + self._lease - clock()))
@@ -291,7 +290,7 @@ class Relay:
                 hop.heard = clock()
 
     async def _is_there(self, there: Elsewhere) -> bool:
-        """Whether the peer says in time that it can take a turn."""
+        """Whether the peer answers in time that it can accept a turn."""
         clock, address = asyncio.get_running_loop().time, there.address
         async with self._asking(address) as known:
             if clock() - known.heard < HEARD:
@@ -310,7 +309,7 @@ class Relay:
             return True
 
     async def _answers(self, address: str, path: str, within: float) -> bool:
-        """It says 200 to this question, and proves that it is of this cluster."""
+        """Whether it answers this probe with 200, and proves that it belongs to this cluster."""
         marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
             async with asyncio.timeout(within), self._asking(address) as known:
@@ -324,18 +323,18 @@ class Relay:
             return False
 
     def _proved(self, address: str, response: httpx.Response) -> bool:
-        """Whether the peer has proved in this answer who it is."""
+        """Whether this answer has a valid proof of the peer."""
         marks = {name: response.request.headers[name] for name in (HOP_MARK, TARGET)}
         refused = REFUSED in response.headers
         known = self._known[address]
         known.peer = self.signer.peer(marks, response.status_code, response.headers.get(PROOF, ""), refused)
         if known.peer is None:
             log.error("hop_not_proved", address=address, status=response.status_code)
-            known.heard = -HEARD  # asked first the next time: its answer says again who it is
+            known.heard = -HEARD  # probe it before the next request, to get a new proof
         return known.peer is not None
 
     def _request(self, address: str, scope: Scope, body: bytes, owner: str, request_id: str) -> httpx.Request:
-        # A client's key is nobody else's business, however its name is written.
+        # A client's key is never forwarded, however its parameter is spelled.
         pairs = scope.get("query_string", b"").split(b"&")
         query = b"&".join(pair for pair in pairs if unquote_to_bytes(pair.partition(b"=")[0]) != b"key")
         named = b",".join(value for name, value in scope["headers"] if name == b"connection").lower().split(b",")
@@ -345,7 +344,7 @@ class Relay:
             for name, value in scope["headers"]
             if name not in kept_back and not name.startswith((b"sec-fetch-", b"x-cluster-"))
         ]
-        # As it was sent: httpx would write some characters of an address in another way.
+        # The raw path: httpx would encode some characters differently.
         target = raw_path(scope) + (b"?" + query if query else b"")
         digest = hashlib.sha256(body).hexdigest()
         marks = self._marks(address, scope["method"], target.decode("latin-1"), owner, headers, digest)
@@ -370,10 +369,10 @@ class Relay:
 
     @asynccontextmanager
     async def _asking(self, address: str) -> AsyncIterator[_Known]:
-        """What is known of one proxy. It is not forgotten meanwhile."""
+        """The state of one proxy, which is not dropped during the body."""
         if (known := self._known.get(address)) is None:
             known = self._known[address] = _Known()
-            # Certificates that this machine trusts, its own authority's too; no proxy that the environment names.
+            # Certificates trusted by this machine, private authorities included; no proxy of the environment.
             self._trusted = self._trusted or ssl.create_default_context()
             learned = partial(setattr, known, "peer")
             way = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
@@ -390,14 +389,14 @@ class Relay:
         finally:
             known.uses -= 1
 
-    # --- what a turn that runs there has said so far
+    # --- progress of turns there
 
     def watched(self, agent: Agent) -> Watched:
         return Watched(self, self._engine, agent)
 
     async def follow(self, address: str, agent: Agent, told: dict[str, Sequence[JSON]]) -> None:
-        """Keep under the address, in `told`, what the agent's turns there do and have said so far; ends with the
-        stream, and where it is not reached."""
+        """Keep the progress of the agent's turns there in `told[address]`. Ends with the stream, or if it is not
+        reached."""
         path = f"/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
         if not await self._answers(address, "/readyz", REACH):
             return
@@ -422,7 +421,7 @@ def _head_size(scope: Scope) -> int:
 
 
 def _turns_in(line: bytes) -> Sequence[JSON]:
-    """What the data of a `progress` event tells; nothing where they are not whole."""
+    """The turns in a `progress` event; none if its data is incomplete."""
     with suppress(ValueError, TypeError, LookupError):
         turns = limits.loads(line.removeprefix(b"data: "))["turns"]
         return turns if isinstance(turns, list) else ()
@@ -430,7 +429,7 @@ def _turns_in(line: bytes) -> Sequence[JSON]:
 
 
 class Watched:
-    """What an agent's turns at other proxies do and have said, for one reader here."""
+    """The progress of an agent's turns at other proxies, for one reader here."""
 
     def __init__(self, relay: Relay, engine: Engine, agent: Agent) -> None:
         self._relay = relay
@@ -441,7 +440,7 @@ class Watched:
         self._looked = 0.0
 
     async def turns(self) -> list[JSON]:
-        """As it is known now."""
+        """The present progress."""
         clock = asyncio.get_running_loop().time
         if clock() - self._looked >= POLL:
             self._looked = clock()

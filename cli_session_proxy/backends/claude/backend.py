@@ -82,7 +82,7 @@ class ClaudeBackend(Backend):
         self._doubts = capability.Doubts()
         self.sessions = Sessions(settings, store, self.pool, sandboxes, projects, self._doubts)
         self._restarts = Restarts()
-        self._full: set[str] = set()  # turns whose path fills the context: the CLI has to compact, without parameters
+        self._full: set[str] = set()  # turns with a full context: the CLI has to compact, so parameters are not set
         self._verifier = Verifier(settings, store)
         self._watcher = Watcher(self.sessions, projects)
 
@@ -138,7 +138,7 @@ class ClaudeBackend(Backend):
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> TurnsFromSdk | None:
-        # The records of the nearest turn on the path that has any with a uuid: what the lines should follow.
+        # The records of the nearest turn on the path that has any with a uuid: the new lines should follow these.
         ancestor = parent
         known: list[Record] = []
         while ancestor is not None:
@@ -212,21 +212,21 @@ class _ClaudeExecution:
         self._job = job
         self._ready = ready
         self.who = ready.process.launch.capability.name
-        # Then the one that the CLI answered under.
+        # Later the session id that the CLI answered with.
         self.session_id = ready.session.id if ready.shared is None else ready.shared.session_id
         self.continuity: Continuity = ready.continuity
         self.links: Sequence[Link] = ready.links
         self.evidence: Evidence = ready.evidence
         self.unmet: Sequence[Name] = ready.unmet
         self._answered: str | None = None
-        self._total: float | None = None  # what the CLI says that the session has cost
+        self._total: float | None = None  # the session's cost, as the CLI reports it
         self._interrupted = False
         self._truncated: events.Truncated | None = None
         self._listed = permissions.listed(job.profile)
-        self._unasked: set[str] = set()  # calls of these
-        self._asked: set[str | None] = set()  # calls that a person was asked for
+        self._unasked: set[str] = set()  # calls that need approval
+        self._asked: set[str | None] = set()  # calls for which approval was requested
         self._plain = job.turn.id in backend._full
-        self._sound = not self._plain  # nothing speaks against the process
+        self._sound = not self._plain  # the process may be used again
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -237,7 +237,7 @@ class _ClaudeExecution:
             async with aclosing(heard):
                 async for event in heard:
                     if self._truncated is not None and not isinstance(event, base.Called | events.Result):
-                        yield base.Activity(type(event).__name__)  # the CLI goes on by itself until it is interrupted
+                        yield base.Activity(type(event).__name__)  # the CLI goes on until it is interrupted
                         continue
                     match event:
                         case base.ToolActivity():
@@ -250,7 +250,7 @@ class _ClaudeExecution:
                                 partial(process.permit, event),
                             )  # fmt: skip
                         case BlockStart() | BlockDelta() | BlockStop() | base.Abandoned() | base.PermissionWithdrawn():
-                            if isinstance(event, BlockStart):  # the provider has read the prompt
+                            if isinstance(event, BlockStart):  # the provider has accepted the prompt
                                 yield base.Used(process.used)
                             yield event
                         case events.AssistantMessage():
@@ -267,8 +267,8 @@ class _ClaudeExecution:
                         case base.PlanTold():
                             yield event
                         case base.Compacted():
-                            self._sound = False  # taken back, it would go on from the summary
-                            # Where it compacts before a turn, the turn's prompt is not summed up with the rest.
+                            self._sound = False  # it cannot be rewound past a summary
+                            # A CLI that compacts before a turn does not summarise the turn's prompt.
                             if not self._ready.process.launch.capability.does("keeps_prompt"):
                                 error = ContextTooLong(
                                     "the context is full, and this CLI cannot compact it without losing the prompt: "
@@ -290,7 +290,7 @@ class _ClaudeExecution:
                             yield base.Refused(event.category, event.explanation, event.usage)
                             return
                         case events.Result():
-                            # This turn's share of a running total, which starts anew where the CLI did not restore it.
+                            # This turn's share of a running total, which restarts at 0 if the CLI did not restore it.
                             cost = event.cost_total_usd
                             if cost is not None:
                                 self._total = cost
@@ -303,7 +303,7 @@ class _ClaudeExecution:
                                 failed = _named(failed, process.launch)
                                 forbidden = process.forbidden_to_compact and not self._ready.quiet
                                 if isinstance(failed, ContextTooLong) and forbidden:
-                                    # The CLI was told not to compact in this turn: in another attempt it may.
+                                    # Compaction was off in this turn: another attempt may allow it.
                                     self._owner._full.add(job.turn.id)
                                     raise Lost("the context is full, and the CLI may compact it", failed)
                                 remedy = await self._remedy(failed)
@@ -334,7 +334,7 @@ class _ClaudeExecution:
             died.cli = process.launch.capability.name
             if not self._interrupted or died.no_conversation or isinstance(died, events.WrongTranscript):
                 raise self._owner._lost(job.agent, died) from died
-            # What was asked for had come: only the turn did not end when it was told to.
+            # The answer was complete; only the CLI did not end the turn when it was told to.
             reason = None if self._truncated is None else "max_tokens"
             yield base.Completed(reason, died.used or Usage())
             return
@@ -342,8 +342,8 @@ class _ClaudeExecution:
         raise self._owner._lost(job.agent, ended)
 
     def _check_asked(self, entry: JSON) -> None:
-        """Raises ClaudeUnavailable where a tool has run that waits for a word, and nobody was asked. From the next turn
-        on this CLI is not used for that; where a confined agent's programs may have said so, not for this agent."""
+        """Raises ClaudeUnavailable if a tool ran without the required approval. From the next turn on this CLI is not
+        used for such tools; if a confined agent's programs may have forged this, only for this agent."""
         if entry.get("name") in self._listed:
             self._unasked.add(str(entry.get("id")))
         call = entry.get("tool_use_id")
@@ -357,7 +357,7 @@ class _ClaudeExecution:
         raise ClaudeUnavailable(f"{cli.name} ran a tool without asking, which `approve` forbids: use another version")
 
     async def _remedy(self, error: ProxyError) -> Remedy | None:
-        """What may help where the provider refused the request, and was not tried yet."""
+        """A change that may help after the provider refused the request, and was not tried yet."""
         if isinstance(error, ClaudeNotLoggedIn):
             return None if self._ready.fresh else "login"
         return await self._owner.sessions.decisions.remedy(self._job.parent, error, tried=self._job.remedies)
@@ -402,23 +402,23 @@ class _ClaudeExecution:
 
 
 def _named(error: ProxyError, launch: Launch) -> ProxyError:
-    """Where the CLI uses no login that there may be, it is the CLI that is to be changed."""
+    """If this CLI cannot use an existing login, the error names the CLI as the problem."""
     cli = launch.capability
     if not isinstance(error, ClaudeNotLoggedIn) or cli.does("login") or logged_in.billed_by_use(dict(launch.env)):
         return error
     return ClaudeNotLoggedIn(cli.cannot("login", "use a subscription's login"), detail=error.detail)
 
 
-# --- An agent whose CLI keeps dying: after a few deaths in a row the next start waits, each time longer
+# --- Backoff for an agent whose CLI keeps dying: after a few deaths in a row its next start is refused for a while
 
-# Counted by agent, not by session: a session whose first turn dies leaves nothing, and the next one has another id.
+# Counted per agent, not per session: if a session's first turn dies, the next one has another id.
 
-# A turn is repeated once by itself, so this many deaths are more than one bad turn.
+# So many deaths in a row are allowed: a turn is repeated once, so this is more than one bad turn.
 LIMIT = 3
-# How long the next start is refused after the last of them, doubled at each further death. Seconds.
+# Seconds for which the next start is refused then, doubled at each further death.
 FIRST_WAIT = 1.0
 LONGEST_WAIT = 60.0
-# Agents that are remembered: beyond it the one that died longest ago gets a fresh start.
+# How many agents are remembered. Beyond it the one that died longest ago is dropped.
 KNOWN = 1024
 
 
@@ -430,14 +430,14 @@ class _Deaths:
 
 
 class Restarts:
-    """The deaths in a row of each agent's processes. `clock` is in seconds."""
+    """Counts deaths in a row of each agent's processes. `clock` is in seconds."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._deaths: OrderedDict[int, _Deaths] = OrderedDict()
 
     def check(self, agent_key: int) -> None:
-        """Raises `ClaudeUnavailable` while this agent's CLI is not to be started."""
+        """Raises `ClaudeUnavailable` while this agent's CLI must not be started."""
         deaths = self._deaths.get(agent_key)
         if deaths is None or (left := deaths.until - self._clock()) <= 0:
             return
@@ -449,12 +449,12 @@ class Restarts:
         )
 
     def died(self, agent_key: int, how: events.ProcessDied) -> None:
-        """One more process ended without a result."""
+        """A process ended without a result."""
         deaths = self._deaths.setdefault(agent_key, _Deaths(0, 0.0, ""))
         deaths.count += 1
         deaths.last = failures.error_for_death(how).message
         if deaths.count >= LIMIT:
-            doubled = min(deaths.count - LIMIT, 32)  # as a float has an end
+            doubled = min(deaths.count - LIMIT, 32)  # floats are bounded
             deaths.until = self._clock() + min(LONGEST_WAIT, FIRST_WAIT * 2.0**doubled)
         self._deaths.move_to_end(agent_key)
         if len(self._deaths) > KNOWN:

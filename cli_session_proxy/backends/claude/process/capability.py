@@ -1,10 +1,10 @@
-"""Which CLI there is and what it can do: found on disk, asked for --version and --help; and what it was seen to do.
+"""Finds the CLI, and knows what it can do: by --version, --help and the self-check.
 
-What the self-check has observed decides. Until then, and for what it could not try, the version does.
+The results of the self-check decide. Before it, and for what it could not try, the version decides.
 
-Nothing is read out of the program's file: a `claude` may be a script that starts the CLI (asdf, volta, nix, a
-company's own). Such a script may start another version tomorrow without being changed itself. So what a running CLI
-says of itself is compared with what we know (`heard`), and one that ends without a word is asked again (`forget`).
+The program's file is not inspected: `claude` may be a script that starts the CLI (asdf, volta, nix, a company's own).
+Such a script may start another version tomorrow without being changed. So the version that a running CLI reports is
+compared with the known one (`heard`), and after one that ended without output both are asked again (`forget`).
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ PACKAGE = "@anthropic-ai/claude-code"
 
 
 def how_to_install() -> str:
-    """On musl (Alpine) claude-agent-sdk comes as source, without the CLI that its wheels carry."""
+    """How to install a CLI. On musl (Alpine) claude-agent-sdk is source only, without the CLI of its wheels."""
     wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
     others = "" if machine.SYSTEM == "musl" else wheel
     return f"install it ({machine.command_to('install the CLI')}), or {others}name it with --claude-bin"
 
 
 INSTALL = how_to_install()
-UPGRADE = f"npm install -g {PACKAGE}"  # or whatever a script that starts it wants
+UPGRADE = f"npm install -g {PACKAGE}"  # or as its wrapper script requires
 
-# 1.0.45 has no --session-id, 1.0.60 has it: without, no session has an id that we know before its first turn.
+# The first version with --session-id (1.0.45 has none): we need a session's id before its first turn.
 OLDEST: Version = (1, 0, 60)
-# Every CLI that is not too old has it; --help does not list it everywhere.
+# Options of every supported CLI that --help may not list.
 SYSTEM_PROMPT = "--system-prompt"
 PROMPT_FILE = "--system-prompt-file"
 
-# Its own words are "2.1.330 (Claude Code)"; a notice may stand before them.
+# It prints "2.1.330 (Claude Code)", perhaps after a notice.
 _VERSIONS = (
     re.compile(r"(\d+)\.(\d+)\.(\d+)\S*(?= \(Claude Code\))"),
     re.compile(r"(\d+)\.(\d+)\.(\d+)\S*"),
     re.compile(r"\b(\d+)\.(\d+)()\b"),
 )
-LONGEST_VERSION = 4096  # characters of what it says that are looked through
+LONGEST_VERSION = 4096  # characters of its output that are searched
 _ITSELF = re.compile(r"\bclaude\b", re.IGNORECASE)
-# All CLIs up to 2.1.330 tell their version in numbers: one that does not is newer.
+# All CLIs up to 2.1.330 have a numeric version: any other is newer.
 UNREAD, NEWER_THAN_ALL = "unknown", (999, 0, 0)
-# The options of 2.1.330 that a process is started with: for one whose --help is not read.
+# The options of 2.1.330 that a process is started with, for a CLI whose --help was not read.
 OPTIONS = frozenset(
     {
         "--add-dir", "--allowedTools", "--append-system-prompt", "--await-claim", "--disallowedTools", "--effort",
@@ -74,7 +74,7 @@ OPTIONS = frozenset(
     }
 )  # fmt: skip
 UNKNOWN_OPTION = re.compile(r"error: unknown option '(--?[\w-]+)")
-# Without these a turn is answered all the same.
+# Options that are not essential.
 DISPENSABLE = frozenset({"--effort", "--include-partial-messages", "--system-prompt-snapshot"})
 _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*))?", re.MULTILINE)
 _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL)
@@ -82,10 +82,10 @@ _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL
 
 @dataclass(frozen=True)
 class Capability:
-    """One CLI. `path` is what is run: the CLI, or a script that starts it. `flags` are the options that it takes.
+    """One CLI. `path`: the CLI, or a script that starts it. `flags`: its options.
 
-    `observed` is what it was seen to do. One that is checked, or degraded, is replaced by another `Capability`, which
-    the next turn gets from `probe`; a process keeps the one that it was started with until then.
+    `observed`: results of its self-check. After a check or a failure in use there is a new `Capability`, which the next
+    turn gets from `probe`; a running process keeps its own.
     """
 
     path: Path
@@ -101,18 +101,19 @@ class Capability:
         return f"Claude CLI {self.version} at {self.path}"
 
     def does(self, name: Name) -> bool:
-        """It was seen to do this; where that was not tried, it is expected to."""
+        """Whether it passed this check or, if it was not tried, its version is expected to."""
         seen = self.observed.get(name)
         if seen is None or seen.outcome == "not tried":
             return self.version_tuple >= EXPECTED[name]
         return seen.outcome == "ok"
 
     def was_seen(self, name: Name) -> bool:
-        """Its check saw it do this: where it does not, somebody else has a hand in it."""
+        """Whether its check passed: then a later failure has another cause."""
         return (seen := self.observed.get(name)) is not None and seen.outcome == "ok"
 
     def cannot(self, name: Name, what: str) -> str:
-        """The message for where this is needed: which CLI cannot do `what`, what was seen, and which version can."""
+        """The error message if this is needed: the CLI, `what` it cannot do, the check's result, and a version that
+        can."""
         said = f"{self.name} cannot {what}"
         seen = self.observed.get(name)
         if seen is None or seen.outcome != "failed" or not expected(name, self.version_tuple):
@@ -120,8 +121,8 @@ class Capability:
         return f"{said}: its check failed at `{name}` ({seen.detail or 'nothing was seen'}); use another version"
 
     def not_seen_asking(self) -> ClaudeUnavailable:
-        """The error of a turn whose tools wait for a person. Its version is not enough to go by: a CLI that does not
-        ask would run them."""
+        """The error of a turn whose tools need approval, before the check. The version is not enough: a CLI that does
+        not ask would run them."""
         seen = self.observed.get("can_use_tool")
         if seen is not None and seen.outcome == "failed":
             why = self.cannot("can_use_tool", "be trusted to ask before it runs a tool, as `approve` wants it")
@@ -134,7 +135,7 @@ class Capability:
 
     @cached_property
     def warm(self) -> bool:
-        """One process may serve many turns, under the id it was given."""
+        """One process may serve many turns, under its given session id."""
         return self.keeps_session_id and {"--session-id", "--resume", "--input-format"} <= self.flags
 
     @cached_property
@@ -144,25 +145,25 @@ class Capability:
 
     @cached_property
     def tags(self) -> bool:
-        """Its result may name the prompt that it answers, so that no other one is taken for it."""
+        """Its results may name the prompt that they answer."""
         seen = self.observed.get("tag")
         return seen is None or seen.outcome != "failed"
 
     @cached_property
     def tells_when_loaded(self) -> bool:
-        """It answers `initialize`, and has loaded its session by then; it does not read it again later."""
+        """It answers `initialize` after it has loaded its session, and does not read the file again."""
         return self.does("initialize")
 
     @cached_property
     def chooses_tools(self) -> bool:
-        """`--tools ''` turns its own tools off; without it every known one is named in --disallowedTools."""
+        """`--tools ''` turns its own tools off; else every known one is named in --disallowedTools."""
         return "--tools" in self.flags
 
     @cached_property
     def client_composed(self) -> bool:
-        """It takes a frame so marked as words for the model only, never as a command or a file reference.
+        """It takes a frame with this field as text for the model only, never as a command or a file reference.
 
-        Without it, `frames.user_frame` words the prompt so that nothing is interpreted.
+        Without it, `frames.user_frame` splits the prompt so that nothing is interpreted.
         """
         return self.does("words")
 
@@ -178,12 +179,12 @@ class Capability:
 
     @cached_property
     def heals_thinking(self) -> bool:
-        """Where the provider refuses a sealed thought, it leaves them all out by itself and asks again."""
+        """If the provider refuses signed thinking, it leaves all thinking out and asks again."""
         return self.does("heals_thinking")
 
     @cached_property
     def form(self) -> Loading:
-        """How it loads a transcript: to be written so."""
+        """The form in which it can load a transcript."""
         return Loading(whole_records=self.does("whole_records"))
 
     @cached_property
@@ -193,62 +194,62 @@ class Capability:
 
     @cached_property
     def takes_parameters(self) -> bool:
-        """A running process can be told how many tokens it may answer with, how to sample and what to call."""
+        """A running process accepts a token limit, sampling parameters and a tool choice."""
         return self.does("apply_flag_settings")
 
     @cached_property
     def takes_system_prompt(self) -> bool:
-        """A running process can be given another one (`set_model` with `only_if_model_is_current`).
+        """A running process accepts another system prompt (`set_model` with `only_if_model_is_current`).
 
-        With the snapshot on, the recorded prompt would be sent on until the next compaction.
+        With the snapshot on, the recorded prompt would be used until the next compaction.
         """
         return self.does("set_model") and "--system-prompt-snapshot" in self.flags
 
 
 def newer(since: Version) -> str:
-    """The end of a message that says what this CLI cannot do."""
+    """The end of a message about what this CLI cannot do."""
     return f"; version {'.'.join(map(str, since))} and newer can: upgrade the CLI ({UPGRADE})"
 
 
 def pin(version: str | None) -> str:
-    """How a person takes a version that memory can be trusted to; None: which one is not known here."""
+    """How to install a version that passed the check; None: no such version is known here."""
     which = "VERSION" if version is None else version
     earlier = "an earlier version" if version is None else f"version {version}"
     return f"use {earlier}: npm install -g {PACKAGE}@{which}, or claude install {which}"
 
 
 def numbers(version: str) -> Version:
-    """Of a version's text, to compare; (0, 0, 0) for what is none."""
+    """A version's text as numbers, to compare; (0, 0, 0) if it has none."""
     found = read_version(version)
     return (0, 0, 0) if found is None else found[1]
 
 
-# A file as it stands somewhere: path, device, inode, size, time.
+# Identifies a file's state: path, device, inode, size, time.
 Identity = tuple[str, int, int, int, int]
 _probed: dict[Identity, Capability] = {}
 _versions: dict[Identity, tuple[str, Version] | None] = {}
 _asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
-_refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI refused, by path and version
+_refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI rejected, by path and version
 IN_A_ROW = 2  # turns
-_heard: dict[Path, str] = {}  # the version that a process of this path said of itself, where --version said another
-_observed: dict[tuple[Identity, str], Observed] = {}  # what was seen of this file as this version
-_stand_ins: dict[Identity, Identity] = {}  # which file is run in place of the one that lies there
+_heard: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
+_observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
+_stand_ins: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
 _listeners: list[Listener] = []
 
 
 class Listener(Protocol):
-    """Is told of CLIs. Neither may wait or fail."""
+    """Callbacks about CLIs. They must not block or fail."""
 
     def found(self, identity: Identity, cli: Capability) -> None:
-        """A CLI that was not known, or has changed, is about to be used."""
+        """A new or changed CLI is about to be used."""
 
     def degraded(self, identity: Identity, cli: Capability, seen: Observation) -> None:
-        """It failed in use at what it was taken to do."""
+        """It failed in use at something that it was expected to do."""
 
 
 @contextlib.contextmanager
 def listening(listener: Listener) -> Iterator[None]:
-    """It is told of every CLI that is known already, and of each that comes."""
+    """Calls it for every known CLI, and for each new one."""
     _listeners.append(listener)
     try:
         for identity, cli in there():
@@ -259,21 +260,21 @@ def listening(listener: Listener) -> Iterator[None]:
 
 
 def there() -> list[tuple[Identity, Capability]]:
-    """Every CLI that is known, but for those that are run in place of another."""
+    """Every known CLI, without those that are run instead of another."""
     return [(identity, cli) for identity, cli in _probed.items() if identity not in _stand_ins.values()]
 
 
 def observe(identity: Identity, version: str, observed: Observed) -> None:
-    """From the next turn on this decides what the CLI is used for: it was seen of that file as that version."""
+    """Set the self-check results of that file as that version; they apply from the next turn on."""
     for known in [known for known in _observed if known[0][0] == identity[0] and known[0] != identity]:
-        del _observed[known]  # another file lies there by now
+        del _observed[known]  # the file there was replaced
     _observed[identity, version] = observed
     if (cli := _probed.get(identity)) is not None and cli.version == version:
         _probed[identity] = replace(cli, observed=observed)
 
 
 def stand_in(identity: Identity, other: Identity | None) -> None:
-    """From the next turn on that one is run in place of this file, until another file lies there; None: itself."""
+    """From the next turn on run `other` instead of this file, until the file changes; None: run this file."""
     for known in [known for known in _stand_ins if known[0] == identity[0]]:
         del _stand_ins[known]
     if other is not None:
@@ -281,7 +282,7 @@ def stand_in(identity: Identity, other: Identity | None) -> None:
 
 
 def register(binary: Path, cli: Capability) -> Identity:
-    """`binary` is the same program as `cli`: it need not be asked. Raises OSError."""
+    """`binary` is the same program as `cli`, so it need not be probed. Raises OSError."""
     identity = identity_of(binary)
     _observed[identity, cli.version] = cli.observed
     _probed[identity] = replace(cli, path=binary)
@@ -289,17 +290,16 @@ def register(binary: Path, cli: Capability) -> Identity:
 
 
 def identity_of(binary: Path) -> Identity:
-    """The file as it stands there now. Raises OSError."""
+    """The file's present state. Raises OSError."""
     there = os.stat(binary)
     return str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
 
 
 def failed(cli: Capability, name: Name, detail: str) -> None:
-    """This CLI was seen, in use, not to do what it was taken to do: from the next turn on it is not used for it.
+    """This CLI failed in use at something that it was expected to do. From the next turn on it is not used for it.
 
-    `detail` is what it did instead, in its own words where it said some; it is bounded here. Logged once, kept in the
-    store by `serve` (a self-check that begins later may overrule it), shown by `doctor`, the page and /metrics.
-    A process that runs goes on with what it was started as.
+    `detail`: what it did instead, perhaps its own message; it is cut here. Logged once, stored by `serve` (a later
+    self-check may overrule it), shown by `doctor`, the page and /metrics. Running processes are not affected.
     """
     for identity, known in list(_probed.items()):
         if known.path != cli.path or known.version != cli.version or not known.does(name):
@@ -312,7 +312,7 @@ def failed(cli: Capability, name: Name, detail: str) -> None:
 
 
 class Doubts:
-    """What CLIs did not do in single turns. Once may be somebody else's fault; twice in a row they have `failed`."""
+    """Counts failures of CLIs in single turns. One may have another cause; after two in a row the CLI has `failed`."""
 
     def __init__(self) -> None:
         self._in_a_row: dict[tuple[Path, str, Name], int] = {}
@@ -329,7 +329,7 @@ class Doubts:
 
 
 def known(binary: Path) -> tuple[Capability, Capability] | None:
-    """The CLI that lies there, as it is known by now, and the one that is run; None before it was asked."""
+    """The CLI at that path, and the one that is run; None before it was probed."""
     for identity, cli in _probed.items():
         if identity[0] == str(binary):
             return cli, _probed.get(_stand_ins.get(identity, identity), cli)
@@ -352,8 +352,8 @@ def find(settings: Settings) -> Path:
 
 
 async def version(binary: Path, env: Mapping[str, str]) -> tuple[str, Version] | None:
-    """As it answers --version, which takes 10 ms where --help takes 140 (2.1.332). Kept until its file changes, or
-    `forget`. None: in no words of a Claude CLI's. Raises ClaudeUnavailable.
+    """The output of --version, which takes 10 ms (--help: 140; 2.1.332). Cached until its file changes, or `forget`.
+    None: it is no Claude CLI. Raises ClaudeUnavailable.
     """
     try:
         identity = identity_of(binary)
@@ -370,13 +370,13 @@ def _missing(binary: Path, exc: OSError) -> ClaudeUnavailable:
 
 
 async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> Capability:
-    """Ask it for --version and --help, once for all who want to know. Kept until its file changes, or `forget`.
+    """Run --version and --help, once for all callers. Cached until its file changes, or `forget`.
 
-    `cwd` is where it will be run: scripts such as asdf's choose a version by the directory. Raises ClaudeUnavailable
-    when it is missing, cannot run, does not answer in time or is no Claude CLI.
+    `cwd`: where it will be run, because scripts such as asdf's choose a version by directory. Raises ClaudeUnavailable
+    if it is missing, cannot run, does not answer in time or is no Claude CLI.
     """
     try:
-        key = identity_of(binary)  # at every turn
+        key = identity_of(binary)  # checked at every turn
     except OSError as exc:
         raise _missing(binary, exc) from exc
     key = _stand_ins.get(key, key)
@@ -384,28 +384,28 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
         return known
     asker = key, asyncio.get_running_loop()
     if (asking := _asking.get(asker)) is None:
-        # Own task: it is not cancelled with the one who asked first.
+        # Own task: a cancelled first caller must not cancel it for others.
         asking = _asking[asker] = asyncio.create_task(_asked(key, Path(key[0]), env, cwd))
         asking.add_done_callback(lambda task: (_asking.pop(asker), task.cancelled() or task.exception()))
     return await asyncio.shield(asking)
 
 
 def heard(capability: Capability, version: str) -> None:
-    """A process of this CLI says that it is this version, which is not the one that we know: we ask again."""
+    """A process of this CLI reported another version than the known one: probe it again."""
     log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
     _heard[capability.path] = version
     forget(capability)
 
 
 def forget(capability: Capability) -> None:
-    """Ask again before the next process is started."""
+    """Probe it again before the next process is started."""
     for key in [key for key in (*_probed, *_versions) if key[0] == str(capability.path)]:
         _probed.pop(key, None)
         _versions.pop(key, None)
 
 
 def without(capability: Capability, option: str) -> None:
-    """It does not know this option, whatever its --help says: the next process is started without, if that will do."""
+    """It rejected this option, despite its --help. The next process is started without it, if possible."""
     if option == PROMPT_FILE:
         failed(capability, "prompt_file", "it does not know the option")
     if option not in DISPENSABLE:
@@ -417,7 +417,7 @@ def without(capability: Capability, option: str) -> None:
 
 
 def read_version(text: str) -> tuple[str, Version] | None:
-    """The version as it is written, and in numbers. Two numbers will do."""
+    """The version as text and as numbers. Two numbers are enough."""
     for form in _VERSIONS:
         if (found := form.search(text[:LONGEST_VERSION])) is not None:
             return found[0], (int(found[1]), int(found[2]), int(found[3] or 0))
@@ -426,7 +426,7 @@ def read_version(text: str) -> tuple[str, Version] | None:
 
 async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
     asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
-    answers = await asyncio.gather(*asked, return_exceptions=True)  # both are over then
+    answers = await asyncio.gather(*asked, return_exceptions=True)  # waits for both
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
@@ -483,7 +483,7 @@ async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> st
         raise ClaudeUnavailable(f"{binary} {flag} did not answer within {PROBE_TIMEOUT:.0f} s: {INSTALL}") from exc
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended in between
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     if process.returncode != 0:

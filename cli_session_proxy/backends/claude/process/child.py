@@ -1,4 +1,4 @@
-"""The process of one CLI: what it is started as, and how it is ended. What it says and is told is in `frames`.
+"""The process of one CLI: its command line, its start and its end. `frames` has its input and output.
 
 `end` returns when the process and its group are dead: a wrapper script that does not `exec` ends before its CLI does.
 """
@@ -38,14 +38,14 @@ from .guardian_program import MARK_VARIABLE, sweep
 
 log = logs.get(__name__)
 
-# --- What it is started as, and its command line
+# --- Launch and command line
 
-# A CLI deletes other sessions' files after `cleanupPeriodDays` at its own start (default 30): never ours. It compacts
-# only in a turn, where the chain is told: not while it is idle (2.1.286).
+# At its start a CLI deletes sessions' files older than `cleanupPeriodDays` (default 30): not ours. And it must not
+# compact while it is idle (2.1.286), only in a turn, so that the chain knows.
 ALWAYS = {"cleanupPeriodDays": 36500, "idleCompaction": False}
 
-# CLIs without --tools: every tool a 1.x or 2.0 CLI has had is named, so that its requests carry none
-# (run on 1.0.120: `tools` of the request is empty; "*" would not do, nor would --permission-mode plan).
+# For CLIs without --tools: the names of all tools of 1.x and 2.0 CLIs, to turn them off (run on 1.0.120: `tools` of the
+# request is empty; "*" does not work, nor does --permission-mode plan).
 KNOWN_TOOLS = (
     "Agent", "AskUserQuestion", "Bash", "BashOutput", "Edit", "EnterPlanMode", "ExitPlanMode", "Glob", "Grep",
     "KillBash", "KillShell", "LS", "LSP", "ListMcpResourcesTool", "Monitor", "MultiEdit", "NotebookEdit",
@@ -53,10 +53,10 @@ KNOWN_TOOLS = (
     "TaskList", "TaskOutput", "TaskStop", "TaskUpdate", "TodoRead", "TodoWrite", "ToolSearch", "WebFetch", "WebSearch",
     "Write", "exit_plan_mode",
 )  # fmt: skip
-# Offered with an MCP server, whatever the tools; they read what the server of the profile offers.
+# Tools that any MCP server adds; they only read what the profile's servers offer.
 MCP_HELPERS = frozenset({"ListMcpResourcesTool", "ReadMcpResourceTool"})
 ALL_TOOLS = "default"  # the word that --tools takes for the whole set
-# No spare takes over a directory whose path could be a short name of Windows: it answers `unsafe_path` (2.1.332).
+# A spare refuses a directory whose path could be a short name of Windows: `unsafe_path` (2.1.332).
 SHORT_NAME = re.compile(r"~\d")
 
 
@@ -65,17 +65,17 @@ Wrapper = Callable[[], Awaitable[tuple[str, ...]]]
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """One start of a CLI. Two are equal where one running process may serve both: what differs then only concerns the
-    start, or can be changed while it runs (`ClaudeProcess.adapt`).
+    """The parameters of a start. Two are equal if one running process can serve both: other differences concern only
+    the start, or can be changed while it runs (`ClaudeProcess.adapt`).
 
-    `session_id` is created, or taken up where `resume` is set.
+    `session_id` is created, or resumed if `resume` is set.
 
-    `model`, `system_prompt` and `effort` are final: the profile's own wishes are resolved by the caller.
-    `profile.tools`: plain names become available, rules such as `Bash(git *)` or `mcp__…` are allowed as well;
-    everything else is up to `permission_mode`. `env` is everything.
-    `offers` are the client's own tools: given to the running process, which can be given others later.
-    `ahead`: it has no session's directory yet and waits for one (`ClaudeProcess.claim`). `wrapper` makes the beginning
-    of the command line of a confined one, when it is started (`confine`).
+    `model`, `system_prompt` and `effort` are final: the caller has resolved the profile's defaults.
+    `profile.tools`: plain names become available; rules such as `Bash(git *)` or `mcp__…` are also allowed to run; the
+    rest depends on `permission_mode`. `env` is the whole environment.
+    `offers`: the client's own tools, which are given to the running process and can be replaced later.
+    `ahead`: a spare that waits for a session's directory (`ClaudeProcess.claim`). `wrapper` returns the beginning of a
+    confined process's command line (`confine`).
     """
 
     capability: Capability
@@ -96,7 +96,7 @@ class Launch:
         session = f"--resume={self.session_id}" if self.resume else f"--session-id={self.session_id}"
         argv = ["-p", "--input-format", "stream-json", "--output-format", "stream-json", "--verbose"]
         argv += [flag for flag in ("--include-partial-messages", "--strict-mcp-config") if self._has(flag)]
-        if self._has("--system-prompt-snapshot"):  # else another system prompt is ignored at a resume
+        if self._has("--system-prompt-snapshot"):  # else a resumed process ignores a new system prompt
             argv.append("--system-prompt-snapshot=off")
         if self.ahead:
             argv.append("--await-claim")
@@ -104,16 +104,16 @@ class Launch:
 
     @property
     def confined(self) -> bool:
-        """It runs behind an agent's boundary. A summary of a confined agent does so, too, with a profile of its own."""
+        """Whether it runs in a sandbox. A summary for a confined agent does so, too, with a profile of its own."""
         return self.profile.confined or self.wrapper is not None
 
     @property
     def kind(self) -> str | None:
-        """Equal for a launch and the spares that can become it: all but what a claim tells them. None: it takes none.
+        """Key that a launch shares with spares that can serve it. None: no spare can.
 
-        Only a new session of an agent without the CLI's tools takes one: the spare's TMPDIR stays its own, and nothing
-        of the agent's directory (settings, MCP servers) may decide how the CLI starts. The model is part of it: given
-        to a running process, it would be told to the model as a `/model` command of the user (run on 2.1.329).
+        Only a new session of an agent without the CLI's tools can use a spare: the spare keeps its own TMPDIR, and
+        nothing in the agent's directory (settings, MCP servers) may affect its start. The key includes the model:
+        changing it in a running process would show the model a `/model` command of the user (run on 2.1.329).
         """
         profile = self.profile
         own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or self.confined
@@ -126,7 +126,7 @@ class Launch:
         return hashlib.sha256(json.dumps((str(self.capability), env, choices), default=str).encode()).hexdigest()
 
     def spare(self, cwd: Path, tmpdir: Path) -> Launch:
-        """A start ahead of time, for some later launch of this `kind`. The directories are its own until then."""
+        """The launch of a spare for this `kind`, with temporary directories of its own."""
         env = tuple(sorted((dict(self.env) | {"TMPDIR": str(tmpdir)}).items()))
         session_id = str(uuid.uuid4())
         return replace(
@@ -170,11 +170,11 @@ class Launch:
 
 
 def check_tools(launch: Launch, init: JSON) -> None:
-    """Raises ClaudeUnavailable where the CLI's `init` frame offers tools that the launch does not allow."""
+    """Raises ClaudeUnavailable if the CLI's `init` frame lists tools that the launch does not allow."""
     allowed = {tool.split("(")[0] for tool in launch.profile.tools}
     offered = {str(tool) for tool in init.get("tools") or () if not str(tool).startswith("mcp__")}
     if allowed or offered <= MCP_HELPERS:
-        return  # with a profile's tools nothing is compared: newer CLIs offer some under other names
+        return  # not compared with a profile's tools: newer CLIs rename some
     names = ", ".join(sorted(offered))
     raise ClaudeUnavailable(
         f"Claude CLI {launch.capability.version} offers tools that are off here ({names}): use another version"
@@ -183,18 +183,18 @@ def check_tools(launch: Launch, init: JSON) -> None:
 
 # --- The running process
 
-KILL_WAIT = 10.0  # seconds the kernel gets to end a killed process
-GROUP_POLL = 0.005  # seconds between two looks at a killed group: its members are not our children, so no signal comes
-AT_WORK = 0.05  # of a processor, as many may want it; an idle CLI uses 0.006
-BUFFER = 128 * 1024  # bytes of a frame that wait for their reader, at least
-LOOK_AGAIN = 0.1  # seconds until it is looked again, where nobody could: no descriptor, or no thread, was free
+KILL_WAIT = 10.0  # seconds for the kernel to end a killed process
+GROUP_POLL = 0.005  # seconds between polls of a killed group, whose members are not our children
+AT_WORK = 0.05  # share of a processor above which a CLI counts as working; an idle one uses 0.006
+BUFFER = 128 * 1024  # least size of a socket buffer, in bytes
+LOOK_AGAIN = 0.1  # seconds until a check is repeated that failed for lack of descriptors or threads
 
 
 class OSProcess:
-    """A program that `subprocess` started, and its end for the event loop.
+    """A process started by `subprocess`, whose end can be awaited.
 
-    Not asyncio's own: uvloop forks, which takes 7 to 28 ms with all that a proxy holds, and nobody is served meanwhile.
-    `subprocess` lends the child its memory until the `exec` (vfork): 0.2 ms.
+    asyncio's own start is not used: uvloop forks, which blocks the event loop for 7 to 28 ms in a proxy of usual size.
+    `subprocess` uses vfork: 0.2 ms.
     """
 
     def __init__(self, program: subprocess.Popen[bytes]) -> None:
@@ -213,14 +213,14 @@ class OSProcess:
 
     def _wait(self) -> None:
         self._program.wait()
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody asks any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._ended.set_result, None)
 
 
 class Child:
-    """A running process. `pid` and `start_time` together name it beyond a reused pid.
+    """A running process. `pid` and `start_time` together identify it even if the pid is reused.
 
-    What it prints goes to the protocol that it was started with, and to `stderr`.
+    Its stdout goes to the protocol that it was started with, its stderr to `stderr`.
     """
 
     def __init__(
@@ -238,20 +238,20 @@ class Child:
         self.stdin = stdin
         self.stderr = stderr
         self.input_ended = False
-        self.gone = False  # dead and reaped, and its group dead
-        self.unseen: Exception | None = None  # why nobody could see whether all that it started is dead
+        self.gone = False  # it is dead and reaped, and so is its process group
+        self.unseen: Exception | None = None  # the error, if it is unknown whether its descendants are dead
         self._launch = launch
         self._guardian = guardian
         self._outputs = stdout, errors
         self.process = process
-        self._started: list[psutil.Process] = []  # by it: what was seen of that before it was told to end something
+        self._started: list[psutil.Process] = []  # its descendants, listed before it ends some of them itself
         self._killing: asyncio.Task[None] | None = None
         self._mark = ""
         self._prompt_file: Path | None = None
 
     @classmethod
     async def start(cls, launch: Launch, guardian: Guardian, output: asyncio.Protocol, limit: int) -> Child:
-        """`output` reads its stdout; `limit` is how many bytes of its stderr are read ahead.
+        """`output` reads its stdout; `limit`: bytes of stderr that are buffered.
 
         Raises ClaudeUnavailable, SandboxError, InvalidRequest (see `_cannot_start`).
         """
@@ -263,24 +263,24 @@ class Child:
         try:
             ours, theirs = _pair()
             with theirs:
-                # A socket, because its shutdown reaches the CLI although the guardian has a copy of our end.
+                # A socket: its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
-                # Not in a thread: it is quicker than starting one, and a cancelled caller would leave the file behind.
-                # By file where the CLI takes one: argv is public on the machine, and bounded (128 KB each on Linux).
+                # Written without a thread: this is quicker, and a cancelled caller would leave the file behind. A file
+                # if possible, because argv is public on the machine and limited (128 KB each on Linux).
                 if launch.system_prompt is not None and launch.capability.does("prompt_file"):
                     prompt_file = write_prompt(launch)
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
-                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # `setpriv` would say so too late
+                    raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # before `setpriv` does
                 heard, says = _pair()
-                says.setblocking(True)  # whatever the program's default is: no CLI expects anything else
+                says.setblocking(True)  # CLIs expect blocking streams
                 with says:
-                    # Not asyncio's PIPE: what is read from that goes round the event loop once or twice more.
+                    # Not asyncio's PIPE: data from that takes one or two more loop iterations.
                     stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
                     stderr = asyncio.StreamReader(limit=limit)
                     program = subprocess.Popen(  # noqa: ASYNC220, S603 - see `OSProcess`; this is the CLI
                         [*guardian.death_signal, *wrapper, *launch.argv(prompt_file)],
                         stdin=theirs.fileno(), stdout=says.fileno(), stderr=subprocess.PIPE, bufsize=0,
-                        # The wrapper runs outside: nothing of the agent's directory is its own, such as a library.
+                        # The wrapper runs outside the sandbox: it must not load a library from the agent's directory.
                         cwd="/" if wrapper else launch.cwd,
                         env={**dict(launch.env), MARK_VARIABLE: mark}, start_new_session=True,
                     )  # fmt: skip
@@ -303,14 +303,14 @@ class Child:
         return child
 
     def end_input(self) -> None:
-        """Close stdin. The CLI still reads what was written, finishes its turn and exits."""
+        """Close stdin. The CLI still reads earlier input, finishes its turn and exits."""
         self.input_ended = True
-        with contextlib.suppress(OSError):  # it is gone
+        with contextlib.suppress(OSError):  # it is dead
             if not self.stdin.is_closing():  # uvloop raises then
                 self.stdin.write_eof()
 
     def signal(self, number: int) -> None:
-        """Signal the whole group. A group that is gone is no error."""
+        """Signal the whole group. No error if the group is dead."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
@@ -320,19 +320,19 @@ class Child:
         return bool(profile.tools or profile.mcp_config)
 
     async def look(self) -> None:
-        """Note what it has started: it is about to end that itself, and what is left of it has another parent then."""
+        """List its descendants before it ends some of them itself: those that survive get another parent."""
         if self._starts_others:
-            with contextlib.suppress(OSError, RuntimeError):  # no descriptor, or no thread
+            with contextlib.suppress(OSError, RuntimeError):  # out of descriptors or threads
                 self._started += await asyncio.to_thread(guardian_program.started_by, self.pid)
 
     def kill(self) -> None:
-        """End it at once, with everything it has started. `end` still has to be awaited."""
+        """Kill it with all descendants. `end` still has to be awaited."""
         if not self._starts_others:
             self.signal(signal.SIGKILL)
         elif self._killing is None:
             try:
                 loop = asyncio.get_running_loop()
-            except RuntimeError:  # of another thread, as a last resort
+            except RuntimeError:  # called from another thread, as a last resort
                 self.signal(signal.SIGKILL)
             else:
                 guardian_program.stop(self.pid)
@@ -347,14 +347,14 @@ class Child:
             guardian_program.kill(self.pid, self._started)
 
     async def is_at_work(self, seconds: float) -> bool:
-        """Whether it uses a part of a processor over these seconds."""
+        """Whether it uses processor time within so many seconds."""
         before = self.worked()
         await self._exited(seconds)
         return self.worked() - before > seconds * AT_WORK
 
     def worked(self) -> float:
-        """Seconds of a processor that it has used so far; 0.0 once it has ended. A confined CLI's first process is
-        bubblewrap's, which only waits."""
+        """Processor seconds used so far; 0.0 once it has ended. A confined CLI's first process is bubblewrap, which
+        only waits."""
         used = 0.0
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self.pid)
@@ -363,9 +363,9 @@ class Child:
         return used
 
     async def end(self, *, gently: bool, grace: float) -> None:
-        """KILL, and wait. With `gently`, before that: end of input, wait, TERM, wait. Each wait is bounded by `grace`.
+        """KILL, and wait. With `gently`, first: end of input, wait, TERM, wait. `grace` limits each wait.
 
-        Gently is only for a CLI between two turns: in a turn the end of its input makes it ask the model again.
+        Only gently between turns: in a turn the end of its input makes it ask the model again.
         """
         if gently:
             await self.look()
@@ -382,7 +382,7 @@ class Child:
             await self._end_rest()
 
     async def _end_rest(self) -> None:
-        """Its first process is dead, and its group was killed."""
+        """End the rest after its first process is dead and its group was killed."""
         try:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(KILL_WAIT):
@@ -391,40 +391,40 @@ class Child:
                             break  # zombies only
                         await asyncio.sleep(GROUP_POLL)
                     self.gone = True
-            if self._starts_others:  # the shells of its Bash tool are not in its group
+            if self._starts_others:  # shells of its Bash tool have groups of their own
                 await asyncio.to_thread(sweep, self._mark)
             self.unseen = None
         except (OSError, RuntimeError) as exc:
             self.unseen = exc
 
     async def close(self) -> None:
-        """Release its resources, once its output was read."""
+        """Release its resources, after its output was read."""
         self.stdin.close()
         for output in self._outputs:
             output.close()
         clock = asyncio.get_running_loop().time
         give_up = clock() + KILL_WAIT
         while self.unseen is not None and clock() < give_up:
-            await asyncio.sleep(LOOK_AGAIN)  # this very end frees descriptors
+            await asyncio.sleep(LOOK_AGAIN)  # its end frees descriptors
             await self._end_rest()
-        if self.unseen is not None:  # it stays guarded: what is left of it dies with us
+        if self.unseen is not None:  # the guardian kills the rest when we end
             log.warning("process_unseen", pid=self.pid, error=str(self.unseen))
         elif self.gone:
             self._guardian.release(self.pid)
         _remove_prompt(self._prompt_file)
 
     async def _exited(self, timeout: float) -> None:
-        with contextlib.suppress(TimeoutError):  # the next step is harsher
+        with contextlib.suppress(TimeoutError):  # then the next, harsher step
             await asyncio.wait_for(self.process.wait(), timeout)
 
 
 def end_stray(pid: int, started: str) -> bool:
-    """End a CLI that another proxy left behind, with all that it started. Blocks. True when nothing of it lives.
+    """End a CLI that another proxy left behind, with all descendants. Blocks. True if all are dead.
 
-    `pid` and `started` are what that proxy recorded. Its first process may be gone while others of its group live.
+    `pid` and `started` are from that proxy's record. Its first process may be dead while others of its group live.
     """
     if start_time(pid) not in (None, started):
-        return True  # another process has that pid: the whole group is gone
+        return True  # the pid was reused: the whole group is dead
     members = _members(pid)
     marks = {guardian_program.mark_of(member) for member in members}
     guardian_program.kill(pid, guardian_program.stopped(pid))
@@ -438,18 +438,18 @@ def end_stray(pid: int, started: str) -> bool:
 
 
 def _exists(group: int) -> bool:
-    """Whether the group has a member, zombies included. Costs one system call."""
+    """Whether the group has a member, zombies included. One system call."""
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
         return False
-    except PermissionError:  # macOS says so of zombies
+    except PermissionError:  # macOS raises this for zombies
         return True
     return True
 
 
 def _members(group: int) -> list[psutil.Process]:
-    """The processes of a group, without zombies: in a container they may never be reaped. Looks at every process."""
+    """The processes of a group, without zombies, which may never be reaped in a container. Scans all processes."""
     found = []
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -459,7 +459,7 @@ def _members(group: int) -> list[psutil.Process]:
 
 
 def _pair() -> tuple[socket.socket, socket.socket]:
-    """macOS lets 8 KB wait in one and Linux 208: there a long prompt or frame would come over in hundreds of pieces."""
+    """A socket pair with large buffers: macOS has 8 KB by default, so a long frame would need hundreds of reads."""
     pair = socket.socketpair()
     for one in pair:
         for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
@@ -469,7 +469,7 @@ def _pair() -> tuple[socket.socket, socket.socket]:
 
 
 def write_prompt(launch: Launch) -> Path:
-    """The system prompt as a private file in the agent's own TMPDIR, removed when the process is closed."""
+    """Write the system prompt to a private file in the agent's TMPDIR. Removed when the process is closed."""
     folder = dict(launch.env).get("TMPDIR")
     try:
         handle, name = tempfile.mkstemp(prefix="system-prompt-", suffix=".txt", dir=folder)
@@ -489,7 +489,7 @@ def write_prompt(launch: Launch) -> Path:
 
 
 def _remove_prompt(file: Path | None) -> None:
-    """Remove only our own file: the agent writes this directory and may have put another one there."""
+    """Remove our own file only: the agent can write in this directory, and may have replaced it."""
     try:
         if file is not None:
             file.unlink(missing_ok=True)
@@ -498,7 +498,7 @@ def _remove_prompt(file: Path | None) -> None:
 
 
 def _cannot_start(launch: Launch, exc: OSError | ValueError | RuntimeError) -> ProxyError:
-    """The error for a process that the system refused to start. A `RuntimeError` says that there is no thread."""
+    """The error if the system refused to start a process. A `RuntimeError` means that there was no thread."""
     if isinstance(exc, ValueError):
         return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
     if isinstance(exc, RuntimeError):

@@ -1,15 +1,15 @@
-"""A boundary around a CLI and all that its tools start: bubblewrap (Linux), for profiles with `confined = true`.
+"""A sandbox for a CLI and everything that its tools start: bubblewrap (Linux), for profiles with `confined = true`.
 
-Inside there is the system's own software, read-only, and of everything else:
+Inside there is the system's software, read-only, and besides only:
 
     the agent's sandbox, its TMPDIR, `add_dirs`           to read and write
     its transcripts (projects/<folder>)                    to read and write, for the CLI itself
     a copy of the CLI's login (see `login`)                the same
     the targets of links, `mcp_config`, the CLI, node      to read
-    of /etc what programs need (`ETC`), with a user list that holds this user alone
+    the part of /etc that programs need (`ETC`), with a user list of this user alone
 
-A mount's source is opened by its name when the next CLI starts. So no such name may lie in a folder that the agent can
-write: the agent could put a link to anything in its place.
+A mount's source is opened by name when the next CLI starts. So its name must not be in a folder that the agent can
+write: the agent could replace it by a link to anything.
 
 Not there: the proxy's `var` (the store, other agents, logs, the key), the home directory, other sessions' transcripts
 and the user's settings, other processes. No CLI is started where a file that the settings name as secret
@@ -50,23 +50,23 @@ CONFINE = (interpreter(), "-I", "-S", confine_program.__file__, PROGRAM)
 ALLOW = "allow unprivileged user namespaces, or set confined = false"
 INSTALL = f"install bubblewrap ({command_to('install bubblewrap')}), or set confined = false for this profile"
 
-# Namespaces of its own for all but the network, none within them, no capabilities, and an end together with the proxy.
+# New namespaces except for the network, no nested ones, no capabilities; it ends with the proxy.
 BOUNDARY = (
     "--die-with-parent", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
     "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
 MOVE = "move it out of what confined agents are shown, or set confined = false"
-# Processes and threads inside, at most: a fork bomb ends there. Counted within the boundary since Linux 5.14; root is
-# not bounded. No core is dumped: the machine's own handler keeps it outside, with the words in it.
+# The most processes and threads inside, against fork bombs. Counted per sandbox since Linux 5.14; not for root. No core
+# dumps: the machine's handler would store them outside, with content of conversations.
 MOST_TASKS = 2048
-TRIAL = 10.0  # seconds for a program that does nothing
+TRIAL = 10.0  # seconds for a test program
 
-# Folders of software; a link among them (/bin → usr/bin) is made again as one. What is installed elsewhere (/opt, a
-# home) is shown where it is the CLI itself or a link's target.
+# Folders of software; links among them (/bin → usr/bin) stay links. Software in other places (/opt, a home) is shown
+# only if it is the CLI itself or a link's target.
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store")
-# Below those, where configuration with passwords may lie (npmrc, database clients).
+# Folders below those that may have configuration with passwords (npmrc, database clients).
 HIDDEN_SYSTEM = ("/usr/etc", "/usr/local/etc", "/usr/local/var")
-# What programs need of /etc: names, certificates, the loader, time. Everything else there may hold a secret.
+# The part of /etc that programs need: names, certificates, the loader, time. The rest may have secrets.
 ETC = (
     "alternatives", "bash.bashrc", "ca-certificates", "ca-certificates.conf", "crypto-policies", "debian_version",
     "fonts", "gai.conf", "host.conf", "hostname", "hosts", "inputrc", "java*/security", "java*/jvm*.cfg",
@@ -75,31 +75,31 @@ ETC = (
     "pki/tls/openssl.cnf", "protocols", "resolv.conf", "services", "shells", "ssl/cert.pem", "ssl/certs",
     "ssl/openssl.cnf", "terminfo", "timezone",
 )  # fmt: skip
-# Bytes of each folder that is kept in memory: /tmp, /dev/shm, the home. TMPDIR and the sandbox lie on the disk.
+# Size in bytes of each folder in memory: /tmp, /dev/shm, the home. TMPDIR and the agent's directory are on the disk.
 IN_MEMORY = 256 * 1024 * 1024
-# Run inside, with paths: prints those that can be opened, and a last line that tells that it ran to its end.
+# Runs inside, with paths as arguments: prints those that can be opened, and a last line that shows that it finished.
 LOOK = 'for at; do if { [ -f "$at" ] || [ -S "$at" ]; } && [ -r "$at" ]; then echo "$at"; fi; done; echo looked'
-# Files that variables of the CLI's environment name: certificates, a cloud's credentials.
+# Variables that name files for the CLI: certificates, a cloud's credentials.
 NAMED_FILES = (
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE", "GOOGLE_APPLICATION_CREDENTIALS",
     "AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_CA_BUNDLE", "AWS_WEB_IDENTITY_TOKEN_FILE",
 )  # fmt: skip
-# Where a cloud's tools keep a login, if the CLI was told to use that cloud (else its variables are not passed on).
+# Folders with the login of a cloud's tools, if the CLI uses that cloud (else its variables are not passed on).
 CLOUD_FOLDERS = {"AWS_": ".aws", "CLAUDE_CODE_USE_BEDROCK": ".aws", "CLAUDE_CODE_USE_VERTEX": ".config/gcloud"}
-# Of the user's own directory of the CLI, for profiles that load the user's settings.
+# Parts of the user's CLI directory, for profiles that load the user's settings.
 USER_SETTINGS = ("settings.json", "CLAUDE.md", "agents", "commands", "skills", "plugins", "output-styles", "rules")
 NODE = ("bin/node", "bin/npm", "bin/npx", "lib/node_modules")  # of the folder that node is installed in
-# What a CLI names by its pid, which is small and alike behind each boundary, is its own alone: its socket, and its
-# entry in the register of running CLIs.
+# Folders with files named by pid (sockets, the register of running CLIs): private, because pids in sandboxes are small
+# and equal.
 SOCKETS, REGISTER = "cc-socks", "sessions"
-MOST_LINKS = 40  # on the way to one file, as the kernel has it
+MOST_LINKS = 40  # links on the way to one file, as in the kernel
 
 
-_works = False  # it was tried on this machine, and nothing was in its way
+_works = False  # tried on this machine, with success
 
 
 async def missing() -> str | None:
-    """Why this machine cannot confine anything; None where it can. Tried once, by confining a program."""
+    """Why this machine cannot confine; None if it can. Tried once, by confining a program."""
     global _works  # noqa: PLW0603 - what a machine can do is one thing for the whole process
     if _works:
         return None
@@ -120,7 +120,7 @@ async def missing() -> str | None:
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program; a code of None: it did not end in time."""
+    """Exit code, stdout and stderr of a short program; code None: timeout."""
     try:
         child = await asyncio.create_subprocess_exec(
             *argv, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -133,7 +133,7 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
         await asyncio.wait({telling}, timeout=TRIAL)
         code = child.returncode
     finally:
-        if not telling.done():  # a bubblewrap that is refused something ends, and what it has started waits for ever
+        if not telling.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
         out, err = await telling
@@ -142,7 +142,8 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
 
 @dataclass(frozen=True, slots=True)
 class ConfinedPlace:
-    """Directories of one agent's CLI. Inside, `private` stands in place of the CLI's own directory, `config_dir`."""
+    """Directories of one agent's CLI. Inside, `private` is mounted in place of the CLI's own directory,
+    `config_dir`."""
 
     cwd: Path
     tmpdir: Path
@@ -156,8 +157,8 @@ async def wrapper(
 ) -> tuple[str, ...]:
     """The beginning of the command line of a CLI of this confined profile.
 
-    Makes the directories that it binds. Raises `SandboxError` where it cannot be confined, and where a program inside
-    could read a secret.
+    Creates the directories that it binds. Raises `SandboxError` if it cannot be confined, or a program inside could
+    read a secret.
     """
     why = await missing()
     if why is not None:
@@ -176,7 +177,7 @@ async def wrapper(
 async def refused(
     settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> str | None:
-    """Why the CLI of this confined profile does not start; None where it says its version from inside."""
+    """Why the CLI of this confined profile does not start; None if it prints its version inside."""
     try:
         words = await wrapper(settings, profile, program, place, env)
     except SandboxError as exc:
@@ -191,7 +192,7 @@ async def refused(
 def _wrapper(
     settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> tuple[tuple[str, ...], dict[str, str]]:
-    """The command line, and the places that must not be readable inside, each with what it is."""
+    """The command line, and paths that must not be readable inside, each with a description."""
     try:
         boundary = _Boundary(settings, profile, program, place, env)
         mounts = boundary.mounts()
@@ -199,10 +200,10 @@ def _wrapper(
         raise SandboxError(
             f"a confined CLI cannot be prepared ({exc}): make --var and the config dir writable"
         ) from exc
-    # From the top downwards: what is hidden first, then what of it is shown again.
+    # From the top downwards: first hide a folder, then show parts of it.
     mounts.sort(key=lambda mount: len(mount.at.parts))
     words = (word for mount in mounts for word in mount.words())
-    # Of /proc, too: the kernel lets root write its settings there, without a capability and in a namespace.
+    # /proc, too: there root could change kernel settings, even without capabilities in a namespace.
     closed = (word for at in ("/dev", "/proc", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
@@ -213,7 +214,7 @@ def _wrapper(
 
 @dataclass(frozen=True, slots=True)
 class _Mount:
-    """`how` is bwrap's option; a `source` of None is an empty directory of this size."""
+    """`how`: bwrap's option; `source` None: an empty directory of this size."""
 
     how: str
     at: Path
@@ -227,8 +228,7 @@ class _Mount:
 
 
 class _Boundary:
-    """What one agent's CLI finds inside. Raises `SandboxError` where that cannot be kept apart from what it must not
-    see."""
+    """The mounts of one agent's sandbox. Raises `SandboxError` if something secret would be visible."""
 
     def __init__(
         self, settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
@@ -236,7 +236,7 @@ class _Boundary:
         self._settings, self._profile, self._program, self._place, self._env = settings, profile, program, place, env
         self._home = Path(env.get("HOME") or Path.home())
         self._project = place.project
-        # Others' own: nothing but this agent's directories is shown of them.
+        # Directories of all agents: only this agent's parts are shown.
         self._others = {
             settings.var: "--var",
             place.config_dir: "the CLI's directory",
@@ -248,7 +248,7 @@ class _Boundary:
         self.secrets: dict[str, str] = {}
 
     def mounts(self) -> list[_Mount]:
-        make_project(self._project)  # one that another CLI removed would stay bound
+        make_project(self._project)  # not empty, or another CLI removes it while it is bound
         make_private(self._place.private)
         self._system()
         self._own()
@@ -267,7 +267,7 @@ class _Boundary:
         self._mounts += [_Mount("--tmpfs", path) for path in map(Path, HIDDEN_SYSTEM) if path.is_dir()]
         etc = Path("/etc")
         for path in sorted(path for name in ETC for path in etc.glob(name)):
-            if path.is_symlink() and _in_system(path):  # node reads the time zone's name out of this link
+            if path.is_symlink() and _in_system(path):  # node takes the time zone's name from this link
                 self._mounts.append(_Mount("--symlink", path, Path(os.readlink(path))))
             elif path.exists():
                 self._mounts.append(_Mount("--ro-bind", path, path))
@@ -275,7 +275,7 @@ class _Boundary:
             self._mounts.append(_Mount("--ro-bind", etc / name, self._made(name, line)))
 
     def _made(self, name: str, text: str) -> Path:
-        """A file of ours that holds this text."""
+        """A file of ours with this text."""
         made = self._settings.var / "confined" / f"~{name}"
         make_private(made.parent)
         if not made.is_file() or made.read_text() != text:
@@ -283,14 +283,14 @@ class _Boundary:
         return made
 
     def _own(self) -> None:
-        """Binds what is the agent's own, and empty folders that hide everything around it."""
+        """Bind the agent's own directories, and empty folders that hide everything around them."""
         place = self._place
         for path in (Path("/tmp"), Path("/dev/shm"), self._home):  # noqa: S108 - its own
             self._mounts.append(_Mount("--tmpfs", path, size=IN_MEMORY))
         hidden = [one for one in (self._settings.var, self._settings.sandbox_root) if one is not None]
         self._mounts += [_Mount("--tmpfs", path) for path in hidden]
         self._mounts.append(_Mount("--bind", place.config_dir, place.private))
-        # What is mounted on cannot be renamed inside: nor can `projects`, which the next mount is found through.
+        # A mount point cannot be renamed inside. So `projects` is one, too: the next mount is below it.
         own = (place.tmpdir / SOCKETS, place.config_dir / REGISTER, self._project.parent)
         self._mounts += [_Mount("--tmpfs", path) for path in own]
         added = _folders(self._profile)
@@ -302,14 +302,14 @@ class _Boundary:
                 self._mounts.append(_Mount("--bind", folder, folder))
 
     def _check_added(self, folder: Path) -> None:
-        """Refuse what an agent could read or run in a folder that it may write, or reach by moving what is in there.
+        """Refuse a writable folder that contains secrets or programs, or in which moving something would expose them.
 
-        What lies directly in it and is a mount of its own inside cannot be moved: its name cannot be changed there.
+        Mount points directly in it are safe: they cannot be moved.
         """
         self._check_name(folder)
         mounted = self._others | {self._home: "the home directory"}
         others = {path: what for path, what in self._settings.secret_files().items() if os.path.lexists(path)}
-        if self._settings.config is None:  # the next start reads it, whoever wrote it
+        if self._settings.config is None:  # a config file there would be read at the next start
             others[Path.cwd() / CONFIG_FILE] = "a file of settings"
         others |= self._run_outside()
         others[short_tmpdirs()] = "other agents' TMPDIR"
@@ -326,13 +326,13 @@ class _Boundary:
                 )
 
     def _run_outside(self) -> dict[Path, str]:
-        """What runs without a boundary, and is not to be written from inside one."""
+        """Programs that run outside the sandbox, and must not be writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
-        named = (os.environ.get("PATH", ""), self._env.get("PATH", ""))  # bubblewrap, node and git are looked for there
+        named = (os.environ.get("PATH", ""), self._env.get("PATH", ""))  # bubblewrap, node and git are found by it
         folders = (os.path.abspath(folder) for names in named if names for folder in names.split(os.pathsep))
         found |= dict.fromkeys(map(Path, folders), "a folder of PATH")
         python = sysconfig.get_paths()
-        own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # read at the next start, if it is there
+        own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)
         found |= dict.fromkeys(map(Path, (*ours, *map(os.path.abspath, sys.path))), "this program")
         files = {path: what for path, what in self._settings.run_unconfined().items() if not path.is_dir()}
@@ -352,7 +352,7 @@ class _Boundary:
         return found | files
 
     def _check_name(self, path: Path) -> None:
-        """Refuse a place that agents of a confined profile could replace by a link: it, or what is on the way to it."""
+        """Refuse a path that confined agents could replace by a link, at its end or on the way."""
         way = _way(path)
         for name, profile in self._settings.profiles.items():
             for folder in _folders(profile) if profile.confined else ():
@@ -364,7 +364,7 @@ class _Boundary:
         """Mount read-only: the CLI, targets of links, files that the CLI's environment names."""
         env, place, profile = self._env, self._place, self._profile
         shown = [place.config_dir / name for name in USER_SETTINGS] if "user" in profile.setting_sources else []
-        for at in (at for at in shown if not os.path.lexists(at)):  # always a mount: see `Sandboxes.private`
+        for at in (at for at in shown if not os.path.lexists(at)):  # every one must be a mount: see `Sandboxes.private`
             empty = None if not at.suffix else self._made(f"empty{at.suffix}", "{}" if at.suffix == ".json" else "")
             self._mounts.append(_Mount("--tmpfs" if empty is None else "--ro-bind", at, empty))
         shown += [*_software(self._program, env), *(Path(env[name]) for name in NAMED_FILES if env.get(name))]
@@ -372,7 +372,7 @@ class _Boundary:
         shown += [self._home / folder for folder in sorted(clouds)]
         named = [*self._settings.sandbox.links.values()] + [one for one in (profile.mcp_config,) if one is not None]
         ways = {path: _way(path) for path in (Path(os.path.abspath(one.expanduser())) for one in (*shown, *named))}
-        # What is written there is seen already, and no mount goes by a name that the agent can change.
+        # A writable folder is already visible, and a mount must not depend on a name that the agent can change.
         ways = {path: way for path, way in ways.items() if not any(map(self._is_written, way[:-1]))}
         for path in ways:
             self._check_name(path)
@@ -389,7 +389,7 @@ class _Boundary:
                 self._mounts.append(_Mount("--symlink", link, Path(os.readlink(link))))
 
     def _secrets(self) -> None:
-        """Refuse to show a file that the settings name as secret, and note that none may be readable."""
+        """Refuse to show secret files of the settings, and list them to be checked inside."""
         names = ("key", "chains.sqlite3", "logs/proxy.log")
         places = (self._settings.var, self._settings.var.resolve())
         self.secrets = {str(at / name): "of --var" for at in places for name in names}
@@ -397,7 +397,7 @@ class _Boundary:
             mount.at: mount.source.resolve() for mount in self._mounts if mount.source and mount.how != "--symlink"
         }
         made = {mount.at for mount in self._mounts}
-        for real in (path.resolve() for path in (*self._others, self._home)):  # where a link leads to what is shown
+        for real in (path.resolve() for path in (*self._others, self._home)):  # a link may lead into a visible folder
             seen = {at / real.relative_to(source) for at, source in shown.items() if real.is_relative_to(source)}
             self._mounts += [_Mount("--tmpfs", at) for at in seen - made]
         for path, what in self._settings.secret_files().items():
@@ -410,16 +410,16 @@ class _Boundary:
             self.secrets |= dict.fromkeys(map(str, {path, real, *seen}), what)
 
     def _keep_above(self) -> None:
-        """Mount an empty folder above what is mounted deeper below the CLI's own directory, which the agent writes: it
-        could move a folder in which a mount lies, and put a link in its place."""
+        """Mount an empty folder at the parents of mounts below the CLI's own directory. The agent can write there, and
+        could else replace such a parent by a link."""
         config_dir = self._place.config_dir
         deeper = {one.at.relative_to(config_dir) for one in self._mounts if one.at.is_relative_to(config_dir)}
         tops = {config_dir / below.parts[0] for below in deeper if len(below.parts) > 1}
         self._mounts += [_Mount("--tmpfs", at) for at in sorted(tops - {one.at for one in self._mounts})]
 
     def _straighten(self) -> None:
-        """Remove links from the ways to what is mounted below the CLI's own directory and TMPDIR, which the agent
-        writes: bubblewrap makes what is missing there, wherever a link leads."""
+        """Remove links on the way to mounts below the CLI's own directory and TMPDIR. The agent can write there, and
+        bubblewrap creates missing folders wherever a link leads."""
         place = self._place
         for mount in self._mounts:
             for inside, outside in ((place.config_dir, place.private), (place.tmpdir, place.tmpdir)):
@@ -430,7 +430,7 @@ class _Boundary:
                             path.unlink()
 
     def _over(self, path: Path) -> _Mount | None:
-        """The mount that decides what is seen there."""
+        """The innermost mount over that path."""
         over = [mount for mount in self._mounts if path.is_relative_to(mount.at) and mount.how != "--symlink"]
         return max(over, key=lambda mount: len(mount.at.parts), default=None)
 
@@ -444,7 +444,7 @@ class _Boundary:
 
 
 def _in_system(path: Path) -> bool:
-    """Whether it lies in a system folder for software, links resolved."""
+    """Whether it is in a system folder for software, links resolved."""
     real = Path(os.path.realpath(path))
     return any(map(real.is_relative_to, SYSTEM)) and not any(map(real.is_relative_to, HIDDEN_SYSTEM))
 
@@ -468,7 +468,7 @@ def _users(home: Path) -> dict[str, str]:
 
 
 def _links(path: Path) -> Iterator[Path]:
-    """The links on the way to where this really lies."""
+    """The links on the way to the real path."""
     for _ in range(MOST_LINKS):
         link = next((at for at in (*reversed(path.parents), path) if at.is_symlink()), None)
         if link is None:
@@ -478,12 +478,12 @@ def _links(path: Path) -> Iterator[Path]:
 
 
 def _way(path: Path) -> list[Path]:
-    """It, the links on the way to where it really lies, and that place."""
+    """The path, the links on the way, and the real path."""
     return [path, *_links(path), Path(os.path.realpath(path))]
 
 
 def _software(program: Path, env: Mapping[str, str]) -> Iterable[Path]:
-    """The CLI, its modules where it is a script, and the interpreter of one."""
+    """The CLI; for a script also its modules and interpreter."""
     yield program
     above = [parent for parent in Path(os.path.realpath(program)).parents if parent.name == "node_modules"]
     if above:

@@ -1,6 +1,6 @@
-"""Whether there are descriptors for one more process. Asked before a place is given, so that an idle one gives way, and
-before a start by the event loop: where they run out in the middle of that, uvloop leaves open for good what it has
-opened until then, up to four each time (0.23), and says "Unknown error -1"."""
+"""Whether there are enough descriptors for another process. Checked before a place is given, so that an idle process is
+evicted, and before a start: if they run out in the middle, uvloop 0.23 leaks up to four descriptors each time, and
+raises "Unknown error -1"."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import os
 from ....errors import ClaudeUnavailable
 from ....machine import command_to
 
-# Pairs that are free before a process is started. A start takes four of them at most.
+# Socket pairs that must be free before a start, which takes four at most.
 PAIRS = 6
-# Pairs for the proxy's own: a database's files, a transcript, a client's connection.
+# Pairs for the proxy itself: a database's files, a transcript, a client's connection.
 SPARE_PAIRS = 2
-# Why there are none: the proxy has as many files open as it may, or the machine has.
+# The limit of the process or of the machine is reached.
 NONE_FREE = (errno.EMFILE, errno.ENFILE)
 
 
 def are_free(starts: int) -> bool:
-    """Whether so many processes can be started at once, beside what the proxy itself opens for a turn."""
+    """Whether so many processes can be started at once, with descriptors left for the proxy's own work in a turn."""
     try:
         check(starts * PAIRS + SPARE_PAIRS)
     except OSError as exc:
@@ -30,7 +30,7 @@ def are_free(starts: int) -> bool:
 
 
 def check(pairs: int = PAIRS) -> None:
-    """Raises OSError where fewer are free. Costs 18 system calls for 6, 10 µs."""
+    """Raises OSError if fewer are free. 18 system calls for 6 pairs, 10 µs."""
     opened: list[int] = []
     try:
         for _ in range(pairs):
@@ -41,7 +41,7 @@ def check(pairs: int = PAIRS) -> None:
 
 
 class NoneFree(ClaudeUnavailable):
-    """For the start of a process: another one that ends frees some."""
+    """No descriptors for the start of a process. Another one that ends frees some."""
 
 
 def unavailable(exc: OSError) -> NoneFree:

@@ -1,6 +1,6 @@
-"""The environment a CLI gets: built up from an allow-list, never passed on.
+"""Builds the environment of a CLI from an allow-list; the proxy's own is never passed on.
 
-Besides `settings` this is the only place that reads the proxy's own environment.
+Besides `settings` this is the only place that reads the proxy's environment.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from ....settings import ENVIRONMENT_ALLOWED, ENVIRONMENT_OF_PROVIDERS, Profile,
 
 TMPDIR = "TMPDIR"
 CONFIG_DIR = "CLAUDE_CONFIG_DIR"
-# On macOS it names the Keychain's entry in the place of CLAUDE_CONFIG_DIR; elsewhere the folder of the login's file.
+# Names the Keychain's entry on macOS instead of CLAUDE_CONFIG_DIR; elsewhere the folder of the login's file.
 LOGIN_DIR = "CLAUDE_SECURESTORAGE_CONFIG_DIR"
 DEFAULT_CONFIG_DIR = ".claude"
-# The CLI finds its login in the Keychain by them; launchd and cron may set neither.
+# The CLI needs these to find its login in the Keychain; launchd and cron may not set them.
 USER_NAMES = ("USER", "LOGNAME")
 
-# Of tools behind MCP, where the settings say nothing else: the model is shown all of them and sees whole results
-# (run on 2.1.329: else some are deferred behind a placeholder, and a long result becomes a preview and a file).
+# Defaults for MCP tools: the model is shown all tools and whole results (run on 2.1.329: else some tools are replaced
+# by a placeholder, and a long result by a preview and a file).
 TOOL_DEFAULTS = {
     "ENABLE_TOOL_SEARCH": "false",
     "MAX_MCP_OUTPUT_TOKENS": "100000000",
@@ -40,20 +40,20 @@ TOOL_DEFAULTS = {
 }
 
 
-# The CLI tells at once that a request is too long, instead of making it shorter by itself.
+# The CLI reports a too long request at once, instead of shortening it.
 NO_COMPACTION = {"DISABLE_AUTO_COMPACT": "1"}
 
-# What a switch of the CLI's holds where it is off (its own reading, 2.1.329).
+# Values that the CLI reads as "off" (2.1.329).
 _OFF = frozenset({"", "0", "false", "no", "off"})
-# Names of values that are redacted everywhere: stderr of a CLI may quote them.
+# Variables whose values are redacted everywhere: stderr of a CLI may quote them.
 _SECRET_NAME = re.compile(r"(KEY|TOKEN|SECRET|PASSWORD|CREDENTIALS)$")
-# What an interactive CLI needs besides: a terminal and a way to open a browser.
+# Variables that an interactive CLI also needs: for its terminal and to open a browser.
 INTERACTIVE = (
     "TERM", "COLORTERM", "BROWSER", "DISPLAY", "WAYLAND_DISPLAY", "XAUTHORITY", "XDG_RUNTIME_DIR",
     "DBUS_SESSION_BUS_ADDRESS", "SSH_CONNECTION", "SSH_CLIENT", "SSH_TTY", "WSL_DISTRO_NAME", "WSL_INTEROP",
 )  # fmt: skip
 
-# What logs the CLI in by itself (its documentation, "Authentication"), and switches to clouds with logins of their own.
+# Variables with a login (the CLI's documentation, "Authentication"), and switches to clouds with logins of their own.
 OAUTH_TOKEN = "CLAUDE_CODE_OAUTH_TOKEN"  # noqa: S105 - a name
 LOGINS = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN", OAUTH_TOKEN)
 CLOUDS = "CLAUDE_CODE_USE_"
@@ -62,19 +62,19 @@ PROGRAM = "cli-session-proxy"
 
 
 def inherited(settings: Settings) -> dict[str, str]:
-    """What of the proxy's environment may reach the CLI, and what the settings add to it."""
+    """The variables of the proxy's environment that the CLI may get, and those that the settings add."""
     switches = {**os.environ, **settings.claude_env}
     patterns = list(ENVIRONMENT_ALLOWED)
     for switch, own in ENVIRONMENT_OF_PROVIDERS.items():
         if switches.get(switch, "").strip().lower() not in _OFF:
             patterns += own
-    # Keys of their own purpose, whatever they are called.
+    # The proxy's own secrets, under any name.
     kept_back = {one.login_env for one in settings.profiles.values()} - {*LOGINS}
     kept_back |= {one.api_key_env for one in settings.models.values()} - {*LOGINS}
     passed = {name: value for name, value in os.environ.items() if _fits(name, patterns) and name not in kept_back}
     passed = {name: value for name, value in passed.items() if value or name not in USER_NAMES}
     user: dict[str, str] = {}
-    with contextlib.suppress(KeyError):  # not in the database, as in some containers
+    with contextlib.suppress(KeyError):  # no entry, e.g. in containers
         user = dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
     env = user | passed | settings.claude_env
     if "PATH" in env:
@@ -88,28 +88,28 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
 
 
 def _own_config_dir(env: dict[str, str]) -> Path:
-    """Where a CLI in this environment keeps its sessions, had it our working directory. It reads the name in NFC."""
+    """The directory for sessions of a CLI with this environment and our working directory. It reads the name in NFC."""
     home = Path(env.get("HOME") or Path.home())
     named = env.get(CONFIG_DIR) or home / DEFAULT_CONFIG_DIR
     return Path(unicodedata.normalize("NFC", os.path.abspath(os.path.expanduser(named))))
 
 
 def config_dir(settings: Settings) -> Path:
-    """Where the CLI keeps its sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
+    """The CLI's directory for sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
     if settings.claude_config_dir is not None:
         return Path(unicodedata.normalize("NFC", str(settings.claude_config_dir)))
     return _own_config_dir(inherited(settings))
 
 
 def _named(env: dict[str, str], config_dir: Path) -> dict[str, str]:
-    """What names that directory to a CLI whose working directory is another: `env` as it stands where it can.
+    """Variables that give this directory to a CLI with another working directory: `env` unchanged if possible.
 
-    On macOS the login's entry in the Keychain is named by a hash of CLAUDE_CONFIG_DIR, every byte of it, and by none
-    where it is not set. So the variable is only set or rewritten for another directory, or where the value depends on
-    the working directory; of such a value the entry's name is kept.
+    On macOS the login's entry in the Keychain is named by a hash of CLAUDE_CONFIG_DIR, byte by byte, or without a hash
+    if it is not set. So the variable is only set or changed for another directory, or if its value depends on the
+    working directory; then the entry's name is set separately.
     """
     named = env.get(CONFIG_DIR)
-    if named == "":  # the CLI takes it for its working directory, with the Keychain's entry of an unset one
+    if named == "":  # means its working directory, but the Keychain's entry of an unset one
         env = {name: value for name, value in env.items() if name != CONFIG_DIR}
     if config_dir != _own_config_dir(env):
         return env | {CONFIG_DIR: str(config_dir)}
@@ -120,24 +120,24 @@ def _named(env: dict[str, str], config_dir: Path) -> dict[str, str]:
 
 
 def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
-    """The whole environment of one CLI. `tmpdir` should be the agent's own: the CLI opens sockets in it."""
+    """The whole environment of one CLI. `tmpdir`: the agent's own, because the CLI opens sockets in it."""
     return common(settings, config_dir) | {TMPDIR: str(tmpdir)}
 
 
 def common(settings: Settings, config_dir: Path) -> dict[str, str]:
-    """What all CLIs of these settings have in their environment: everything but their TMPDIR."""
+    """The environment of all CLIs of these settings, without TMPDIR."""
     ours = {
         "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
         "DISABLE_AUTOUPDATER": "1",
-        # A sub-agent in the background reports in a turn of its own making, between two of ours (run on 2.1.329).
+        # Off: a background sub-agent reports in a turn of its own between two of ours (run on 2.1.329).
         "CLAUDE_CODE_DISABLE_BACKGROUND_TASKS": "1",
-        # By default since 2.1.295; what a fork of the conversation does comes back in no turn of ours.
+        # Off (on by default since 2.1.295): a fork of the conversation reports in no turn of ours.
         "CLAUDE_CODE_FORK_SUBAGENT": "0",
-        # A CLI that cannot start says why in a result, where it would only end (2.1.274).
+        # A CLI that cannot start gives the reason in a result, instead of only ending (2.1.274).
         "CLAUDE_CODE_STARTUP_FAILURE_RESULTS": "1",
         "CLAUDE_CODE_MAX_RETRIES": str(settings.cli_retries),
-        # A stalled stream is noticed by the CLI itself, which retries; unset it takes 300 s (run on 2.1.329). Half of
-        # our own limit, so that its retry comes first.
+        # After so long the CLI retries a stalled stream (default 300 s, run on 2.1.329). Half of our own limit, so that
+        # its retry comes first.
         "CLAUDE_ENABLE_BYTE_WATCHDOG": "1",
         "CLAUDE_BYTE_STREAM_IDLE_TIMEOUT_MS": str(int(settings.idle_timeout * 500)),
     }
@@ -147,7 +147,7 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
 
 
 def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
-    """With the profile's login in place of every other one. Raises `ClaudeNotLoggedIn` where there is none."""
+    """The environment with the profile's login and no other. Raises `ClaudeNotLoggedIn` if that is missing."""
     if profile.login_env is None:
         return dict(env)
     token = os.environ.get(profile.login_env)
@@ -158,33 +158,33 @@ def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
         )
     redact.know([token])
     clouds = [f"{CLOUDS}*", *(own for owns in ENVIRONMENT_OF_PROVIDERS.values() for own in owns)]
-    in_use = any(name.startswith(CLOUDS) for name in env)  # else such variables are the settings' own
+    in_use = any(name.startswith(CLOUDS) for name in env)  # else such variables come from the settings
     others = {name for name in env if name in LOGINS or (in_use and _fits(name, clouds))}
     others |= {name for name in env if name.startswith("ANTHROPIC_") and _SECRET_NAME.search(name)}
     return {name: value for name, value in env.items() if name not in others} | {OAUTH_TOKEN: token}
 
 
 def has_login(env: Mapping[str, str]) -> bool:
-    """A CLI in this environment is logged in by it, and looks for no login of its own."""
+    """Whether this environment has a login, so that a CLI does not look for its own."""
     clouds = (value for name, value in env.items() if name.startswith(CLOUDS))
     return any(env.get(name) for name in LOGINS) or any(value.strip().lower() not in _OFF for value in clouds)
 
 
 def keychain_may_be_closed() -> bool:
-    """On macOS, where no person sits at the screen: over SSH, or started by launchd and not by a Terminal."""
+    """Whether the Keychain may be locked: on macOS over SSH, or if started by launchd instead of a Terminal."""
     service = os.environ.get("XPC_SERVICE_NAME", "0")
     by_launchd = service != "0" and not service.startswith("application.")
     return sys.platform == "darwin" and (by_launchd or "SSH_CONNECTION" in os.environ)
 
 
 def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
-    """The environment of a CLI that a person uses in this terminal, such as for its login."""
+    """The environment of a CLI that a person uses in this terminal, e.g. for a login."""
     there = {name: os.environ[name] for name in INTERACTIVE if name in os.environ}
     return there | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
 
 
 def resume_command(settings: Settings, sandbox: Path, session_id: str) -> str:
-    """What a person types to go on in a session."""
+    """The command with which a person continues a session."""
     env = common(settings, config_dir(settings))
     named = [f"{name}={shlex.quote(env[name])}" for name in (CONFIG_DIR, LOGIN_DIR) if name in env]
     program = shlex.quote(str(settings.claude_bin or "claude"))
@@ -198,7 +198,7 @@ def login_command(settings: Settings) -> str:
     if Path(started).parts[-2:] == ("cli_session_proxy", "__main__.py"):
         words = [sys.executable, "-m", "cli_session_proxy"]
     elif Path(started).name == PROGRAM:
-        # uv (`uvx`) puts the program on the PATH of this process only; it sets UV there.
+        # uv (`uvx`) puts the program on this process's PATH only; it sets UV.
         found = None if "UV" in os.environ else shutil.which(PROGRAM)
         if os.path.abspath(found or "") != os.path.abspath(started):
             words = [started]

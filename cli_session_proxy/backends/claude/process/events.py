@@ -1,8 +1,8 @@
-"""What a running CLI tells us, as data: `turn_reader` makes it of frames, `process` yields it. What the core is told
-as it is comes from `base`.
+"""Events of a running CLI: `turn_reader` makes them from frames, `process` yields them. Events that the core gets
+unchanged are in `base`.
 
-Every turn of a process yields any number of events and ends with exactly one `Result`, or with `Called` where the
-process waits for the client, or raises `ProcessDied`.
+Every turn of a process yields any number of events and ends with exactly one `Result`, or with `Called` if the process
+waits for the client's results, or raises `ProcessDied`.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class SessionFrame:
 class AssistantMessage:
     """One complete assistant frame of the turn (the main thread, not a sub-agent's).
 
-    The CLI sends one frame a block (2.1.x) or a message; `blocks` are what the model said in it, `uuid` is
-    the transcript record's.
+    The CLI sends one frame per block (2.1.x) or per message. `blocks` are the model's; `uuid` is that of the record in
+    the transcript.
     """
 
     uuid: str | None
@@ -37,15 +37,15 @@ class AssistantMessage:
 
 @dataclass(frozen=True, slots=True)
 class Truncated:
-    """The model has said as many tokens as it may. The CLI would ask it to go on, up to four times: its words for that
-    and what follows are not the client's. `usage` is what the turn has used until now."""
+    """The answer reached its token limit. The CLI would ask the model to go on, up to four times: that is not part of
+    the answer. `usage`: of the turn so far."""
 
     usage: Usage
 
 
 @dataclass(frozen=True, slots=True)
 class CallRefused:
-    """A call of a client's tool that does not come out; `why` goes to the model as its result."""
+    """A call of a client's tool that the client does not get; the model gets `why` as its result."""
 
     call: str
     why: str
@@ -53,8 +53,8 @@ class CallRefused:
 
 @dataclass(frozen=True, slots=True)
 class Asks:
-    """The CLI wants to run a tool and waits for `ClaudeProcess.permit`. `request_id` names the question, `call` the
-    model's call, `agent` the sub-agent that makes it."""
+    """The CLI wants to run a tool and waits for `ClaudeProcess.permit`. `request_id`: of the question; `call`: of the
+    model; `agent`: the sub-agent, if any."""
 
     request_id: str
     tool: str
@@ -67,8 +67,8 @@ class Asks:
 class Declined:
     """The provider stopped the answer with `stop_reason: refusal`. The last event that is read of the turn.
 
-    CLI 2.1 would ask once more by itself, with a note to the model, and then call it an API error; 1.0 does so at once.
-    `usage` is what the turn used.
+    CLI 2.1 would ask again with a note to the model, and then report an API error; 1.0 reports it at once. `usage`: of
+    the turn.
     """
 
     category: str | None
@@ -81,9 +81,9 @@ class Result:
     """The end of a turn, as the CLI reports it.
 
     `cost_total_usd` is the session's running total, restored at a resume; `usage` is this turn's (2.1.329).
-    `text` is the CLI's own result text: an error's message, or the answer where no frame before it held one.
-    `stop_sequence` is the one that the provider stopped at. `silent`: it reports success, and neither it nor any frame
-    before it held words of an answer. `tagged`: it names the frame that it answers.
+    `text`: the CLI's result text: an error message, or the answer if no earlier frame had it. `stop_sequence`: where
+    the provider stopped. `silent`: it reports success, but there was no answer. `tagged`: it names the frame that it
+    answers.
     """
 
     session_id: str
@@ -128,10 +128,9 @@ CliEvent = (
 class ProcessDied(Exception):
     """The process ended, or its output could not be read, before the turn's result.
 
-    `no_conversation` is True when the CLI said "No conversation found" (the fresh id it may offer then must
-    not be adopted). `stderr` is the last few KB of what it printed there, `notices` the last lines of its stdout that
-    were no frames. `cli` names it: version and binary. `used`: what the turn has used until then.
-    `retry`: another process may succeed. False where this one was waited for in vain.
+    `no_conversation`: the CLI printed "No conversation found" (a new session id that it offers must not be used).
+    `stderr`: its last KB; `notices`: the last lines of stdout that were no frames. `cli`: version and binary. `used`:
+    usage of the turn so far. `retry`: another process may succeed; False after a timeout.
     """
 
     def __init__(
@@ -158,10 +157,9 @@ class ProcessDied(Exception):
 
 
 class WrongTranscript(ProcessDied):
-    """It has loaded, or may have loaded, something else than the transcript that was verified for it.
+    """It has loaded, or may have loaded, another transcript than the verified one. Its output must be dropped.
 
-    `how` is one of `transcript.entries.How`, or `conversation`: what it wrote belongs to another one. Nothing that
-    it says may be kept.
+    `how`: one of `transcript.entries.How`, or `conversation`: its records continue another conversation.
     """
 
     def __init__(self, how: str) -> None:

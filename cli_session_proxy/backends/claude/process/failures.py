@@ -1,9 +1,8 @@
-"""What the CLI's failures mean to a client: a `Result` with an error, or a dead process, as a `ProxyError`.
+"""Converts failures of the CLI to a `ProxyError`: a `Result` with an error, or a dead process.
 
 An API error comes as subtype `success`, `is_error`, terminal_reason `api_error`; 2.1.x gives the provider's status
-and type beside the text, 1.x only the text (both recorded in tests/claude/data). Nothing of a prompt, a key or an
-environment is passed on: only the CLI's own short text, and the end of what a process without a result had printed,
-short and redacted.
+and type beside the text, 1.x only the text (both recorded in tests/claude/data). No prompt, key or environment is
+passed on: only the CLI's own short text and the last output of a process without a result, short and redacted.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from .capability import UNKNOWN_OPTION, Capability
 from .events import ProcessDied, Result, WrongTranscript
 
 TEXT_LIMIT = 500
-# Characters of what a CLI says of an error that are looked at, and how many errors. A shell may speak in its place: to
-# find the secrets in 60 MB took a minute, in which nobody else was served.
+# Characters of a CLI's error text that are read, and how many errors. A program may imitate the CLI: redacting 60 MB
+# took a minute, which blocked everybody else.
 LOOKED_AT, FEW = 64 * 1024, 10
-LAST_WORDS = 300  # characters of what a process said last
-# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+LAST_WORDS = 300  # characters of a process's last output
+# The longest Retry-After that the SDKs of OpenAI and Anthropic heed, in seconds.
 PATIENCE = 60.0
 
 _STATUS = re.compile(r"API Error: (?:Request rejected \()?(\d{3})\b")
@@ -52,21 +51,21 @@ _LOGIN = re.compile(
 )
 _OWN_ADVICE = re.compile(
     r"(?<![\s·.])[\s·.]*+please run /login[\s·.]*", re.IGNORECASE
-)  # a command of its terminal, not of ours
+)  # such a command only works in its own terminal
 _BILLING = re.compile(r"credit balance", re.IGNORECASE)
 _LIMIT = re.compile(r"limit reached|hit your .{0,40}limit|rate limit", re.IGNORECASE)
 _CONTEXT = re.compile(r"prompt is too long|exceeds? (?:the )?context|context (?:window|length|limit)", re.IGNORECASE)
 _TIMEOUT = re.compile(r"timed?[ -]?out\b", re.IGNORECASE)
-# A 400 about something that only the transcript can hold: our fault, not the client's.
+# A 400 about something in the transcript: our fault, not the client's.
 _HISTORY = re.compile(r"signature|`?thinking`?|tool_use|tool_result|cache_control|roles must alternate", re.IGNORECASE)
 
-# The same instruction as in `commands.login`, without this machine's paths: a client may read it.
+# The instruction of `commands.login` without this machine's paths, for clients.
 NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again"
 
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """One failure, as far as the CLI tells. `text` is short and clean; `kind` the provider's error type."""
+    """The known facts of a failure. `text`: short and redacted; `kind`: the provider's error type."""
 
     status: int | None
     kind: str
@@ -89,10 +88,10 @@ def error_for(
     now: float | None = None,
     cli: str = "the Claude CLI",
 ) -> ProxyError:
-    """The error of a turn whose `Result` says so. `retries` are the details of its `Retried` events.
+    """The error of a turn with a failed `Result`. `retries`: details of its `Retried` events.
 
-    `model` is the one that was asked for, `cli` names the CLI. `retry_after` is only set from what the provider said:
-    its reset, or the delay the CLI took over from it.
+    `model`: the requested one; `cli`: its name. `retry_after` is only set from the provider's reset time, or from the
+    delay that the CLI took from it.
     """
     facts = _facts(result, retries, model, time.time() if now is None else now)
     for applies, make in _CASES:
@@ -118,7 +117,7 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
 
 
 def _provider_error(said: str) -> JSON:
-    """1.x quotes the provider's whole body: `API Error: 400 {"type":"error","error":{…}}`."""
+    """The provider's error in the text of a 1.x CLI: `API Error: 400 {"type":"error","error":{…}}`."""
     try:
         body = limits.loads(said[said.find("{") : said.rfind("}") + 1], limits.CLI_DEPTH)
     except ValueError:
@@ -146,7 +145,7 @@ def _not_logged_in(facts: _Facts) -> ProxyError:
 
 
 def likely_model(model: str) -> str:
-    """A hint at the model that an unknown name probably means, by the words that it is made of."""
+    """A hint at the model that an unknown name probably means, by its parts."""
     meant = [likely(word, MODELS) for word in re.split(r"[^A-Za-z]+", model) if word]
     return next((f": did you mean `{one}`?" for one in meant if one is not None and one != model), "")
 
@@ -156,11 +155,11 @@ def _limited(facts: _Facts) -> ProxyError:
     return RateLimited(facts.text, retry_after=facts.wait, detail=facts.detail, retry=None if soon else False)
 
 
-# In order: the first that applies. Login before the statuses (1.x has no status for it), the limits before login.
+# The first that applies. Login before the statuses (1.x has no status for it), limits before login.
 _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], ...] = (
     (
         lambda f: f.terminal.startswith("aborted"),
-        # Not by us: a turn that is cancelled here waits for no result.
+        # Not cancelled by us: we do not wait for a result then.
         lambda f: Interrupted("the CLI was interrupted in this turn: send it again", retry_after=1.0, detail=f.detail),
     ),
     (
@@ -168,14 +167,14 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
         lambda f: ContextTooLong(f"{f.text}: start a new chain or send less", detail=f.detail),
     ),
     (
-        # Neither a bad login nor a limit that time lifts: the account has to be paid.
+        # Neither a bad login nor a temporary limit: the account needs a payment.
         lambda f: _BILLING.search(f.text) is not None,
         lambda f: UpstreamError(f"{f.text}: see the account's billing", detail=f.detail, retry=False),
     ),
     (lambda f: f.status == 429 or f.kind == "rate_limit_error", _limited),
     (lambda f: f.status is None and _LIMIT.search(f.text) is not None, _limited),
     (lambda f: f.status == 401 or f.kind == "authentication_error", _not_logged_in),
-    # A 403 too: the CLI says "Failed to authenticate" (2.1.x), "Please run /login" (1.x) to it.
+    # Also a 403: for it the CLI prints "Failed to authenticate" (2.1.x), "Please run /login" (1.x).
     (lambda f: f.status == 403 or (f.status is None and _LOGIN.search(f.text) is not None), _not_logged_in),
     (
         lambda f: f.status == 529 or f.kind == "overloaded_error",
@@ -202,7 +201,7 @@ _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], .
 )
 
 
-# What the provider's words say that the request was refused for, and what may be left out of the path then.
+# Words in the provider's refusal, and what another attempt may leave out of the path.
 _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
     (re.compile(r"signature.{0,20}thinking|thinking`?(?: or `?redacted_thinking`?)? block", re.IGNORECASE), "thinking"),
     (re.compile(r"\bimages?\b|media", re.IGNORECASE), "images"),
@@ -211,7 +210,7 @@ _REMEDIES: tuple[tuple[re.Pattern[str], Remedy], ...] = (
 
 
 def remedies(error: ProxyError) -> tuple[Remedy, ...]:
-    """Ways to retry the refused request, the one that loses least first."""
+    """Ways to retry the refused request, in order of loss."""
     if isinstance(error, ContextTooLong | RequestTooLarge):
         return ("images", "documents", "summary")
     if error.detail.get("status") not in (None, 400) or not isinstance(error, InvalidRequest | UpstreamError):
@@ -220,7 +219,7 @@ def remedies(error: ProxyError) -> tuple[Remedy, ...]:
 
 
 def no_words(result: Result, cli: Capability) -> ProxyError:
-    """The error of a turn that the CLI reports as a success, but without an answer."""
+    """The error of a turn that the CLI reports as successful, but without an answer."""
     return UpstreamError(
         f"Claude CLI {cli.version} at {cli.path} ended the turn as a success with {result.usage.output_tokens} output "
         "tokens, and gave no words of an answer: nothing was kept. Send it again; if that does not help, this version "
@@ -230,7 +229,7 @@ def no_words(result: Result, cli: Capability) -> ProxyError:
 
 
 def error_for_death(died: ProcessDied) -> ProxyError:
-    """The error of a turn whose process ended without a result, or gave none: what it said last is quoted."""
+    """The error of a turn whose process gave no result; quotes its last output."""
     cli, said = died.cli, last_words(died)
     detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
     if isinstance(died, WrongTranscript):
@@ -256,7 +255,8 @@ def error_for_death(died: ProcessDied) -> ProxyError:
 
 
 def last_words(died: ProcessDied) -> str:
-    """What a process said last, as a part of a sentence: on stderr, else what of its stdout was no frame."""
+    """A process's last output, as a part of a sentence: of stderr, else the last lines of stdout that were no
+    frames."""
     for where, text in (("stderr", died.stderr), ("stdout", died.notices)):
         words = redact.text(" ".join(text.split()))
         if words:
@@ -264,7 +264,7 @@ def last_words(died: ProcessDied) -> str:
     return ""
 
 
-# --- when a usage limit ends, from the CLI's words
+# --- the end of a usage limit, from the CLI's text
 
 # Seen: `Claude AI usage limit reached|1760000000` (1.0.x), `5-hour limit reached ∙ resets 3:51am` (1.0.120),
 # `You've hit your 5-hour limit · resets 3:51am (UTC)` (2.1.329); a weekly limit names the day: `resets Nov 25, 3am`.
@@ -279,9 +279,9 @@ _MILLISECONDS = 10**11  # an epoch above this cannot be in seconds
 
 
 def seconds_until(text: str, now: float) -> float | None:
-    """Seconds from `now` (epoch) to the reset that the text names, at least 1; None when it names none.
+    """Seconds from `now` (epoch) to the reset that the text names, at least 1; None if it names none.
 
-    A clock time without a zone is the CLI's local time, which is ours: TZ is passed on to it.
+    A clock time without a zone is local time, for the CLI as for us: TZ is passed on to it.
     """
     epoch = _EPOCH.search(text)
     if epoch is not None:
@@ -301,7 +301,7 @@ def seconds_until(text: str, now: float) -> float | None:
             at = at if at > here else at.replace(year=at.year + 1)
         elif at <= here:
             at += timedelta(days=1)
-    except ValueError:  # "resets 31:99pm": words that only look like a time
+    except ValueError:  # "resets 31:99pm" only looks like a time
         return None
     return max(1.0, at.timestamp() - now)
 

@@ -1,4 +1,4 @@
-"""The CLI's stream-json: prompts to lines, and what a CLI prints to frames. What frames mean is in `turn_reader`."""
+"""The CLI's stream-json: writes prompts as lines, and parses output into frames. `turn_reader` interprets frames."""
 
 from __future__ import annotations
 
@@ -14,31 +14,31 @@ from ....domain.models import JSON, Block
 from ..transcript.entries import BEFORE_VALUES, LINE_VALUES, is_dense, values_in
 from .capability import Capability
 
-# A 3 MB answer is one line of 3 MB (2.1.329); a line beyond this is no answer of a model any more.
+# The longest line. A 3 MB answer is one line of 3 MB (2.1.329); a longer line is no answer of a model.
 MAX_LINE = 64 * 1024 * 1024
-# Of one turn: a million tokens come in less than 100 MB. What a shell behind a boundary does in its CLI's place has no
-# other end before `turn_timeout`, and all that is heard is kept until then. Between turns it is read in vain.
+# The most output of one turn: a million tokens come in less than 100 MB. A program that imitates the CLI could go on
+# until `turn_timeout`, and everything is kept in memory until then.
 MOST_OF_A_TURN = 4 * MAX_LINE
-# Bytes that a line counts beyond its own: of what the shortest frame becomes, several hundred are kept. And each value
-# of a line beyond the first ones, which is kept as an object: 77 MB of `{"a":0}` took 2 GB.
+# Bytes that are counted for each line and each value beyond their own size, because parsed objects need more memory:
+# 77 MB of `{"a":0}` took 2 GB.
 A_LINE, A_VALUE, FEW_VALUES = 256, 128, 64
 
 
-# --- what it is told
+# --- input
 
 
 def line(frame: JSON) -> bytes:
     """A frame as a line for stdin."""
-    # ensure_ascii: a lone surrogate, NUL or U+2028 goes through as an escape and can never break a line.
+    # ensure_ascii: a lone surrogate, NUL or U+2028 becomes an escape and can never break a line.
     return json.dumps(frame, ensure_ascii=True, separators=(",", ":")).encode("ascii") + b"\n"
 
 
 def user_frame(uuid: str, content: Sequence[Block], capability: Capability) -> bytes:
-    """One prompt as a line for stdin: the same words in blocks that this CLI passes to the model verbatim.
+    """One prompt as a line for stdin, in blocks that this CLI passes to the model unchanged.
 
-    Without the field `client_composed` a prompt `/clear` wipes the session (2.1.329). For a CLI without that field the
-    last text is cut in two where needed: the model reads the same characters, in two text blocks of one message. Ask
-    `unsafe_prompt` first: what cannot be cut goes out as it is.
+    Without the field `client_composed` a prompt `/clear` would wipe the session (2.1.329). For a CLI without that field
+    the last text is split if necessary: the model gets the same characters in two text blocks of one message. Call
+    `unsafe_prompt` first: a prompt that cannot be split is sent unchanged.
     """
     blocks = list(content)
     if not capability.client_composed and blocks and blocks[-1].get("type") == "text":
@@ -56,13 +56,13 @@ def control_request(request_id: str, subtype: str, **fields: Any) -> bytes:
 
 
 def printable(text: str) -> str:
-    """A lone surrogate has no UTF-8 form; the CLI itself would show it to the model as U+FFFD."""
+    """Replace lone surrogates, which have no UTF-8 form, by U+FFFD, as the CLI would do for the model."""
     return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
-# --- what it prints
+# --- output
 
-# The types that mean something in a turn.
+# The frame types that matter in a turn.
 FRAMES = frozenset(
     {
         "system",
@@ -76,30 +76,33 @@ FRAMES = frozenset(
     }
 )
 STDERR_TAIL = 16 * 1024
-NOTICES, NOTICE = 4, 500  # lines of stdout that were no frames, and bytes of each, kept for an error message
+NOTICES, NOTICE = (
+    4,
+    500,
+)  # lines of stdout that are no frames, and bytes of each, kept for errors
 READ_SIZE = 256 * 1024
-INBOX = 256  # frames read ahead of the listener; then the socket, and so the CLI, waits
-DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a stranger may hold its output open for ever
+INBOX = 256  # frames that are buffered for the listener; then reading stops, and the CLI waits
+DRAIN_WAIT = 1.0  # seconds for the last bytes of a dead process; a descendant may hold its output open for ever
 
 
 class UnreadableOutput(ValueError):
-    """Nothing after it can be trusted. The text says what was printed."""
+    """The CLI's output is invalid from here on. The message describes it."""
 
 
 class LineTooLong(UnreadableOutput):
-    """A line of more than the cap."""
+    """A line is longer than the limit."""
 
 
 class FrameTooDeep(UnreadableOutput):
-    """A frame that nests deeper than any that a CLI prints by itself: a model's arguments can."""
+    """A frame nests too deep. The CLI's own frames do not, but arguments of a model's call can."""
 
 
 class FrameTooDense(UnreadableOutput):
-    """A frame of more values than any. To read 60 MB of them takes seconds in which nobody else is served."""
+    """A frame has too many JSON values: parsing 60 MB of them would block the event loop for seconds."""
 
 
 class LineSplitter:
-    """Chunks of bytes in, complete lines out (without their newline). Keeps at most `cap` bytes."""
+    """Splits chunks of bytes into complete lines (without newline). Buffers at most `cap` bytes."""
 
     def __init__(self, cap: int = MAX_LINE) -> None:
         self._cap = cap
@@ -107,7 +110,7 @@ class LineSplitter:
         self._size = 0
 
     def feed(self, chunk: bytes) -> list[bytes]:
-        """Raises LineTooLong when an unfinished or finished line is longer than the cap."""
+        """The lines that this chunk completes. Raises LineTooLong, also for an unfinished line."""
         lines: list[bytes] = []
         for number, part in enumerate(chunk.split(b"\n")):
             if number:
@@ -124,12 +127,12 @@ class LineSplitter:
 def parse(line: bytes) -> JSON | None:
     """The frame of a line; None for anything that is not a JSON object (old CLIs print notices in between).
 
-    Raises FrameTooDeep and FrameTooDense: a frame that is left out may be one that the CLI waits for an answer to.
+    Raises FrameTooDeep and FrameTooDense: such a frame must not be skipped, the CLI may wait for an answer to it.
     """
     if is_dense(line):
         raise FrameTooDense(f"a line of more than {LINE_VALUES} values")
     try:
-        frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # json would look for UTF-16
+        frame = limits.loads(line.decode("utf-8", "surrogatepass"), limits.CLI_DEPTH)  # never as UTF-16
     except limits.TooDeep as exc:
         if line.lstrip().startswith(b"{"):
             raise FrameTooDeep(f"a frame that is nested deeper than {limits.CLI_DEPTH} levels") from exc
@@ -140,28 +143,28 @@ def parse(line: bytes) -> JSON | None:
 
 
 class End:
-    """Nothing follows."""
+    """The end of the output."""
 
 
 class Output(asyncio.Protocol):
-    """Reads both streams of a process all the time, with or without a listener: it never waits for a reader that is not
-    there. What comes while somebody listens is for the present turn; of stderr the end is kept.
+    """Reads stdout and stderr of a process all the time, so that it never blocks on a full pipe. Frames that arrive
+    while a turn listens belong to that turn; others are dropped. Of stderr the end is kept.
 
-    The protocol of its stdout: bytes become frames where they come in. Until `begin` they wait.
+    It is the asyncio protocol of stdout. Until `begin`, bytes are buffered.
     """
 
     def __init__(self) -> None:
-        self.started = asyncio.Event()  # it has said its first word, or never will
-        self.spoke = False  # it has said a word
+        self.started = asyncio.Event()  # its first output has come, or never will
+        self.spoke = False  # it has printed something
         self.ended = False
         self.at_end = asyncio.get_running_loop().create_future()  # of its stdout
         self.failure: str | None = None
-        self.writes_lost: str | None = None  # it says that it could not write its transcript, and why
+        self.writes_lost: str | None = None  # why it could not write its transcript, if it reported that
         self._splitter = LineSplitter()
-        self._lines: deque[bytes] = deque()  # that nobody has room for yet
-        self._heard: deque[JSON | None] = deque()  # by the listener, who has not come for them. None: no frame
-        self.listening = False  # somebody comes for it with `next`; else it is dropped
-        self._said = 0  # bytes of the present turn, or since the last one
+        self._lines: deque[bytes] = deque()  # not parsed yet: the inbox is full
+        self._heard: deque[JSON | None] = deque()  # frames for the listener; None: a line that was no frame
+        self.listening = False  # a turn reads frames with `next`; else they are dropped
+        self._said = 0  # bytes of the present turn
         self._more = asyncio.Event()  # for the listener: a frame, or the end
         self._replies: dict[str, asyncio.Future[JSON | None]] = {}
         self._begun = self._lost = self._paused = False
@@ -176,8 +179,8 @@ class Output(asyncio.Protocol):
         broken: Callable[[], None],
         ended: Callable[[], None],
     ) -> None:
-        """`asked` gets each request of the CLI's, before the listener does; `broken` is called when what it prints is
-        no stream of frames any more (see `failure`), `ended` when its stdout is at its end."""
+        """`asked` gets each control request of the CLI, before the listener does; `broken` is called for invalid output
+        (see `failure`), `ended` at the end of stdout."""
         self._asked, self._broken, self._tell_end = asked, broken, ended
         self._begun = True
         self._reading_stderr = asyncio.create_task(self._read_stderr(stderr))
@@ -187,17 +190,17 @@ class Output(asyncio.Protocol):
 
     @property
     def stderr(self) -> str:
-        """The last 16 KB of what it printed there."""
+        """The last 16 KB of stderr."""
         return self._tail.decode(errors="replace")
 
     @property
     def notices(self) -> str:
-        """The last lines of its stdout that were no frames."""
+        """The last lines of stdout that were no frames."""
         return b"\n".join(self._notices).decode(errors="replace")
 
     def reply(self, request_id: str) -> asyncio.Future[JSON | None]:
-        """Its answer to this control request of ours: `request_id`, `subtype` (`success` or `error`), `response`; None
-        where it ends before. To give up, cancel it."""
+        """Its answer to our control request: `request_id`, `subtype` (`success` or `error`), `response`; None if it
+        ends before. Cancel the future to give up."""
         coming = self._replies[request_id] = asyncio.get_running_loop().create_future()
         coming.add_done_callback(lambda _: self._replies.pop(request_id, None))
         if self.ended:
@@ -211,7 +214,7 @@ class Output(asyncio.Protocol):
         self.listening, self._said = True, 0
 
     async def next(self) -> JSON | End | None:
-        """The next frame; None: a line that was no frame. `End` at its end, and when nobody is to listen any more."""
+        """The next frame; None for a line that was no frame. `End` at the end of output, and after `leave`."""
         while not self._heard:
             if self.ended or not self.listening:
                 return End()
@@ -223,7 +226,7 @@ class Output(asyncio.Protocol):
         return frame
 
     def leave(self) -> bool:
-        """From now on its output is dropped. Whether anybody listened."""
+        """Drop its output from now on. Returns whether a turn was listening."""
         listened, self.listening, self._said = self.listening, False, 0
         self._heard.clear()
         self._take()
@@ -260,14 +263,14 @@ class Output(asyncio.Protocol):
     # --- stdout, as the event loop calls it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._stdout = cast(asyncio.ReadTransport, transport)  # uvloop's is none by its class
+        self._stdout = cast(asyncio.ReadTransport, transport)  # uvloop's transport is not a subclass
 
     def data_received(self, data: bytes) -> None:
         if not self.spoke:
             self.spoke = True
             self.started.set()
         self.count(data)
-        if self.failure is None:  # else it is drained only
+        if self.failure is None:  # else only drain it
             try:
                 self._lines.extend(filter(bytes.strip, self._splitter.feed(data)))
             except UnreadableOutput as exc:
@@ -276,12 +279,12 @@ class Output(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._lost = True
-        if exc is not None:  # it could not be read, or what was read broke something here
+        if exc is not None:  # a read error, or an exception in our callbacks
             self._lines.clear()
         self._take()
 
     def count(self, data: bytes) -> None:
-        """Of what it says, and of what its requests are answered: a short one may have a long answer."""
+        """Count output, and our answers to its requests: a short request may have a long answer."""
         self._count(len(data) + A_LINE * data.count(b"\n"))
 
     def _count(self, size: int) -> None:
@@ -296,7 +299,7 @@ class Output(asyncio.Protocol):
             self._broken()
 
     def _take(self) -> None:
-        """Lines to frames, as far as the listener has room for them. The rest waits, and with it the socket."""
+        """Parse lines while the inbox has room. The rest stays buffered, and reading is paused."""
         while self._begun and self._lines and len(self._heard) < INBOX:
             printed = self._lines.popleft()
             if sum(map(printed.count, BEFORE_VALUES)) > FEW_VALUES:
@@ -320,7 +323,7 @@ class Output(asyncio.Protocol):
                 if coming is not None and not coming.done():
                     coming.set_result(replied)
             if kind == "system" and frame is not None and frame.get("subtype") == "session_writes_lost":
-                transcript = "transcript" in str(frame.get("lost"))  # else its own settings alone
+                transcript = "transcript" in str(frame.get("lost"))  # else only its settings were lost
                 self.writes_lost = str(frame.get("error_code")) if transcript else None
             if self.listening:
                 self._heard.append(frame)
@@ -355,7 +358,7 @@ def _is_plain(text: str) -> bool:
 
 
 def _plain_tail(text: str) -> int | None:
-    """Where the shortest tail of `text` starts that a CLI cannot interpret, when there is one before it."""
+    """The start of the shortest tail of `text` that a CLI cannot interpret; None if there is none."""
     for start in range(len(text.rstrip()) - 1, 0, -1):
         first = text[start]
         if not first.isspace() and first not in _NOT_FIRST and first.isprintable():
@@ -364,9 +367,9 @@ def _plain_tail(text: str) -> int | None:
 
 
 def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str | None:
-    """Why this prompt cannot reach the model verbatim through this CLI; None when it can.
+    """Why this CLI cannot pass this prompt to the model unchanged; None if it can.
 
-    Empty text: 2.1.329 replaces it by "(no content)", and the provider itself refuses it.
+    Empty text: 2.1.329 replaces it by "(no content)", and the provider refuses it.
     """
     blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not blocks:

@@ -1,13 +1,13 @@
-"""No CLI outlives its proxy, however the proxy ends. The proxy's side of `guardian_program`.
+"""Makes sure that no CLI outlives its proxy, however the proxy ends. The proxy's side of `guardian_program`.
 
-- The guardian program kills every process group that it was told of as soon as the proxy is gone, on Linux and macOS,
-  and behind a wrapper script that does not `exec` too. A guardian that dies is started again and told everything.
+- The guardian program kills every registered process group when the proxy is gone, on Linux and macOS, also behind a
+wrapper script that does not `exec`. A guardian that dies is restarted, and gets all registrations again.
 - On Linux the CLI itself, or the wrapper in its place, also gets a parent-death signal (`setpriv --pdeathsig KILL`,
   0.4 ms a start). It works while there is no guardian, and fires when the *thread* that started the CLI ends: that is
   the thread of the event loop, which outlives the pool.
 
-What is left: a program of a CLI's without a readable mark, whose parent had ended before it was looked for; and, where
-there is no /proc, a group whose number was given to a new group between its last process's end and our `-`.
+Not covered: a program without a readable mark whose parent has already ended; and, without /proc, a group id that was
+reused between the end of its last process and our `-`.
 """
 
 from __future__ import annotations
@@ -35,18 +35,18 @@ from .guardian_program import GUARD, NONE_LEFT, RECORD, RELEASE
 
 log = logs.get(__name__)
 
-# A guardian that has run for so long is started again at once; one that ends sooner, ever later. Seconds.
+# Seconds: a guardian that ran longer is restarted at once; after an earlier end the delay grows.
 STABLE = 5.0
 FIRST_PAUSE = 0.1
 LONGEST_PAUSE = 60.0
-# How long a guardian without anything to kill may take to end, and `setpriv` to say its version. Seconds.
+# Seconds for a guardian without work to end, and for `setpriv` to print its version.
 END_WAIT = 5.0
 SETPRIV_WAIT = 5.0
 LAST_WORDS = 2000  # bytes of its stderr that are logged
-# Why nothing can be started for a moment: no descriptor, process or memory is free.
+# Temporary errors of a start: out of descriptors, processes or memory.
 SHORTAGES = (*descriptors.NONE_FREE, errno.EAGAIN, errno.ENOMEM)
 
-# What `Guardian.mark` makes. A program can write anything else into its environment, such as what all marks begin with.
+# The format of `Guardian.mark`. A program could write any other text into its environment, e.g. a prefix of all marks.
 MARK = re.compile(r"[0-9a-f]{32}\.[0-9a-f]{32}\.")
 
 
@@ -58,15 +58,15 @@ class _Guarded(NamedTuple):
 class Guardian:
     """One for each pool, on its event loop. It is started with the first CLI.
 
-    `guard` and `release` never wait and never fail: a guardian that does not listen is replaced.
+    `guard` and `release` never block or fail: a guardian that does not read is replaced.
     """
 
     def __init__(self) -> None:
-        self.death_signal: tuple[str, ...] = ()  # what a command begins with, where there is such a signal
+        self.death_signal: tuple[str, ...] = ()  # the command prefix for a parent-death signal, if available
         self._id = uuid.uuid4().hex
         self._guarded: dict[int, _Guarded] = {}
         self._keeping: asyncio.Task[None] | None = None
-        self._tried = asyncio.Event()  # to start it
+        self._tried = asyncio.Event()  # a start was tried
         self._closing = asyncio.Event()
         self._program: Process | None = None
         self._line: socket.socket | None = None
@@ -74,32 +74,32 @@ class Guardian:
 
     @property
     def pid(self) -> int | None:
-        """Of the program, while it can be told something."""
+        """The program's pid, while it is connected."""
         return self._program.pid if self._program is not None and self._line is not None else None
 
     async def start(self) -> None:
-        """Have it running, or have tried to."""
+        """Wait until it runs, or its start has failed."""
         if self._keeping is None:
             self._keeping = asyncio.create_task(self._keep())
         await self._tried.wait()
 
     def mark(self) -> str:
-        """The mark of one more CLI: no other CLI's mark begins with it, and none that is known tells another one."""
+        """A new CLI's mark. No other mark begins with it, and marks are not predictable."""
         return f"{self._id}.{uuid.uuid4().hex}."
 
     def guard(self, pid: int, start_time: str | None, stdin: socket.socket) -> None:
-        """This process group is to die with us. `stdin` is our end of its input."""
+        """Register a process group to be killed when we end. `stdin`: our end of its input."""
         ticks = int(start_time) if start_time is not None and start_time.isdigit() else 0
         self._guarded[pid] = _Guarded(ticks, stdin)
         self._tell(GUARD, pid)
 
     def release(self, pid: int) -> None:
-        """This process group is gone."""
+        """Unregister a dead process group."""
         if self._guarded.pop(pid, None) is not None:
             self._tell(RELEASE, pid)
 
     async def close(self) -> None:
-        """End it. What is still guarded dies."""
+        """End the guardian. Registered groups are killed."""
         self._closing.set()
         self._hang_up()
         if self._keeping is None:
@@ -122,7 +122,7 @@ class Guardian:
                         asked = True
                     await self._run()
                     failing = False
-                except Exception as exc:  # no such program; or no descriptor, no process or no thread is free just now
+                except Exception as exc:  # no such program; or out of descriptors, processes or threads
                     if not failing:
                         trace = not isinstance(exc, OSError | RuntimeError)
                         log.warning("no_guardian", program=interpreter(), error=str(exc), exc_info=trace)
@@ -135,12 +135,12 @@ class Guardian:
             self._tried.set()
 
     async def _run(self) -> None:
-        """One life of the program. Raises OSError, RuntimeError where it cannot be started."""
+        """Run the program once. Raises OSError, RuntimeError if it cannot be started."""
         program = str(Path(guardian_program.__file__))
         directory = str(Path(psutil.__file__).parent.parent)
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
-        theirs.setblocking(True)  # whatever the program's default is
+        theirs.setblocking(True)  # despite any default timeout
         try:
             with theirs:
                 descriptors.check()
@@ -167,17 +167,17 @@ class Guardian:
             log.warning("guardian_ended", exit_code=code, stderr=words.decode(errors="replace"))
 
     def _tell(self, operation: bytes, pid: int) -> None:
-        """Non-blocking. What cannot be sent now is not queued: another guardian is told everything."""
+        """Send without blocking. If it fails, nothing is queued: the next guardian gets all registrations."""
         if self._line is None:
             return
         guarded = self._guarded.get(pid)
         record = RECORD.pack(operation, pid, guarded.started if guarded else 0)
-        # Its end may be closed by now, where the CLI was asked to end.
+        # Its end may be closed already, if the CLI was asked to end.
         open_ = [guarded.stdin] if guarded is not None and guarded.stdin.fileno() >= 0 else []
         try:
             try:
                 sent = socket.send_fds(self._line, [record], [one.fileno() for one in open_])
-            except OSError as exc:  # this user's programs, an agent's among them, have sent too many to each other
+            except OSError as exc:  # too many descriptors in flight of this user's programs, agents included
                 if exc.errno != errno.ETOOMANYREFS:
                     raise
                 sent = self._line.send(record)
@@ -198,20 +198,20 @@ class Guardian:
         if line is None:
             return
         if self._closing.is_set() and not self._guarded:
-            with contextlib.suppress(OSError):  # it looks for what is left, and finds nothing
+            with contextlib.suppress(OSError):  # it then searches for survivors, and finds none
                 line.send(RECORD.pack(NONE_LEFT, 0, 0))
         line.close()
 
 
 async def _death_signal() -> tuple[str, ...]:
-    """What begins a command whose process gets SIGKILL when its parent dies; empty where there is no such thing.
+    """The command prefix that lets a process get SIGKILL when its parent dies; empty if not available.
 
-    Raises OSError where it cannot be told just now.
+    Raises OSError if this cannot be determined now.
     """
     setpriv = shutil.which("setpriv") if sys.platform == "linux" else None
     if setpriv is None:
         return ()
-    command = (setpriv, "--pdeathsig", "KILL", "--")  # util-linux has it since 2.33, other versions have not
+    command = (setpriv, "--pdeathsig", "KILL", "--")  # in util-linux since 2.33, not in other implementations
     try:
         descriptors.check()
         check = await asyncio.create_subprocess_exec(
@@ -230,7 +230,7 @@ async def _death_signal() -> tuple[str, ...]:
     return command if check.returncode == 0 else ()
 
 
-# A process forked from ours must not keep the guardians waiting for its own end.
+# A fork of ours must not hold these sockets open, or guardians would wait for its end.
 _guardians: weakref.WeakSet[Guardian] = weakref.WeakSet()
 
 
@@ -242,20 +242,20 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
-# --- When a process started: with the pid it names a process for good
+# --- A process's start time, which with the pid identifies it
 
-_DEAD = "ZX"  # ended, and only waiting for its parent to take note
+_DEAD = "ZX"  # process states: dead, not reaped
 
 
 def start_time(pid: int) -> str | None:
-    """None when there is no such process (any more)."""
+    """The start time of a process; None if there is none with this pid."""
     if sys.platform == "linux":
-        # In clock ticks after boot. psutil makes a time of day of them, which changes when the clock is set.
+        # In clock ticks since boot. psutil converts them to a time of day, which changes when the clock is set.
         now = guardian_program.status(pid)
         return None if now is None or now[0] in _DEAD else str(now[1])
     try:
         process = psutil.Process(pid)
-        # By what psutil itself tells a process from another of its pid; `create_time` moves when the clock is set.
+        # psutil's own identity of a process; `create_time` changes when the clock is set.
         return None if process.status() == psutil.STATUS_ZOMBIE else repr(process._ident[1])
     except psutil.NoSuchProcess:
         return None

@@ -2,20 +2,19 @@
 
     python -I -S guardian_program.py MARK DIRECTORY
 
-Its stdin is a unix socket whose other end only the proxy has. The proxy sends a `RECORD` for each CLI: `+` before the
-CLI gets anything to do, and `-` after it was reaped; and `.` when it ends and has left none. At end of file without
-that the proxy is gone, and the guardian
+Its stdin is a unix socket whose other end only the proxy has. The proxy sends a `RECORD` for each CLI: `+` before its
+first input, and `-` after it was reaped; and `.` when the proxy ends without any CLI left. At end of file without `.`
+the proxy has died, and the guardian
 
-- stops every process group that is left, collects all that its processes have started, and sends SIGKILL to both: on
-  macOS the environment of the system's own programs (a shell, git) is hidden, so they are not known by MARK,
-- sends SIGKILL to every process that has left its group (the CLI's own Bash tool starts its shells in a session of
-  their own), or whose `+` was never sent (the proxy died just after it had started it): all that carry MARK in their
-  environment,
+- stops every registered process group, collects all descendants, and sends SIGKILL to both: on macOS the environment of
+system programs (a shell, git) is hidden, so they cannot be found by MARK,
+- sends SIGKILL to every process with MARK in its environment: some have left their group (the CLI's Bash tool starts
+shells in sessions of their own), or were never registered (the proxy died just after their start),
 - and ends.
 
-A `+` carries a copy of the proxy's end of the CLI's stdin. While the guardian has it, the CLI does not see the end of
-its input, so the guardian need not be faster than the CLI: a CLI that waits for results of tools and sees the end of
-its input writes "interrupted" results and asks the model again (28 ms after the proxy's death on 2.1.330).
+With `+` comes a copy of the proxy's end of the CLI's stdin. While the guardian has it, the CLI does not see the end of
+its input. Otherwise a CLI that waits for tool results would write "interrupted" results and ask the model again (28 ms
+after the proxy's death on 2.1.330), before it is killed.
 
 Only the standard library is imported at the start, which takes 15 ms; DIRECTORY is where psutil is found later. The
 proxy itself uses `status` and `sweep` as well.
@@ -35,22 +34,22 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     import psutil
 
-# What a record holds: `+`, `-` or `.`, the process group's id, when its leader was started (clock ticks; 0: unknown).
+# A record: `+`, `-` or `.`, the process group's id, its leader's start time (clock ticks; 0: unknown).
 RECORD = struct.Struct("!cqq")
 GUARD = b"+"
 RELEASE = b"-"
 NONE_LEFT = b"."
-# In the environment of each CLI, so that what it starts is known as its own wherever it goes. The leading underscore
-# keeps it apart from the settings of the proxy.
+# The variable with the mark in each CLI's environment, which identifies its descendants. The leading underscore
+# distinguishes it from settings of the proxy.
 MARK_VARIABLE = "_CLI_SESSION_PROXY_PROCESS"
-# Bytes of an environment that are read. The mark of a CLI stands in the first kilobytes; a program can show any
-# number of them, which take no memory of its own (`PR_SET_MM_MAP`).
+# Bytes of an environment that are read. A CLI's mark is in the first kilobytes; a program can pretend to have an
+# endless environment (`PR_SET_MM_MAP`).
 LONGEST_ENVIRONMENT = 1024 * 1024
-# A process may start another one while we look. How often we look, and how long a killed one may take (seconds).
+# How often we search, because a process may start another one meanwhile; seconds for a killed process to die.
 SWEEPS = 20
 SWEEP_WAIT = 0.5
-# How long it is looked for a process that was being started when the proxy died: it has the proxy's environment until
-# it runs its own program. And how often. Seconds.
+# Seconds of the search for a process that was being started when the proxy died: until its `exec` it has the proxy's
+# environment. And seconds between two searches.
 BEING_STARTED = 1.0
 LOOK = 0.25
 
@@ -70,7 +69,7 @@ def status(pid: int) -> tuple[str, int] | None:
 
 
 def mark_of(process: psutil.Process) -> str:
-    """The mark in its environment; empty where there is none, or where nobody can see it any more."""
+    """The mark in its environment; empty if there is none or it is unreadable."""
     if sys.platform != "linux":
         import psutil  # noqa: PLC0415 - as below
 
@@ -120,8 +119,8 @@ def started_by(group: int) -> list[psutil.Process]:
 
 
 def stopped(group: int) -> list[psutil.Process]:
-    """Stop a process group and all that it has started, until a look finds nothing new: what is stopped starts nothing.
-    Returns what it has started."""
+    """Stop a process group and its descendants, again and again until there are no new ones. Returns the
+    descendants."""
     import psutil  # noqa: PLC0415 - as above
 
     stop(group)
@@ -143,7 +142,7 @@ def stop(group: int) -> None:
 
 
 def kill(group: int, started: list[psutil.Process]) -> None:
-    """Kill a process group and what it had started, as far as that is still there."""
+    """Kill a process group and these descendants."""
     import psutil  # noqa: PLC0415 - as above
 
     with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -154,8 +153,7 @@ def kill(group: int, started: list[psutil.Process]) -> None:
 
 
 def _watch(line: socket.socket) -> dict[int, int] | None:
-    """The groups that are left when the proxy is gone, with the start times of their leaders; None where it said that
-    it has left nothing."""
+    """Wait for the proxy's end. Returns the registered groups with their leaders' start times; None after `.`."""
     groups: dict[int, int] = {}
     inputs: dict[int, list[int]] = {}
     while True:
@@ -176,7 +174,7 @@ def _watch(line: socket.socket) -> dict[int, int] | None:
 
 def main() -> None:
     mark, directory = sys.argv[1:]
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # what ends the proxy may signal us as well
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):  # signals to the proxy may reach us, too
         signal.signal(number, signal.SIG_IGN)
     groups = _watch(socket.socket(fileno=sys.stdin.fileno()))
     if groups is None:
@@ -185,7 +183,7 @@ def main() -> None:
     for group, started in groups.items():
         now = status(group) if started else None
         if now is not None and now[1] != started:
-            continue  # another process has that pid: the whole group is gone
+            continue  # the pid was reused: the whole group is dead
         stop(group)
         left.append(group)
     sys.path.append(directory)

@@ -1,4 +1,4 @@
-"""Whether the CLI is logged in, as it says itself. No credential is read: the environment is asked for names only."""
+"""Asks the CLI whether it is logged in. No credential is read: of the environment only names of variables are used."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ....settings import Settings
 from ...base import Login, LoginKind
 from . import capability, environment
 
-# Of `environment.LOGINS`, the ones that are billed by use, and are not a person's subscription.
+# The variables of `environment.LOGINS` that are billed by use, not by a subscription.
 BY_USE = ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN")
-# The CLI's own words for its login (`authMethod` of `auth status`, 2.1.330).
+# Values of `authMethod` in `auth status` (2.1.330).
 _KINDS: Mapping[str, LoginKind] = {
     "claude.ai": "subscription", "oauth_token": "subscription", "api_key": "by use", "api_key_helper": "by use",
     "third_party": "by use", "none": "none",
 }  # fmt: skip
-# It has `auth status` (run on 2.1.71); an older one is asked.
+# From this version on there is `auth status` (run on 2.1.71); an older one is probed.
 WITH_AUTH = (2, 1, 71)
-# `auth status` answers in 0.3 s (2.1.329); a machine under load gets more.
+# Timeout in seconds: `auth status` takes 0.3 s (2.1.329), more under load.
 STATUS_TIMEOUT = 20.0
 STATUS_OUTPUT = 64 * 1024
 
@@ -33,7 +33,7 @@ MISSING = (
     "no Claude login: run `{command}`, or set ANTHROPIC_API_KEY or CLAUDE_CODE_OAUTH_TOKEN and start again; "
     "until then turns fail with 401 claude_not_logged_in"
 )
-# On macOS, where the CLI cannot read its login in the Keychain, wherever that was made.
+# On macOS, if the CLI cannot read its login in the Keychain.
 CLOSED = (
     "no Claude login: over SSH and under launchd the Keychain may be closed; run `claude setup-token` in a Terminal, "
     "set CLAUDE_CODE_OAUTH_TOKEN to what it says (or ANTHROPIC_API_KEY), and start again; until then turns fail with "
@@ -46,7 +46,7 @@ UNKNOWN = (
 
 
 async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Login:
-    """The CLI is started only where the names in its environment do not tell."""
+    """Starts the CLI only if the names in its environment are not enough."""
     if environment.has_login(env):
         return Login("by use" if billed_by_use(env) else "subscription", None)
     command = environment.login_command(settings)
@@ -59,14 +59,14 @@ async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Logi
 
 
 def billed_by_use(env: Mapping[str, str]) -> bool:
-    """As the names in the CLI's environment tell: in print mode it takes these before any login (2.1.330)."""
+    """Whether it is, by the names in the CLI's environment: in print mode these win over any login (2.1.330)."""
     return any(env.get(name) for name in BY_USE) or any(
         name.startswith(environment.CLOUDS) and env[name] for name in env
     )
 
 
 async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
-    """As the CLI tells of its login, where no name in its environment does."""
+    """The kind of login as the CLI reports it, if no name in its environment decides."""
     if billed_by_use(env):
         return "by use"
     told = await _status(claude, env) or {}
@@ -75,7 +75,7 @@ async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
 
 
 async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """What `auth status` says; None from a CLI that has no such command, or in no words that we know."""
+    """The output of `auth status`; None if the CLI has no such command, or the output is unknown."""
     if not await has_auth(claude, env):
         return None
     try:
@@ -95,7 +95,7 @@ async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
 
 
 async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
-    """stdout, whatever the exit code (not logged in is 1); empty when it cannot be had in time."""
+    """stdout, whatever the exit code (not logged in is 1); empty after a timeout."""
     try:
         process = await asyncio.create_subprocess_exec(
             claude, *arguments, env=dict(env), cwd="/", start_new_session=True,
@@ -114,7 +114,7 @@ async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
         return ""
     finally:
         if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it ended in between
+            with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
     return output.decode(errors="replace")

@@ -1,16 +1,16 @@
-"""The CLI's login for confined agents: each CLI has a copy, and a copy comes back only as a renewal of the same login.
+"""The CLI's login for confined agents: each CLI has a copy; only a renewal of the same login is copied back.
 
-    <config dir>/.credentials.json            the user's own; nothing inside the boundary can write it
-    <private>/.credentials.json               what the CLI finds inside; it renews its tokens there, as it always does
-    <var>/confined/~logins/<agent>            the user's own as it was copied, which no agent sees
+<config dir>/.credentials.json            the user's own; not writable in the sandbox
+<private>/.credentials.json               the copy in the sandbox, in which the CLI renews its tokens as usual
+<var>/confined/~logins/<agent>            the user's own at the time of the copy; agents cannot see it
 
-Before each start, and before each turn of a confined agent, copies that were written to are looked at. One that differs
-from what was copied in nothing but its tokens, of the same kinds, and in a later expiry, replaces the user's own, where
-that is still the one that was copied: a renewal ends the tokens before it, and the user would be logged out. Everything
-else is dropped, and the agent gets the user's own again.
+Before each start and each turn of a confined agent, changed copies are checked. A copy that differs only in its tokens
+(of the same kinds) and a later expiry is a renewal: it replaces the user's own if that is unchanged since the copy,
+because a renewal invalidates the old tokens and would log the user out. Any other change is dropped, and the agent gets
+the user's own again.
 
-A token does not show whose account it is of, or whether it works. A shell behind the boundary could put a login of its
-own, of the same kind and plan, in its place, or words that look like tokens: the user would be logged out.
+Not covered: a token does not show its account, or whether it is valid. A shell in the sandbox could put another login
+of the same kind and plan in its place, or fake tokens: the user would be logged out.
 """
 
 from __future__ import annotations
@@ -30,32 +30,33 @@ from ....sandbox import LOGINS, make_private
 log = logs.get(__name__)
 
 FILE = ".credentials.json"
-# What changes at a renewal, within the one entry that is a login (2.1.329).
+# The fields of a login that a renewal changes (2.1.329).
 LOGIN, TOKENS, EXPIRES = "claudeAiOauth", ("accessToken", "refreshToken"), "expiresAt"
-# Bytes of the file: a few hundred in the field. And for how many seconds a renewed login may be good: it is hours.
+# The largest file in bytes (usually a few hundred), and the longest validity of a renewed login in seconds (usually
+# hours).
 LONGEST, LONGEST_LIFE = 64 * 1024, 400 * 86400
 
 
 class Logins:
-    """The copies that the CLIs of one proxy were given. Its calls block; no two at once."""
+    """The copies for the CLIs of one proxy. Its methods block; do not call two at once."""
 
     def __init__(self, config_dir: Path, var: Path) -> None:
         self._own = Path(os.path.realpath(config_dir / FILE))
         self._bases = var / "confined" / LOGINS
-        self._lent: dict[Path, tuple[int, ...] | None] = {}  # private directories, and the state of their copies
+        self._lent: dict[Path, tuple[int, ...] | None] = {}  # each private copy, as last seen
 
     def exchange(self, private: Path, *, lend: bool) -> None:
-        """Take renewed logins back, then give this agent's CLI the user's own as it is now. `lend` False: none, because
-        its environment holds another one."""
+        """Copy renewed logins back, then give this agent's CLI a copy of the user's own. `lend` False: remove its copy,
+        because its environment has another login."""
         if self._own.is_file():
             self._lent.setdefault(private, None)
-        for there in list(self._lent):
-            if self._lent[there] != _state(there / FILE):
-                self._take_back(there)
+        for directory in list(self._lent):
+            if self._lent[directory] != _state(directory / FILE):
+                self._take_back(directory)
         if not lend:
             self._lent.pop(private, None)
             for copy in (private / FILE, self._bases / private.name):
-                with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # a folder is the agent's own
+                with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the agent made a folder there
                     copy.unlink()
         elif private in self._lent:
             self._lend(private)
@@ -85,7 +86,7 @@ class Logins:
 
 
 def is_renewal(before: bytes, after: bytes) -> bool:
-    """The same login with other tokens of the same kinds, good for longer."""
+    """Whether it is the same login with other tokens of the same kinds, and a later expiry."""
     old, new = _parsed(before), _parsed(after)
     was, now = (told.get(LOGIN) for told in (old, new))
     if not isinstance(was, dict) or not isinstance(now, dict):
@@ -100,8 +101,8 @@ def is_renewal(before: bytes, after: bytes) -> bool:
 
 
 def _with_tokens(before: bytes, after: bytes) -> bytes:
-    """The login before its renewal with the tokens after it. Not the bytes that an agent wrote: Python reads texts that
-    are none to the CLI (NaN, UTF-16), and the user would be logged out."""
+    """The old login with the new tokens, written by us: the agent's own bytes may be JSON for Python and not for the
+    CLI (NaN, UTF-16), and would log the user out."""
     login = _parsed(before)
     now = _parsed(after)[LOGIN]
     login[LOGIN] |= {name: now[name] for name in (*TOKENS, EXPIRES)}
@@ -122,7 +123,7 @@ def _parsed(text: bytes) -> dict[str, Any]:
 
 
 def _read(path: Path) -> bytes | None:
-    """None for what is no regular file, or too large for one."""
+    """The content; None for a file that is not regular, or too large."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
@@ -140,7 +141,7 @@ def _state(path: Path) -> tuple[int, ...] | None:
 
 
 def write_private(path: Path, text: bytes) -> None:
-    """Write atomically, with mode 0600. Replaces whatever an agent put there."""
+    """Write atomically, with mode 0600. Replaces anything that an agent put there."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=".login-")
     try:
         with open(handle, "wb") as file:

@@ -1,7 +1,7 @@
-"""What one CLI was seen to do, offline, by the self-check: the words for it. Pure.
+"""The observations of the self-check, which runs a CLI offline. Pure.
 
-Each observation has a version from which on it is expected. That decides until the CLI was checked; from then on what
-was seen decides, and a difference between the two is told.
+Each has a first version from which it is expected. This decides until the CLI was checked; then the check's result
+does, and a difference between the two is reported.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = Literal[
 ]  # fmt: skip
 NAMES: tuple[Name, ...] = get_args(Name)
 
-# What each of them says of a CLI, for people.
+# A description of each, for people.
 SAYS: Mapping[Name, str] = {
     "start": "it starts with the options that the proxy gives it",
     "frames": "its frames and its result give the words of the model",
@@ -51,7 +51,7 @@ SAYS: Mapping[Name, str] = {
     "keeps_prompt": "where it compacts before a turn, the turn's prompt is not summed up with the rest",
 }
 
-# The first version that is known to do it; (0, 0, 0): every one that the proxy can use.
+# The first version that is known to do it; (0, 0, 0): every supported one.
 ANY: Version = (0, 0, 0)
 EXPECTED: Mapping[Name, Version] = {
     "start": ANY,
@@ -64,22 +64,26 @@ EXPECTED: Mapping[Name, Version] = {
     "round_trip": ANY,
     # Below it every --resume answers with a new id.
     "same_id": (2, 0, 0),
-    # It answers when it has loaded the session that it resumes: with every read of the transcript held up for 1.5 s,
-    # the answer came after the last of them (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
+    # It answers after it has loaded the resumed session: with every read of the transcript delayed by 1.5 s, the answer
+    # came after the last read (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
     "initialize": (1, 0, 90),
     # 2.1.229 does not know the field `client_composed`.
     "words": (2, 1, 260),
     # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
     "set_model": (2, 1, 304),
-    # With variables of the environment, which the next request to the model heeds.
+    # By environment variables, which apply from the next request to the model.
     "apply_flag_settings": (2, 1, 329),
-    # 2.1.278 takes the offers, but goes on with "Continue from where you left off." instead of the results when it was
-    # started again.
+    # 2.1.278 accepts tools, but after a restart it continues with "Continue from where you left off." instead of
+    # results.
     "mcp_set_servers": (2, 1, 295),
     "interrupt": ANY,
     "rewind_conversation": (2, 1, 329),
     "claim_session": (2, 1, 295),  # 2.1.278 has no option --await-claim
-    "can_use_tool": (2, 1, 71),  # no earlier one was tried; and no version is enough (`Capability.not_seen_asking`)
+    "can_use_tool": (
+        2,
+        1,
+        71,
+    ),  # earlier: not tried; a version is never enough (`Capability.not_seen_asking`)
     # `--bare`, which reads no login, is to become the default (run on 2.1.332: then no request leaves it).
     "login": ANY,
     "prompt_file": (1, 0, 60),  # not in every --help
@@ -88,20 +92,20 @@ EXPECTED: Mapping[Name, Version] = {
     "whole_records": (2, 1, 200),  # see `transcript.loading`
     # By its change log; its program text says "server rejected a thinking block; stripping all thinking blocks".
     "heals_thinking": (2, 1, 156),
-    # 1.0.120, 2.1.71 and 2.1.100 make the prompt part of the summary, and then ask the model nothing but to go on from
-    # that; 2.1.200, 2.1.260 and 2.1.332 do not (run).
+    # 1.0.120, 2.1.71 and 2.1.100 make the new prompt part of the summary, and then only ask the model to go on;
+    # 2.1.200, 2.1.260 and 2.1.332 do not (run).
     "keeps_prompt": (2, 1, 200),
 }
 
-# A CLI that fails one of these may lose what was said, make it up, or act where it must not: another one is used.
+# A CLI that fails one of these may lose or invent messages, or act without permission: another one is used.
 ESSENTIAL: tuple[Name, ...] = ("start", "frames", "tools_off", "place", "records", "round_trip")
 
-DETAIL = 400  # characters of what a CLI said, at most
+DETAIL = 400  # the most characters of a CLI's message
 
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`detail` says what was seen, where the outcome does not. Bounded; it quotes the CLI where that said something."""
+    """`detail`: more about the outcome, perhaps a quote of the CLI. Bounded."""
 
     name: Name
     outcome: Outcome
@@ -116,12 +120,12 @@ class Observation:
         return {"name": self.name, "outcome": self.outcome, "detail": self.detail}
 
 
-# By name; empty: nothing was checked yet.
+# By name; empty: not checked yet.
 Observed = Mapping[str, Observation]
 
 
 def read(found: Iterable[JSON]) -> dict[str, Observation]:
-    """Observations as another process, or another version of this program, told them. Unknown ones are left out."""
+    """Parse observations of another process or another version of this program. Unknown ones are dropped."""
     outcomes: tuple[str, ...] = get_args(Outcome)
     return {
         one["name"]: Observation.of(one["name"], one["outcome"], str(one.get("detail", "")))
@@ -135,18 +139,18 @@ def expected(name: Name, version: Version) -> bool:
 
 
 def mismatches(observed: Observed, version: Version) -> list[Observation]:
-    """Observations that differ from what is expected of the version, for better or worse."""
+    """Observations that differ from the version's expected ones, for better or worse."""
     tried = [one for one in observed.values() if one.outcome != "not tried"]
     return [one for one in tried if (one.outcome == "ok") != expected(one.name, version)]
 
 
 def program(version: str, path: str, runs: str, seen: Observed, numbers: Version) -> base.Program:
-    """The CLI as the core tells of it."""
+    """The CLI in the core's form."""
     surprising = mismatches(seen, numbers)
     each = [base.Observed(one.name, one.outcome, one.detail, one in surprising) for one in seen.values()]
     return base.Program(version, path, runs, tuple(each))
 
 
 def fit(observed: Observed, essential: Sequence[Name] = ESSENTIAL) -> bool:
-    """All that is essential was seen to work."""
+    """Whether everything essential works."""
     return all(name in observed and observed[name].outcome == "ok" for name in essential)

@@ -1,15 +1,14 @@
-"""What a turn's parameters are to a CLI: variables of its environment, told to it while it runs.
+"""Sets a turn's parameters in a running CLI, by environment variables.
 
-Run on 2.1.330: with the control request `apply_flag_settings` the next request to the model has another
-`max_tokens`, and whatever fields `CLAUDE_CODE_EXTRA_BODY` holds. It costs one control round trip where something
-changes (5 ms), and no new process; the messages before are sent byte for byte as they were.
+Run on 2.1.330: after the control request `apply_flag_settings` the next request to the model has another `max_tokens`,
+and the fields in `CLAUDE_CODE_EXTRA_BODY`. A change takes one control round trip (5 ms) and no new process; earlier
+messages stay byte-identical.
 docs/contract/routes.md states the rules of combination.
 
-- All requests of the CLI's would carry these fields: also a compaction's, whose summary is then cut at `max_tokens`.
-  So it may not compact in such a turn, and a profile with the CLI's own tools, which ask the model by themselves, is
-  told nothing.
-- Nothing is sent that the provider refuses: what a model takes is known by its id. A model that is not known takes none
-  of what newer models refuse.
+- All requests of the CLI have these fields, also a compaction's, whose summary would be cut at `max_tokens`. So
+compaction is off in such a turn, and parameters are not used with the CLI's own tools, which send requests themselves.
+- Nothing is sent that the provider refuses: the model's id decides what it accepts. An unknown model gets nothing that
+newer models refuse.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ MAX_TOKENS = "CLAUDE_CODE_MAX_OUTPUT_TOKENS"
 EXTRA_BODY = "CLAUDE_CODE_EXTRA_BODY"
 NO_THINKING = "CLAUDE_CODE_DISABLE_THINKING"
 
-# The least that the provider takes as a budget for thinking (its documentation). An answer with less room than that
-# would be thinking only: it is asked for without, where the client does not want thinking.
+# The provider's least thinking budget (its documentation). A shorter answer would be thinking only: so thinking is
+# turned off unless the client wants it.
 LEAST_THINKING = 1024
-# A compaction's summary has up to 20,000 tokens (2.1.330): with less the CLI may not compact.
+# A compaction's summary has up to 20,000 tokens (2.1.330): with a lower limit the CLI must not compact.
 SUMMARY = 20_000
-# Sampling has a scale of 0 to 1 there; OpenAI's and Google's go to 2.
+# The provider's temperature goes to 1; OpenAI's and Google's to 2.
 HOTTEST = 1.0
 
 # `claude-sonnet-4-5-20250929`, `us.anthropic.claude-opus-5-v1:0`, `claude-3-5-haiku@20241022`
@@ -46,7 +45,7 @@ _KNOWN = frozenset({"opus", "sonnet", "haiku"})
 
 @dataclass(frozen=True, slots=True)
 class Takes:
-    """What a model takes, by the provider's documentation ("Models", "Extended thinking", "Tool use").
+    """What a model accepts, by the provider's documentation ("Models", "Extended thinking", "Tool use").
 
     `samples`: temperature, top_p and top_k, without thinking; `both`: temperature and top_p in one request. `forced`: a
     forced tool_choice, without thinking. `off` is what turns thinking off ({}: to leave it out), None where nothing
@@ -74,7 +73,7 @@ class Takes:
             return Takes(samples=True, both=True, forced=True, off={}, thinks=version >= (3, 7))
         if version < (5, 0):
             return Takes(samples=version < (4, 7), both=version == (4, 0), forced=True, off={})
-        if version == (5, 0):  # thinks unless it is told not to
+        if version == (5, 0):  # thinks by default
             return Takes(forced=True, off={"type": "disabled"}, hard=True)
         if version == (5, 5) and family != "opus":
             return Takes(off={"type": "between_tools" if family == "sonnet" else "disabled"})
@@ -82,15 +81,15 @@ class Takes:
 
 
 def asks(options: TurnOptions) -> bool:
-    """Whether the request asks for something that a CLI is told here."""
+    """Whether the request has parameters that are set here."""
     return (options.tool_choice, options.stop, options.parameters) != (PLAIN.tool_choice, PLAIN.stop, PLAIN.parameters)
 
 
 def told(
     options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, carried: bool = False
 ) -> tuple[dict[str, str], JSON, list[Name]]:
-    """(environment, fields of the request, what is not honoured). `carried`: calls that were made without thinking are
-    answered, and the message that they belong to goes on without.
+    """(environment, fields of the request, parameters without effect). `carried`: the turn answers calls of a message
+    without thinking, which has to continue without.
     """
     wanted, choice = options.parameters, options.tool_choice
     unmet: list[Name] = []
@@ -113,7 +112,7 @@ def told(
             body["thinking"] = takes.off
     sampled = _sampling(wanted, takes, unmet, thinks=takes.thinks and not off)
     body |= sampled | _choice(choice, offers, forced=forced)
-    if stops := [stop for stop in options.stop if stop.strip()]:  # the provider takes no blank one: the core cuts there
+    if stops := [stop for stop in options.stop if stop.strip()]:  # the provider refuses blank ones: the core cuts
         body["stop_sequences"] = stops
     if wanted.seed is not None:
         unmet.append("seed")
@@ -125,7 +124,7 @@ def told(
 
 
 def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
-    """Thinking wins over sampling. 1 is what the model does anyway."""
+    """Thinking wins over sampling. A value of 1 is the default."""
     given: dict[Name, float] = {}
     if wanted.temperature is not None and wanted.temperature != HOTTEST:
         given["temperature"] = min(wanted.temperature, HOTTEST)
@@ -136,7 +135,7 @@ def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bo
     if thinks or not takes.samples:
         unmet += given
         return {}
-    if "top_p" in given and not takes.both:  # without thinking the CLI sends a temperature
+    if "top_p" in given and not takes.both:  # the CLI sends a temperature if thinking is off
         del given["top_p"]
         unmet.append("top_p")
     return {name: value for name, value in given.items()}  # noqa: C416 - the names become fields of JSON
@@ -157,11 +156,10 @@ def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
 
 
 async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
-    """Have the process run its next turn as the request wants it, and nothing left of an earlier one.
+    """Set the parameters of the process's next turn, and reset those of earlier turns.
 
-    What the CLI does not honour comes back. With `plain` it is told no parameters; without `compacts`, not to compact.
-    Raises ProcessDied where it did not take it. Not needed where nothing is asked of a process that was told nothing
-    (`ClaudeProcess.env_set`).
+    Returns parameters without effect. `plain`: set none; `compacts` False: turn compaction off. Raises ProcessDied if
+    the process did not accept this. Not needed without parameters if none were set before (`ClaudeProcess.env_set`).
     """
     launch, options = process.launch, job.turn.options
     forbidden = {} if compacts else {NO_COMPACTION: "1"}
@@ -182,7 +180,7 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
     began = dict(launch.env)
     if body:
         env[EXTRA_BODY] = json.dumps(_object(began) | body)
-    if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # the operator's own
+    if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # configured by the operator
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
     return tuple(unmet) if await process.set_env(env) else _asked(job)
 
@@ -197,9 +195,9 @@ def _asked(job: Job) -> tuple[Name, ...]:
 
 
 def _object(env: Mapping[str, str]) -> JSON:
-    """The fields that the operator adds to each request."""
+    """The operator's extra fields of each request."""
     try:
         fields = json.loads(env.get(EXTRA_BODY) or "{}")
     except ValueError:
-        return {}  # the CLI takes no notice of it either
+        return {}  # the CLI ignores it, too
     return fields if isinstance(fields, dict) else {}

@@ -1,4 +1,4 @@
-"""How the CLI asks whether it may run a tool, and how it is answered. Pure.
+"""The CLI's permission requests and our answers. Pure.
 
 Run on 2.1.71 and 2.1.331: with `--permission-prompt-tool=stdio` the CLI sends a `control_request` `can_use_tool` and
 waits, for as long as it takes. A rule under `permissions.ask` of `--settings` makes it ask at each call of the tool,
@@ -16,12 +16,12 @@ from ....settings import Profile
 from .events import Asks
 
 SUBTYPE = "can_use_tool"
-# What the model is told where a person says no: the CLI's own words at its own prompt (2.1.331).
+# The message for the model after a refusal: the CLI's own text (2.1.331).
 REFUSED = (
     "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
     "new_string was NOT written to the file). "
 )
-LONGEST_TOOL = 4096  # characters of its name, which everybody is shown who looks what a turn does
+LONGEST_TOOL = 4096  # characters of its name, which is shown to watchers
 STOP = "STOP what you are doing and wait for the user to tell you how to proceed."
 SAID = "To tell you how to proceed, the user said:\n"
 
@@ -31,7 +31,7 @@ def arguments(profile: Profile) -> list[str]:
 
 
 def settings(profile: Profile) -> JSON:
-    """Of `--settings`."""
+    """The part of `--settings` about permissions."""
     return {"permissions": {"ask": list(profile.approve)}} if profile.approve else {}
 
 
@@ -54,7 +54,7 @@ def read(frame: JSON) -> Asks:
 
 
 def answer(asked: Asks, verdict: Verdict) -> JSON:
-    """The frame that answers. An allowed call runs with exactly the input that was shown."""
+    """The answer's frame. An allowed call runs with exactly the input that was shown."""
     told: JSON
     if verdict.allows:
         told = {"behavior": "allow", "updatedInput": asked.input}
@@ -69,5 +69,5 @@ def answer(asked: Asks, verdict: Verdict) -> JSON:
 
 
 def listed(profile: Profile) -> frozenset[str]:
-    """Tools whose every call needs approval. Rules with a pattern are matched by the CLI itself."""
+    """Tools of which every call needs approval. The CLI itself matches rules with a pattern."""
     return frozenset(tool for tool in profile.approve if "(" not in tool)

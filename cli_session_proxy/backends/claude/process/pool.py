@@ -1,8 +1,8 @@
-"""Which process serves which session: at most one each, kept warm as long as there is room (see `ProcessTable`).
+"""The pool of processes: at most one per session, kept warm while there is room (see `ProcessTable`).
 
-- A process given out by `checkout` belongs to its caller until `checkin` or `discard`.
-- `discard` returns when the process is dead and reaped, so that its transcript may be rewritten then.
-- `spares` processes are started ahead of time: the next new session like the last one takes one of them over.
+- A process returned by `checkout` belongs to its caller until `checkin` or `discard`.
+- `discard` returns when the process is dead and reaped: its transcript may be rewritten then.
+- `spares` processes are started in advance, for new sessions like the last new one.
 """
 
 from __future__ import annotations
@@ -30,31 +30,30 @@ from .process import ClaudeProcess, Launch
 
 log = logs.get(__name__)
 
-# A start costs a core for 0.3 (2.1.329) to 1 s (1.0.120), and says nothing before its first prompt.
+# A start takes a core for 0.3 (2.1.329) to 1 s (1.0.120), without output before the first prompt.
 START_TIME = 2.0
-# Seconds a process is assumed to be in use before any turn was measured.
+# The assumed time of a turn in seconds before one was measured.
 FIRST_GUESS = 2.0
 # Seconds between two measurements of memory while processes are used.
 WEIGH_EVERY = 10.0
-# A spare may evict a process that has been idle for `STALE` seconds, if there are at least `MANY` processes. While more
-# agents talk than there are places, no process stays idle that long.
+# A spare may evict a process that is idle for `STALE` seconds, if there are at least `MANY` processes. If more agents
+# talk than there are places, no process is idle that long.
 STALE = 5.0
 MANY = 4
-# A spare is started only after so many seconds without contention: with many active agents a core is always free for
-# a moment.
+# A spare is started after so many seconds without contention: even with many active agents a core is free for moments.
 CALM = 0.5
-# Seconds until a start that found no descriptor is tried again, where no process changes before: connections end, too.
+# Seconds until a start without free descriptors is tried again, if no process ends before: a connection may.
 NONE_FREE_WAIT = 0.1
-# Exit codes of idle processes that ended by themselves, kept until their session is used again.
+# How many exit codes of idle processes that ended by themselves are kept, until their session's next use.
 REMEMBERED = 1024
-# A spare's start would compete for a core with the first turn of the session that claimed the last spare. After so
-# many seconds that turn only waits for the provider.
+# Delay in seconds before a claimed spare is replaced: the start would compete with the claiming session's first turn,
+# which after that only waits for the provider.
 FIRST_TURN = 1.0
 
 
 class ProcessEnd(NamedTuple):
-    """`exit_code`: of a process that ended by itself while it was idle. `lost`: it said that it could not write all of
-    its session."""
+    """`exit_code`: of a process that ended by itself while idle. `lost`: it reported that it could not write all of its
+    session."""
 
     exit_code: int | None
     lost: bool
@@ -76,9 +75,9 @@ class Pool:
         self._spares = settings.spares
         self._ahead = ahead
         self.table = ProcessTable(settings, hooks)
-        self._newest: tuple[Launch, ClaudeProcess] | None = None  # what the last new session asked for, and its process
+        self._newest: tuple[Launch, ClaudeProcess] | None = None  # of the last new session
         self._refused: str | None = None  # the kind of spare that refused its claim
-        # One step at a time for each session. A lock is there as long as somebody holds it or waits for it.
+        # One operation at a time per session. A lock exists while somebody holds it or waits for it.
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def peek(self, session_id: str) -> ClaudeProcess | None:
@@ -94,10 +93,10 @@ class Pool:
         return Counts(self.table.busy(), len(self.table.idle()) - spare, spare, self.table.weight())
 
     async def checkout(self, launch: Launch) -> tuple[ClaudeProcess, bool]:
-        """A process for the session, and whether it is a warm one. Raises QueueFull, SessionBusy, ClaudeUnavailable.
+        """A process for the session, and whether it is warm. Raises QueueFull, SessionBusy, ClaudeUnavailable.
 
-        A session's idle process is reused when the launch asks for the same; otherwise it is closed first. For a new
-        session it may be a spare: then the session has the id of that process.
+        A session's idle process is reused if it fits the launch; else it is closed first. A new session may get a
+        spare: then the session has the id of that process.
         """
         async with self._locks.setdefault(launch.session_id, asyncio.Lock()):
             current = self.peek(launch.session_id)
@@ -113,7 +112,7 @@ class Pool:
             return process, False
 
     def take_end(self, session_id: str) -> ProcessEnd | None:
-        """How the session's last process ended, where it did so by itself or could not write. Told once."""
+        """How the session's last process ended, if by itself or with a failed write. Returned once."""
         return self.table.ended.pop(session_id, None)
 
     async def take_waiting(self, launch: Launch) -> ClaudeProcess | None:
@@ -129,7 +128,7 @@ class Pool:
             return current
 
     async def take_warm(self, launch: Launch) -> ClaudeProcess | None:
-        """The session's idle process, if it fits the launch; else None. No other one is started in its place."""
+        """The session's idle process, if it fits the launch; else None."""
         async with self._locks.setdefault(launch.session_id, asyncio.Lock()):
             current = self.peek(launch.session_id)
             fits = current is not None and current not in self.table.in_use and current.usable
@@ -143,16 +142,16 @@ class Pool:
             if await current.adapt(launch):
                 return current
         except BaseException:
-            self.table.let_go(current)  # not usable any more: the reaper closes it
+            self.table.let_go(current)  # not usable: the reaper closes it
             raise
         self.table.let_go(current)
         return None
 
     async def checkin(self, process: ClaudeProcess, *, stays: float | None = None) -> None:
-        """Give it back after a turn. One that cannot serve another turn of its session is retired (waited for).
+        """Give it back after a turn. If it cannot serve another turn, it is closed, and this waits for that.
 
-        One that waits for its client's results may do so for `tool_timeout`; its place may be needed before. `stays`:
-        no other turn is expected soon, so that it is the first to be evicted, and is kept for so many seconds.
+        A process that waits for its client's results may wait for `tool_timeout`, or until its place is needed.
+        `stays`: no other turn is expected soon, so it is evicted first, and kept for at most so many seconds.
         """
         self.table.give_back(process, stays)
         fits = (process.usable or process.waiting) and process.session_id == process.launch.session_id
@@ -165,12 +164,12 @@ class Pool:
             await self._discard(session_id)
 
     def kill(self) -> None:
-        """End every process at once. Does not wait; safe from any thread, as a last resort."""
+        """Kill every process without waiting. Safe from any thread, as a last resort."""
         for process in self.table.all():
             process.kill()
 
     async def close(self) -> None:
-        """End every process, at once and waited for. Nothing can be checked out afterwards."""
+        """Kill every process, and wait. No checkouts afterwards."""
         await self.table.close_all()
 
     async def _discard(self, session_id: str) -> None:
@@ -178,10 +177,10 @@ class Pool:
         for process in (*self.table.ending(session_id), *([current] if current else [])):
             await self.table.close(process)
 
-    # --- ahead of time
+    # --- spares
 
     async def _claimed(self, launch: Launch) -> ClaudeProcess | None:
-        """A spare as this launch's process, under the session id that it has; None where there is none that fits."""
+        """A spare that has become this launch's process, under its own session id; None if none fits."""
         kind, spares = launch.kind, self.table.spares
         spare = next((one for one in spares if one.alive and one.launch.kind == kind), None)
         if kind is None or spare is None:
@@ -196,18 +195,18 @@ class Pool:
                 return spare
         except BaseException:
             spare.kill()
-            self.table.let_go(spare)  # it is closed by the reaper
+            self.table.let_go(spare)  # the reaper closes it
             raise
         if taken is False:
-            self._refused = kind  # the next one would be refused as well
+            self._refused = kind  # the next one would refuse, too
         log.warning("spare_not_claimed", pid=spare.pid, refused=taken is False)
         await self.table.close(spare)
         return None
 
     async def _prepare(self) -> None:
-        """Keep `spares` processes of the kind last asked for, where there is room beside all sessions.
+        """Keep `spares` processes of the last requested kind, if there is room beside all sessions.
 
-        At most that many starts for each new session: a spare that dies at once is not started again and again.
+        At most that many starts per new session, so that a spare that dies at once is not restarted for ever.
         """
         spares = self.table.spares
         newest, starts = None, 0
@@ -217,7 +216,7 @@ class Pool:
             wanted, first = newest
             await self.table.given_back(first, FIRST_TURN)
             for other in list(spares):
-                # Checked again: it may have been claimed while another one was closed.
+                # Check again: it may have been claimed while another one was closed.
                 if other in spares and (other.launch.kind != wanted.kind or self.table.unusable(other)):
                     await self.table.retire(other)
             if newest is not self._newest:
@@ -242,18 +241,18 @@ class Pool:
 
 
 class ProcessTable:
-    """Every CLI process of one proxy, by session, how many there may be, and which one is evicted for another.
+    """All CLI processes of one proxy by session, their limits, and evictions.
 
-    - At most `max_processes`, and no more than `max_memory` holds by measurement, or free descriptors allow; one may
-      always run. One more may be ending beside them; its memory counts until it is dead.
+    - At most `max_processes`, by measurement at most `max_memory`, and as many as free descriptors allow; one may
+    always run. One more may be ending; its memory counts until it is dead.
     - To make room, idle processes are evicted: spares first, then the least recently used. A busy one never is.
-    - Places are given in the order of asking.
+    - Places are given first come, first served.
     - Only `max_spawns` start at once. Every wait is bounded by `spawn_timeout`; then it is `QueueFull`.
     """
 
     def __init__(self, settings: Settings, hooks: ProcessHooks) -> None:
         self.processes: dict[str, ClaudeProcess] = {}
-        # Idle ones that no session has claimed yet, with their start-up.
+        # Unclaimed spares, with their start-up.
         self.spares: dict[ClaudeProcess, asyncio.Task[bool | None]] = {}
         self.ended: dict[str, ProcessEnd] = {}  # by session, the newest
         self.closed = False
@@ -270,11 +269,11 @@ class ProcessTable:
         self._tasks = Tasks(expected=())  # starts, start-ups and evictions in flight, and the services
         self._use = Average(FIRST_GUESS)
         self._memory = Memory(settings.max_memory)
-        self._used = asyncio.Event()  # since the processes were weighed
+        self._used = asyncio.Event()  # set when a process was used since the last measurement
         self.reap_now = asyncio.Event()  # set when an idle process may have become unusable
         self.services: dict[str, asyncio.Task[None]] = {}
 
-    # --- who has what
+    # --- bookkeeping
 
     def take(self, process: ClaudeProcess) -> None:
         self.in_use[process] = time.monotonic()
@@ -286,22 +285,22 @@ class ProcessTable:
             self._use.add(process.last_used - since)
         if stays is not None and not process.waiting:
             process.last_used -= max(0.0, self._settings.process_idle - stays)
-            self.reap_now.set()  # the reaper looks again how long each may stay
+            self.reap_now.set()  # the reaper computes its next deadline
         self._used.set()
         self._changed.set()
 
     def let_go(self, process: ClaudeProcess) -> None:
-        """Give back a process that could not be used."""
+        """Give back a process that was not usable."""
         self.in_use.pop(process, None)
         self.reap_now.set()
         self._changed.set()
 
     def note(self, process: ClaudeProcess) -> None:
-        """Report a process and its directory; again when a session has claimed a spare."""
+        """Call the hook with a process and its directory; again when a session has claimed a spare."""
         self._hooks.on_spawn(process.pid, process.start_time, process.cwd)
 
     def keep_ahead(self, process: ClaudeProcess) -> None:
-        """Keep a process that was taken as a spare: it starts up now."""
+        """Keep a new process as a spare, and begin its start-up."""
         booted = self.spares[process] = self._tasks.own(process.boot())
         booted.add_done_callback(lambda _: self.reap_now.set())
         self.let_go(process)
@@ -321,15 +320,15 @@ class ProcessTable:
         return [process for process in self.processes.values() if process not in self.in_use]
 
     def ending(self, session_id: str | None = None) -> list[ClaudeProcess]:
-        """Processes that are being closed and are not dead yet: of this session, or all."""
+        """Processes that are being closed and not dead yet, of this session or of all."""
         return [process for process in self._ending if session_id in (None, process.launch.session_id)]
 
     def weight(self) -> int:
-        """Bytes of all processes, as far as measured; 0 without a limit, which disables measuring."""
+        """Bytes of all processes, as last measured; 0 without a limit, as nothing is measured then."""
         return 0 if self._memory.budget is None else self._memory.of(process.pid for process in self.all())
 
     def each(self) -> list[Process]:
-        """Every process that serves a session or may, and what it weighs as last measured."""
+        """All processes with their state and memory, as last measured."""
         clock = time.time() - time.monotonic()
         told = []
         for session_id, process in self.processes.items():
@@ -341,7 +340,7 @@ class ProcessTable:
             told.append(Process(process.pid, state, serves, clock + since, self._memory.measured(process.pid)))
         return told
 
-    # --- one more
+    # --- starting
 
     async def spawn(self, launch: Launch) -> ClaudeProcess:
         """A new process, in use. Raises QueueFull, ClaudeUnavailable, and what `ClaudeProcess.spawn` does."""
@@ -355,7 +354,7 @@ class ProcessTable:
         return process
 
     async def _begin_in_turn(self, launch: Launch) -> ClaudeProcess:
-        """Start it in a place of its own; where no descriptor is free then, again once some were given back."""
+        """Wait for a place, and start it. If there are no descriptors then, try again when some are free."""
         until = time.monotonic() + self._settings.spawn_timeout
         while True:
             self._queued += 1
@@ -373,7 +372,7 @@ class ProcessTable:
                 return await self._begin(launch)
             except descriptors.NoneFree:
                 if not (self.all() or self.reserved) or time.monotonic() > until:
-                    raise  # nobody here is going to free any
+                    raise  # nothing here will free any
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout_at(asyncio.get_running_loop().time() + NONE_FREE_WAIT):
                         await self._change()
@@ -386,10 +385,10 @@ class ProcessTable:
                     await self._change()
 
     async def spawn_if_free(self, launch: Callable[[], Coroutine[None, None, Launch]]) -> ClaudeProcess | None:
-        """A new process, in use, at the lowest priority. None where there is no place for it.
+        """A new process, in use, at the lowest priority. None without a place for it.
 
-        It waits while every core serves a turn, which it would delay. It may take the place of an idle
-        process out of many, once that has not been used for `STALE` seconds.
+        Waits while all cores serve turns. If there are many processes, it may evict one that is idle for `STALE`
+        seconds.
         """
         while True:
             await self._uncontended()
@@ -450,7 +449,7 @@ class ProcessTable:
         self._changed.set()
 
     async def _reserve(self) -> None:
-        """A place for one more process: a free one, that of an idle one, or the first given back."""
+        """Reserve a place: a free one, that of an evicted process, or the first given back."""
         mine = object()
         self._waiters.append(mine)
         try:
@@ -467,11 +466,11 @@ class ProcessTable:
             self._changed.set()
 
     async def _make_room(self) -> None:
-        """Evict an idle process unless enough evictions are in flight; wait for a change where that makes no room yet.
+        """Evict an idle process unless enough evictions are in flight, and wait for a change if there is no room yet.
 
-        The place to come may be another one's than that of the evicted process.
+        The place that becomes free first may be another one's than the evicted process's.
         """
-        coming = len(self._ending) - (not self._has_place())  # that of one is given away
+        coming = len(self._ending) - (not self._has_place())  # one ending place is already used
         short = not self.has_room() and coming < len(self._waiters)
         if short and (least := self._candidate()) is not None:
             self._leave(least)
@@ -482,7 +481,8 @@ class ProcessTable:
         await self._change()
 
     async def _permit(self) -> None:
-        """A start costs a core for 0.3 to 1 s; more at once than there are cores only make each other late."""
+        """Wait for a start permit. A start takes a core for 0.3 to 1 s, so more than one per core would delay each
+        other."""
         try:
             async with asyncio.timeout(self._settings.spawn_timeout):
                 await self._spawns.acquire()
@@ -500,7 +500,7 @@ class ProcessTable:
             if process.alive:
                 self._hooks.on_first_output(time.monotonic() - began)
         except TimeoutError:
-            return  # no prompt yet, or stuck: it does not cost a core any more
+            return  # waits for its prompt, or is stuck: it uses no core
         finally:
             self._spawns.release()
             self._used.set()
@@ -511,29 +511,30 @@ class ProcessTable:
         await self._changed.wait()
 
     def has_room(self) -> bool:
-        """Room for one more process: by count, by memory and by free descriptors."""
+        """Whether there is room for another process, by count, memory and free descriptors."""
         pids = {process.pid for process in self.all()}
         if not self._has_place() or not self._memory.room(pids, self.reserved):
             return False
-        # Without any process there is nothing to wait for: the start itself says what is missing.
+        # Without any process there is nothing to wait for: let the start fail with the reason.
         return not (pids or self.reserved) or descriptors.are_free(self.reserved + 1)
 
     def _has_place(self) -> bool:
-        """By count. One that ends has given its place up: it takes 50 ms, in which the next one has hardly begun."""
+        """Whether there is room by count. An ending process does not count: it takes 50 ms, and the next start
+        longer."""
         return len(self.all()) + self.reserved - bool(self._ending) < self._settings.max_processes
 
     def _candidate(self) -> ClaudeProcess | None:
-        """The next process to evict: one that has ended by itself, a spare, or the least recently used."""
+        """The next process to evict: a dead one, a spare, or the least recently used."""
         return min(self.idle(), key=lambda one: (one.alive, one not in self.spares, one.last_used), default=None)
 
     def _full(self, why: str) -> QueueFull:
-        """With the time by which the present queue should have been served."""
+        """The error, with the estimated time for the present queue."""
         wait = self._use.value * (self._queued + 1) / max(1, self.busy())
         files = command_to("allow more open files")
         advice = f"try again later, or raise max_processes, max_memory and the limit of open files ({files})"
         return QueueFull(f"{why}: {advice}", retry_after=max(1.0, wait))
 
-    # --- one less
+    # --- ending
 
     async def close(self, process: ClaudeProcess) -> None:
         """End it. It counts as `ending` until it is dead."""
@@ -544,7 +545,7 @@ class ProcessTable:
         finally:
             self._ending.discard(process)
             self.let_go(process)
-            if (why := process.writes_lost) is not None:  # the next turn compares its file with the chain, and mends it
+            if (why := process.writes_lost) is not None:  # the next turn repairs its file
                 told = {"session": process.session_id, "cwd": str(process.cwd), "error": why}
                 log.warning("claude_could_not_write", cli=process.launch.capability.name, **told)
             if process.returncode is not None:
@@ -556,7 +557,7 @@ class ProcessTable:
                         del self.ended[next(iter(self.ended))]
 
     def _leave(self, process: ClaudeProcess) -> None:
-        """Take it out of the table, so that it is not given out again."""
+        """Remove it from the table."""
         session_id = process.launch.session_id
         if self.processes.get(session_id) is process:
             del self.processes[session_id]
@@ -564,15 +565,15 @@ class ProcessTable:
         self._ending.add(process)
 
     async def retire(self, process: ClaudeProcess) -> None:
-        """Close it. What goes wrong is logged, not raised: others are to be closed, or a turn is committed."""
+        """Close it. Errors are only logged, because others have to be closed, too, or a turn is committed."""
         try:
             await self.close(process)
-        except Exception as exc:  # ClaudeUnavailable: it cannot be killed
+        except Exception as exc:  # ClaudeUnavailable: not killable
             trace = not isinstance(exc, ClaudeUnavailable)
             log.warning("process_left", pid=process.pid, error=str(exc), exc_info=trace)
 
     async def close_all(self) -> None:
-        """End every process, at once and waited for. Nothing can be spawned afterwards."""
+        """Kill every process, and wait. Nothing can be spawned afterwards."""
         self.closed = True
         self._changed.set()  # wakes the callers that wait for a place
         for service in self.services.values():
@@ -581,7 +582,7 @@ class ProcessTable:
             await asyncio.wait(self.services.values())
         while self.reserved or self.all():
             await asyncio.gather(*(self.retire(process) for process in self.all()))
-            if self.reserved:  # a spawn is in flight: it ends in the table or in an error
+            if self.reserved:  # a start is in flight: it ends in the table or fails
                 await self._change()
         await self._tasks.stop()
         await self._guardian.close()
@@ -595,14 +596,14 @@ class ProcessTable:
             self.services[name] = self._tasks.own(work(), service=True)
 
     async def _weigh(self) -> None:
-        """Measure memory after processes were used; evict idle ones while all together are over the limit."""
+        """Measure memory after processes were used, and evict idle ones while the total is over the limit."""
         while True:
             await self._used.wait()
             self._used.clear()
-            # One that is still starting has hardly any memory yet.
+            # A starting process has little memory yet.
             try:
                 await self._memory.weigh({process.pid for process in self.all() if process.started.is_set()})
-            except (OSError, RuntimeError) as exc:  # no descriptor or thread is free: the last weights hold
+            except (OSError, RuntimeError) as exc:  # out of descriptors or threads: keep the last sizes
                 log.warning("not_weighed", error=str(exc))
             self._changed.set()  # there may be more room now
             while self._memory.over({process.pid for process in self.all()}):
@@ -612,12 +613,12 @@ class ProcessTable:
             await asyncio.sleep(WEIGH_EVERY)
 
     async def _reap(self) -> None:
-        """Close processes that were idle for `process_idle`, and unusable ones at once."""
+        """Close processes that are idle for `process_idle`, and unusable ones at once."""
         shortest = min(self._settings.process_idle, self._settings.tool_timeout)
         while True:
             self.reap_now.clear()
             for process in self.idle():
-                # Checked again: the process may have been taken while another one was closed.
+                # Check again: it may have been taken while another one was closed.
                 if process not in self.in_use and self._time_left(process) <= 0:
                     await self.retire(process)
             left = [self._time_left(process) for process in self.idle()]

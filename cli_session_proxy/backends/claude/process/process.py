@@ -1,12 +1,12 @@
-"""One CLI process: started, talked to one turn at a time, always drained, and never left behind.
+"""One CLI process: start, turns one at a time, and end.
 
-- What it says is read all the time, with or without a listener (see `frames.Output`).
-- A turn may stop at calls of the client's tools: then the process is `waiting`, and `go_on` brings the results.
-- A turn that its consumer leaves half-way spoils the process (`usable` is False): what it still says belongs to
-  that turn, and must not become the answer to another.
+- Its output is read all the time, with or without a listener (see `frames.Output`).
+- A turn may stop at calls of the client's tools: then the process is `waiting` for their results.
+- A turn that its consumer abandons makes the process unusable (`usable` is False): the rest of its output belongs to
+that turn, and must not become the answer to another.
 - `close` returns when the process and its group are dead and reaped: only then may its transcript be touched.
 
-Not its business: time limits of a turn (the caller has them), what a session holds.
+Not its business: time limits of a turn, the content of a session.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from .observed import NAMES
 from .tool_server import ToolServer, not_taken, offer
 from .turn_reader import TurnReader, calls_in
 
-# Seconds. A CLI answers a control request in milliseconds, and says a first word some milliseconds after its prompt;
-# its result comes within 50 ms of the model's last word (2.1.330). What takes longer than this does not come. With the
-# start of a process, a client hears of either within 15 s.
+# Timeouts in seconds. A CLI answers a control request in milliseconds, prints something some milliseconds after its
+# prompt, and its result within 50 ms after the model's last word (2.1.330). With the start of a process, a client gets
+# an error within 15 s.
 ANSWER_WAIT = 10.0
 SILENCE = 10.0
-LOOK = 0.5  # how long it is looked whether it is at work
+LOOK = 0.5  # seconds over which its processor use is measured
 INTERRUPT_WAIT = 5.0
-STOP_WAIT = 1.0  # until a turn that nobody waits for has ended; a new process is ready as soon
+STOP_WAIT = 1.0  # for an abandoned turn to end; a new process takes as long
 NOT_STOPPED = f"it did not end a turn within {INTERRUPT_WAIT:g} s when it was told to"
 
-# Control requests that a CLI refuses where what it is asked does not fit what it runs.
+# Control requests that a CLI may refuse for good reasons.
 MAY_REFUSE = frozenset({"set_model"})
 
 NO_CONVERSATION = "No conversation found"
@@ -57,7 +57,7 @@ log = logs.get(__name__)
 
 
 class ClaudeProcess:
-    """A running CLI. Made by `spawn`; `pid` and `start_time` together name it beyond a reused pid."""
+    """A running CLI, made by `spawn`. `pid` and `start_time` together identify it even if the pid is reused."""
 
     def __init__(
         self,
@@ -78,17 +78,17 @@ class ClaudeProcess:
         self._spoiled = False
         self._requests = 0
         self._tools = ToolServer()
-        self._reader: TurnReader | None = None  # of the turn that runs, or that waits for the client
-        self._model: str | None = None  # the model's id, as the process itself names it
-        self.runs: str | None = None  # the version that it says of itself, once it has
-        self._checked: object = None  # the tools of its last `init` frame: they may be offered
-        self.env_set: Mapping[str, str] = {}  # variables that `set_env` has changed since its start
+        self._reader: TurnReader | None = None  # of the running or waiting turn
+        self._model: str | None = None  # the model's id, as the process reports it
+        self.runs: str | None = None  # the version that it reports
+        self._checked: object = None  # the checked tools of its last `init` frame
+        self.env_set: Mapping[str, str] = {}  # variables changed by `set_env`
         self._closing: asyncio.Task[None] | None = None
-        self._alarm: asyncio.TimerHandle | None = None  # until it says something that has to come soon
+        self._alarm: asyncio.TimerHandle | None = None  # the timeout of an expected output
         self._waited_in_vain = False
-        self._stopping: asyncio.TimerHandle | None = None  # until the turn that it was asked to end has ended
+        self._stopping: asyncio.TimerHandle | None = None  # the timeout of an interrupted turn
         self._unconfirmed: Callable[[], Awaitable[None]] | None = None
-        self._asks: dict[str, Asks] = {}  # tools that wait for a word
+        self._asks: dict[str, Asks] = {}  # open permission requests
         self._output = output
         output.begin(child.stderr, asked=self._serve, broken=self.kill, ended=ended)
 
@@ -98,7 +98,7 @@ class ClaudeProcess:
     ) -> ClaudeProcess:
         """Raises ClaudeUnavailable (cannot be started), SandboxError (no such cwd), InvalidRequest (too large).
 
-        `ended` is called at the end of its output, however it ended.
+        `ended` is called at the end of its output.
         """
         output = Output()
         process = cls(launch, settings, await Child.start(launch, guardian, output, READ_SIZE), output, ended)
@@ -117,40 +117,40 @@ class ClaudeProcess:
 
     @property
     def started(self) -> asyncio.Event:
-        """It has said its first word, or never will."""
+        """Set when its first output has come, or never will."""
         return self._output.started
 
     @property
     def gone(self) -> asyncio.Future[None]:
-        """Done when its output has ended: it writes nothing any more."""
+        """Done when its output has ended."""
         return self._output.at_end
 
     @property
     def usable(self) -> bool:
-        """It can take a turn now."""
+        """Whether it can take a turn now."""
         ready = self.alive and not self.busy and not self._spoiled and self._closing is None and self._reader is None
         return ready and not self._child.input_ended
 
     @property
     def runs_others(self) -> bool:
-        """An agent's programs run beside it, and may stop it or speak in its place: what it does not do then says
-        nothing of the CLI that others use."""
-        return self._may_take_long or self.launch.confined  # which may have left programs that an older CLI starts
+        """Whether an agent's programs run with it. They may stop or imitate it, so its failures say nothing about the
+        CLI in general."""
+        return self._may_take_long or self.launch.confined  # its programs may have been left by earlier turns
 
     @property
     def _may_take_long(self) -> bool:
-        """Its profile has it run programs before its first word, or behind its last one."""
+        """Whether its profile may run programs before the first output or after the last."""
         profile = self.launch.profile
         return bool(profile.tools or profile.setting_sources or profile.mcp_config)
 
     @property
     def waiting(self) -> bool:
-        """It has called tools of the client and can take their results now."""
+        """Whether it waits for results of the client's tools."""
         return self.alive and self._reader is not None and not self.busy and not self._spoiled and self._closing is None
 
     @property
     def died(self) -> bool:
-        """It ended by itself, and not in a turn. (One that serves one turn only ends after it.)"""
+        """Whether it ended by itself outside a turn. (A CLI for a single turn ends after it.)"""
         ours = self.busy or self._spoiled or self._closing is not None or not self.launch.capability.warm
         return not self.alive and not ours
 
@@ -168,7 +168,7 @@ class ClaudeProcess:
 
     @property
     def writes_lost(self) -> str | None:
-        """Why it could not write its session, where it says so: 2.1.317 does at its end, with exit code 0."""
+        """Why it could not write its session, if reported: 2.1.317 does at its end, with exit code 0."""
         return self._output.writes_lost
 
     @property
@@ -177,10 +177,10 @@ class ClaudeProcess:
         return self._output.stderr
 
     async def loaded(self, confirm: Callable[[], Awaitable[None]]) -> None:
-        """Have `confirm` called when it has read the session that it resumes, before it is asked anything.
+        """Call `confirm` after it has read the resumed session, and before it gets a prompt.
 
-        A CLI that does not tell when that is gets the turn's frame first: then `confirm` is called at the first thing
-        that it says, before anything is passed on. Raises ProcessDied, and what `confirm` raises.
+        A CLI that does not report this gets the prompt first: then `confirm` is called at its first output, before
+        anything is passed on. Raises ProcessDied, and exceptions of `confirm`.
         """
         if not self.launch.capability.tells_when_loaded:
             self._unconfirmed = confirm
@@ -198,11 +198,11 @@ class ClaudeProcess:
         judge: ToolPolicy | None = None,
         results: Mapping[str, JSON] | None = None,
     ) -> AsyncGenerator[CliEvent, None]:
-        """Send one prompt, or bring the `results` (MCP's, by call) that it waits for; yield what follows, a `Result` or
-        `Called` last. Raises ProcessDied.
+        """Send one prompt, or the `results` (MCP's, by call) that it waits for. Yields events, a `Result` or `Called`
+        last. Raises ProcessDied.
 
-        Once the `Result` is out the process is free again. Unbounded in time: the caller limits it, and closes
-        or kills the process when it gives up.
+        After the `Result` the process is free again. No time limit: the caller has one, and closes or kills the
+        process.
         """
         if not results:
             if not self.usable:
@@ -254,14 +254,14 @@ class ClaudeProcess:
                         self._asks.pop(event.id, None)
                     if isinstance(event, Result):
                         said = f"{event.text[:STDERR_TAIL]} {str(event.detail.get('errors', ''))[:STDERR_TAIL]}"
-                        if event.is_error and NO_CONVERSATION in said:  # no turn happened
+                        if event.is_error and NO_CONVERSATION in said:  # there was no turn
                             raise self.died_of(f'it said "{NO_CONVERSATION}"', said=said, no_conversation=True)
                         if self._child.stdin.transport.get_write_buffer_size():
-                            self._spoiled = True  # it answered before it had read the prompt: the rest is on its way
+                            self._spoiled = True  # it answered before it read the prompt: more will follow
                         self.session_id = event.session_id or self.session_id
                         if not self.launch.capability.warm:
-                            # Not before: 1.0.120 exits at the end of stdin without waiting for its own output, and
-                            # loses what the pipe has not taken (an answer of 1 MB was cut, rc 0).
+                            # Not earlier: 1.0.120 exits at the end of stdin without flushing its output (an answer of
+                            # 1 MB was cut, rc 0).
                             self._child.end_input()
                         self._release()
                         complete = True
@@ -282,13 +282,13 @@ class ClaudeProcess:
 
     @property
     def used(self) -> Usage:
-        """By the turn that runs, until now."""
+        """Usage of the running turn so far."""
         return Usage() if self._reader is None else self._reader.used
 
     async def stopped(self) -> bool:
-        """End the turn that its consumer left half-way, and hear the rest of it: whether the process can be used again.
+        """End an abandoned turn, and read the rest of its output. Returns whether the process can be used again.
 
-        Its memory holds that turn, or a part of it, until it is taken back. In about `STOP_WAIT`, or it is killed.
+        Its memory has a part of that turn until it is rewound. Takes about `STOP_WAIT`, or the process is killed.
         """
         reader = self._reader
         if reader is None or self.busy or not self.alive or self._closing is not None or self._unconfirmed is not None:
@@ -310,9 +310,11 @@ class ClaudeProcess:
         return False
 
     def _ring(self, why: str, worked: float | None = None, until: float = 0.0) -> None:
-        """Half of the time is over; then the other half, and it is killed. A machine that was asleep skips one half.
+        """A timer for half of a timeout has fired. After the second half the process is killed: a machine that was
+        suspended skips only one half.
 
-        Where it was at work in that half, a busy machine is slow: it gets another one, up to `spawn_timeout` in all.
+        If the process used processor time in that half, the machine is busy: it gets more halves, up to
+        `spawn_timeout`.
         """
         loop, now = asyncio.get_running_loop(), self._child.worked()
         if worked is None:
@@ -326,7 +328,7 @@ class ClaudeProcess:
         self.kill()
 
     def permit(self, asked: Asks, verdict: Verdict) -> None:
-        """Answer the CLI's question whether it may run a tool. What it does not wait for is dropped."""
+        """Answer a permission request of the CLI. Ignored if that is no longer open."""
         if self._asks.pop(asked.request_id, None) is not None:
             self._write(frames.line(permissions.answer(asked, verdict)))
 
@@ -339,16 +341,16 @@ class ClaudeProcess:
         self.last_used = time.monotonic()
 
     def _serve(self, request: JSON) -> None:
-        """Answer a request of the CLI's, where that can be done at once.
+        """Answer a control request of the CLI, if that is possible at once.
 
-        A CLI that asks and asks and reads no answer is killed: with the prompt, what is kept for it stays below two of
-        the largest bodies.
+        A CLI that sends requests without reading the answers is killed, so that buffered data, the prompt included,
+        stays below two of the largest bodies.
         """
         if self._child.stdin.transport.get_write_buffer_size() > 2 * self._settings.max_body:
             log.warning("claude_does_not_read", pid=self.pid)
             self.kill()
         elif self.launch.profile.approve and self._output.listening and permissions.is_asked(request):
-            # Between turns nobody could be asked: then it is told that this is not served, and runs nothing.
+            # Between turns nobody could approve: the CLI gets an error, and runs nothing.
             asked = permissions.read(request)
             self._asks[asked.request_id] = asked
         elif (reply := self._tools.handle(request, in_turn=self._output.listening)) is not None:
@@ -356,23 +358,24 @@ class ClaudeProcess:
             self._output.count(told)
 
     def _write(self, lines: bytes) -> None:
-        """What the pipe does not take at once follows by itself: nobody waits for it, while its output is read.
+        """Write without waiting: the transport buffers the rest, while output is still read.
 
-        A dead CLI is noticed by the reader of stdout, which knows why it died.
+        A dead CLI is noticed by the reader of stdout, which knows the reason.
         """
         if not self._child.input_ended and not self._child.stdin.is_closing():  # uvloop raises then
             self._child.stdin.write(lines)
 
     def _check_init(self, frame: JSON) -> None:
-        """Check the `init` frame at the start of a turn. A CLI that offers tools that are off is killed at once.
+        """Check the `init` frame at the start of a turn. A CLI with tools that should be off is killed at once.
 
-        Raises ClaudeUnavailable; ProcessDied where it is another version than we took it for, and was started wrongly.
+        Raises ClaudeUnavailable; ProcessDied if it is another version than expected, and was started with wrong
+        options.
         """
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = self.runs = str(frame.get("claude_code_version") or known.version)
         if version != known.version:
-            if self.runs_others:  # it is asked itself, not believed
+            if self.runs_others:  # the frame may be forged: probe the CLI
                 capability.forget(known)
             else:
                 capability.heard(known, version)
@@ -394,23 +397,23 @@ class ClaudeProcess:
         try:
             await asyncio.wait_for(self._child.process.wait(), self._settings.stop_grace)
         except TimeoutError:
-            self.kill()  # it closed its stdout and lives on: nothing more can come
+            self.kill()  # it closed its stdout, but still runs
         code = self.returncode
         why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
         missing = NO_CONVERSATION in self.stderr
         if not self._output.spoke and not missing:
             refused = capability.UNKNOWN_OPTION.search(self.stderr)
-            if refused is not None and not self.launch.confined:  # whose programs may have said so, before it
+            if refused is not None and not self.launch.confined:  # confined: the message may be forged
                 capability.without(self.launch.capability, refused[1])
             else:
-                capability.forget(self.launch.capability)  # perhaps a script starts another version now
+                capability.forget(self.launch.capability)  # a wrapper script may start another version now
         if missing:
             why = f'it said "{NO_CONVERSATION}", and {why}'
         retry = not self._waited_in_vain
         return self.died_of(f"{why} before the result" if retry else why, no_conversation=missing, retry=retry)
 
     def died_of(self, why: str, *, said: str = "", no_conversation: bool = False, retry: bool = True) -> ProcessDied:
-        """The error of a process that gives no result any more. `said` stands in for an empty stderr."""
+        """The error of a process that gives no result. `said` is used if stderr is empty."""
         return ProcessDied(
             why,
             returncode=self.returncode,
@@ -423,7 +426,7 @@ class ClaudeProcess:
         )
 
     async def _unanswered(self, subtype: str) -> ProcessDied:
-        """The error of a process that gave no answer to this control request: that it ended, if it did."""
+        """The error of a process that did not answer this control request, or has ended."""
         if not self.alive:
             return await self._death()
         self.kill()
@@ -435,14 +438,14 @@ class ClaudeProcess:
         return min(ANSWER_WAIT, self._settings.spawn_timeout)
 
     async def _unfit(self, why: str) -> ProcessDied:
-        """The error of a process that cannot take a turn: that it ended by itself, if it did, else `why`."""
+        """The error of a process that cannot take a turn: it has ended, else `why`."""
         if (not self.alive or self._child.input_ended) and not self._spoiled and self._closing is None:
             return await self._death()
         return self.died_of(why)
 
     async def interrupt(self) -> None:
-        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329). Where it does not end
-        it, it is killed, and `ProcessDied` follows."""
+        """Ask it to end the running turn: the turn's `Result` follows (under 50 ms on 2.1.329). If it does not, it is
+        killed, and `ProcessDied` follows."""
         if not self.alive:
             return
         if not self.launch.capability.does("interrupt"):
@@ -451,17 +454,17 @@ class ClaudeProcess:
         if self.busy:
             self._stopping = asyncio.get_running_loop().call_later(INTERRUPT_WAIT, self._ring, NOT_STOPPED, math.inf)
         await self._child.look()
-        if self._child.input_ended:  # one spawn a turn: no channel is left to ask on
+        if self._child.input_ended:  # a CLI for a single turn: its stdin is closed
             self._child.signal(signal.SIGINT)
             return
         self._requests += 1
         self._write(frames.control_request(f"proxy-{self._requests}", "interrupt"))
 
     async def adapt(self, launch: Launch) -> bool:
-        """Serve this launch from now on: one that is equal to the present one, perhaps with another system prompt.
+        """Switch to this launch, which is equal to the present one except for the system prompt.
 
-        The prompt is given to the running process (3 to 20 ms on 2.1.329, against 350 ms for a new process); the
-        next request carries it. False when it did not take it: then the process cannot serve this launch.
+        The prompt is given to the running process (3 to 20 ms on 2.1.329; a new process takes 350 ms) for its next
+        request. False if it was refused: then the process cannot serve this launch.
         """
         if launch.system_prompt != (present := self.launch.system_prompt):
             said = all((prompt or "").strip() for prompt in (launch.system_prompt, present))
@@ -476,7 +479,7 @@ class ClaudeProcess:
         return True
 
     async def model(self) -> str | None:
-        """The id of the model that it asks; None where it does not say."""
+        """The id of its model; None if unknown."""
         if self._model is None:
             replied = await self._reply("get_settings")
             applied = ((replied or {}).get("response") or {}).get("applied") or {}
@@ -484,12 +487,11 @@ class ClaudeProcess:
         return self._model
 
     async def set_env(self, env: Mapping[str, str]) -> bool:
-        """Set these variables in its environment from its next request to the model on; variables that were set before
-        and are not among them go back to their start values. Nothing is sent where nothing changes.
+        """Set these environment variables from its next request to the model on; variables that were set before and are
+        not among them get their start values back. Without a change nothing is sent.
 
-        False where it refused, and still has those of its start. Raises ProcessDied where it may still have others: no
-        turn may run in it. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results
-        (5 to 25 ms); the environment ends with the process.
+        False if it refused, and has its start values. Raises ProcessDied if it may have other values: no turn may run
+        in it then. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results (5 to 25 ms).
         """
         if not env and not self.env_set:
             return True
@@ -510,10 +512,9 @@ class ClaudeProcess:
         return taken
 
     async def rewind(self, to: str, newest: str) -> bool:
-        """Take the conversation back to before the prompt of the frame `to`; `newest` is the frame of its last prompt.
+        """Rewind its conversation to before the prompt of the frame `to`; `newest` is the frame of its last prompt.
 
-        Both are on the path that it holds. False where it refused, and is as it was; one that did not answer can run no
-        turn any more.
+        Both are on its path. False if it refused, and is unchanged. If it did not answer, it can run no more turns.
         """
         fields = {"target_message_uuid": to, "last_seen_user_message_uuid": newest}
         replied = await self._reply("rewind_conversation", **fields)
@@ -522,19 +523,19 @@ class ClaudeProcess:
 
     @property
     def forbidden_to_compact(self) -> bool:
-        """By `set_env`, for this turn, and not by the settings."""
+        """Whether `set_env` has turned compaction off for this turn, not the settings."""
         return NO_COMPACTION in self.env_set and not dict(self.launch.env).get(NO_COMPACTION)
 
     async def boot(self) -> bool | None:
-        """Wait until a spare has started up. False when it refused, None when it never will."""
+        """Wait until a spare has started up. False if it refused, None if it never will."""
         return await self._ask("initialize")
 
     async def claim(self, launch: Launch) -> bool | None:
-        """A spare becomes this launch's process, under its own session id. Else it is of no use any more: False when
-        it refused, None when nobody knows (it may have died).
+        """Turn a spare into this launch's process, under its own session id. If this fails, the spare is useless: False
+        if it refused, None if unknown (it may have died).
 
-        From then on the CLI is as if it had been started there: the model is told that directory, and the transcript
-        is in its folder (run on 2.1.329, 50 ms).
+        Afterwards the CLI is as if started in that directory: the model is told so, and the transcript is in its folder
+        (run on 2.1.329, 50 ms).
         """
         prompt = [printable(launch.system_prompt or "")]
         if not (taken := await self._ask("claim_session", cwd=str(launch.cwd), system_prompt=prompt)):
@@ -544,8 +545,8 @@ class ClaudeProcess:
         return await self._offer(launch.offers) or None
 
     async def _offer(self, offers: Offers) -> bool:
-        """Offer these tools of the client's from now on. False when this process cannot (see `ToolServer.takes`), or
-        has ended. Raises ClaudeUnavailable where it should and does not."""
+        """Offer these tools of the client from now on. False if this process cannot (see `ToolServer.takes`), or has
+        ended. Raises ClaudeUnavailable if it should, and fails."""
         able = self._tools.takes(offers)
         try:
             taken = await offer(
@@ -562,13 +563,13 @@ class ClaudeProcess:
                 raise ClaudeUnavailable(f"{cli.name} did not take the client's tools: see `doctor`")
             return taken
         except BaseException:
-            self._spoiled = True  # left half-way: nobody knows what it offers, and what else it was told
+            self._spoiled = True  # cancelled half-way: its state is unknown
             raise
 
     async def _ask(self, subtype: str, **fields: object) -> bool | None:
-        """A control request of a process that is in no turn, or waits for results, and whether it succeeded.
+        """Send a control request outside a turn, or while it waits for results. Returns whether it succeeded.
 
-        None where no answer came. Bounded by `ANSWER_WAIT`; where it is at work then, by `spawn_timeout` once more.
+        None without an answer. Bounded by `ANSWER_WAIT` or, if it is working, by `spawn_timeout`.
         """
         replied = await self._reply(subtype, **fields)
         return None if replied is None else replied.get("subtype") == "success"
@@ -578,12 +579,12 @@ class ClaudeProcess:
             return None
         self._requests += 1
         request_id = f"proxy-{self._requests}"
-        self.busy = self._spoiled = True  # until it has answered: what it says later is nobody's answer
+        self.busy = self._spoiled = True  # until it has answered: a late answer must not be mixed up
         coming = self._output.reply(request_id)
         try:
             self._write(frames.control_request(request_id, subtype, **fields))
             await asyncio.wait([coming], timeout=self._answer_wait)
-            if not coming.done() and await self._child.is_at_work(LOOK):  # it reads a long session, on a busy machine
+            if not coming.done() and await self._child.is_at_work(LOOK):  # e.g. it loads a session
                 await asyncio.wait([coming], timeout=self._settings.spawn_timeout)
             if not coming.done():
                 self._failed(subtype, f"it did not answer in {self._answer_wait:g} s")
@@ -606,14 +607,14 @@ class ClaudeProcess:
     # --- its end --------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End it at once, with everything it started. `close` still has to be awaited."""
+        """Kill it with all descendants. `close` still has to be awaited."""
         self._spoiled = True
         self._child.kill()
 
     async def close(self) -> None:
-        """End it and what it started, at once where it is in a turn or waits for results (see `Child.end`).
+        """End it and its descendants; killed if it is in a turn or waits for results (see `Child.end`).
 
-        Bounded; not cut short by a cancellation; again is fine.
+        Bounded, not interrupted by a cancellation, idempotent.
         """
         if self._closing is None:
             self._closing = asyncio.create_task(self._shutdown())
@@ -631,7 +632,7 @@ class ClaudeProcess:
 
     async def _shutdown(self) -> None:
         between_turns = not self.busy and self._reader is None and not self._spoiled
-        if self._output.leave():  # who still waits for a result learns that there will be none
+        if self._output.leave():  # a waiting turn gets an error
             self._spoiled = True
         try:
             await self._child.end(gently=between_turns, grace=self._settings.stop_grace)

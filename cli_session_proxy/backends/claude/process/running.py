@@ -1,6 +1,6 @@
-"""Which session a living CLI has open, by its own register: `<config dir>/sessions/<pid>.json` (2.1.329).
+"""Finds the live CLI that has a session open, in the CLI's own register: `<config dir>/sessions/<pid>.json` (2.1.329).
 
-Older CLIs keep no such register; then nothing is known.
+Older CLIs have no such register.
 """
 
 from __future__ import annotations
@@ -16,20 +16,20 @@ from ....domain import limits
 from ..transcript.entries import contents
 from .guardian import start_time
 
-# A loaded machine may stop a CLI in the middle of writing its entry. Seconds.
+# Seconds to wait for an entry that is being written: a loaded machine may pause the CLI.
 WRITE_WAIT = 1.0
 WRITE_POLL = 0.01
-# Bytes of an entry; a CLI's own has a few hundred.
+# The largest entry in bytes; usually a few hundred.
 MAX_ENTRY = 64 * 1024
-# Seconds by which the time when a process began may move with the clock.
+# Seconds of tolerance for a process's start time, which moves with the clock.
 CLOCK_MOVES = 60.0
 
 
 async def holder(config_dir: Path, session_id: str) -> int | None:
-    """The pid of a living CLI that says it has this session open; None when none says so.
+    """The pid of a live CLI that has this session open according to its entry; None if there is none.
 
-    A CLI writes its entry anew several times in its first second (run on 2.1.329), not as a whole: one that is no
-    JSON is read again, for `WRITE_WAIT` seconds at most.
+    A CLI rewrites its entry several times in its first second (run on 2.1.329), not atomically: invalid JSON is read
+    again, for at most `WRITE_WAIT` seconds.
     """
     give_up = time.monotonic() + WRITE_WAIT
     while True:
@@ -37,7 +37,7 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
         for file in sorted((config_dir / "sessions").glob("*.json")):
             try:
                 entry = limits.loads(contents(file, most=MAX_ENTRY), limits.CLI_DEPTH)
-            except OSError:  # its CLI has just ended, or it is none of a CLI's
+            except OSError:  # its CLI has just ended, or it is no entry
                 continue
             except ValueError:
                 unfinished = True
@@ -51,8 +51,8 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
             comparable = started.isdigit() and isinstance(said, str) and said.isdigit()
             if started == said:
                 return pid
-            # A process that began after the entry is another one, under the pid of a dead one.
-            with contextlib.suppress(psutil.Error, OSError):  # one of them is gone
+            # A process that started after the entry was written has a reused pid.
+            with contextlib.suppress(psutil.Error, OSError):  # one of them is missing
                 if not comparable and psutil.Process(pid).create_time() <= file.stat().st_mtime + CLOCK_MOVES:
                     return pid
         if not unfinished or time.monotonic() >= give_up:

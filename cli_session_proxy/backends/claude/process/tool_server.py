@@ -1,10 +1,9 @@
-"""The in-process MCP server of the client's tools, as the CLI talks to it over its control channel.
+"""The MCP server with the client's tools, which a CLI uses over its control channel.
 
-Run on 2.1.329: a control request `mcp_set_servers` with `{"client": {"type": "sdk", "name": "client"}}` makes the
-CLI ask for initialize and tools/list, and at a model's call for tools/call, each as a `control_request` with the
-subtype `mcp_message`; `params._meta["claudecode/toolUseId"]` names the call. A call that is not answered is waited
-for until the server's `timeout`. A tool that is changed, or taken away while others stay, is only seen so by a new
-process: the CLI keeps what it had.
+Run on 2.1.329: after a control request `mcp_set_servers` with `{"client": {"type": "sdk", "name": "client"}}` the CLI
+sends initialize and tools/list, and for a model's call tools/call, each as a `control_request` of subtype
+`mcp_message`; `params._meta["claudecode/toolUseId"]` is the call's id. It waits for an answer until the server's
+`timeout`. Changing a tool, or removing one while others stay, needs a new process: a running CLI keeps the old tools.
 """
 
 from __future__ import annotations
@@ -20,30 +19,30 @@ from ....settings import Settings
 
 TOOL_USE_ID = "claudecode/toolUseId"
 PROTOCOL = "2025-06-18"
-# How much longer than we the CLI waits for a result (seconds): it would tell the model itself that none came.
+# Seconds that the CLI waits for a result longer than we do: else it would tell the model that none came.
 TOOL_SLACK = 600.0
-# A result of so many characters of JSON is not too large for any CLI.
+# Characters of JSON up to which every CLI accepts a result.
 SMALL_RESULT = 20_000
 
 
 class Ask(Protocol):
-    """Makes a control request, and tells whether it succeeded (None: no answer came)."""
+    """Sends a control request; returns whether it succeeded (None: no answer)."""
 
     async def __call__(self, subtype: str, **fields: object) -> bool | None: ...
 
 
 class ToolServer:
-    """One process's server: what it offers, which calls wait, and which answers came before their call."""
+    """One process's server: its tools, waiting calls, and results that came before their call."""
 
     def __init__(self) -> None:
         self.offers = Offers()
-        self.listed = asyncio.Event()  # the CLI has read the present offers
+        self.listed = asyncio.Event()  # the CLI has read the present tools
         self._seen: dict[str, JSON] = {}
-        self._waiting: dict[str, tuple[str, object]] = {}  # call -> the requests that wait for its result
+        self._waiting: dict[str, tuple[str, object]] = {}  # by call: the request that waits for its result
         self._early: dict[str, JSON] = {}
 
     def takes(self, offers: Offers) -> bool:
-        """Can the running process be offered these? It can be given more tools, or none."""
+        """Whether a running process can switch to these: only to more tools, or none."""
         grown = not offers or set(offers.entries) >= set(self.offers.entries)
         return grown and all(self._seen.get(name, entry) == entry for name, entry in offers.entries.items())
 
@@ -53,13 +52,13 @@ class ToolServer:
         self._seen.update(offers.entries)
 
     def forget(self) -> None:
-        """The turn is over: no call of it waits any more."""
+        """Drop the turn's calls: it is over."""
         self._waiting.clear()
         self._early.clear()
 
     def handle(self, frame: JSON, *, in_turn: bool = True) -> JSON | None:
-        """The frame that answers this control request; None when it has to wait for the client's result. Between turns
-        no model calls anything: what a shell makes up in the CLI's place is not kept."""
+        """The frame that answers this control request; None if it has to wait for the client's result. Between turns
+        the model makes no calls: forged ones are not stored."""
         request = _dict(frame.get("request"))
         request_id = str(frame.get("request_id"))
         message = _dict(request.get("message"))
@@ -81,7 +80,7 @@ class ToolServer:
         return _response(request_id, {"jsonrpc": "2.0", "id": number, **self._result(method, message)})
 
     def answer(self, call: str, result: JSON) -> JSON | None:
-        """The frame that brings this result to the CLI; None when the CLI has not made the call yet."""
+        """The frame with this result for the CLI; None if the CLI has not sent the call yet."""
         if call not in self._waiting:
             self._early[call] = result
             return None
@@ -101,10 +100,10 @@ class ToolServer:
 
 
 def not_taken(frame: JSON | None, results: Mapping[str, JSON]) -> str | None:
-    """A call to which the model is shown an error of the CLI's own, though the client's result was none.
+    """A call for which the CLI showed the model an error of its own, although the client's result was no error.
 
-    2.1.330 makes one up where it cannot read the result: "The tool call was interrupted before a result was received."
-    A result that is too large becomes an error too: that one is the CLI's limit, and stays.
+    2.1.330 does this if it cannot read the result: "The tool call was interrupted before a result was received." A too
+    large result also becomes an error: that is the CLI's limit, and not reported here.
     """
     if frame is None or frame.get("type") != "user":
         return None
@@ -120,7 +119,7 @@ def not_taken(frame: JSON | None, results: Mapping[str, JSON]) -> str | None:
 
 
 def called_in(frame: JSON) -> str:
-    """The call that a request for `tools/call` is."""
+    """The id of the call in a `tools/call` request."""
     message = _dict(_dict(frame.get("request")).get("message"))
     return str(_dict(_dict(message.get("params")).get("_meta")).get(TOOL_USE_ID))
 
@@ -137,8 +136,8 @@ def _response(request_id: str, message: JSON) -> JSON:
 async def offer(
     server: ToolServer, offers: Offers, ask: Ask, *, until: asyncio.Future[None], settings: Settings, wait: float
 ) -> bool:
-    """Make these what the running process offers. False where it cannot, where it ends (`until`) before it has, and
-    where it has not read them in `wait` seconds."""
+    """Set the tools of the running process. False if it cannot, if it ends (`until`), or if it has not read them within
+    `wait` seconds."""
     if offers == server.offers:
         return True
     if not server.takes(offers) or (server.offers and not await ask("mcp_set_servers", servers={})):

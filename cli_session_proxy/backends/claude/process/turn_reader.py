@@ -1,4 +1,4 @@
-"""What the CLI's frames mean: one turn's, in order, to events. Pure."""
+"""Converts the frames of one turn to events. Pure."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from .tool_server import called_in
 
 T = TypeVar("T")
 
-# What of an answer reaches a client; every other block belongs to the CLI's own tools.
+# The block types that clients get; all others belong to the CLI's own tools.
 ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
-PIECES = frozenset({"text", "thinking", "signature"})  # what a delta of these brings
+PIECES = frozenset({"text", "thinking", "signature"})  # fields of deltas
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool, a call or a reason
-# Of an answer and its result's text, without blanks. Longer ones are a shell's, in the CLI's place: 60 MB take 10 s.
+# Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
-ENDS = ("end_turn", "stop_sequence")  # the reasons to stop behind which the CLI asks the model nothing more
+ENDS = ("end_turn", "stop_sequence")  # stop reasons after which the CLI sends no more requests
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"
 REFUSAL = "refusal"
-# How a CLI without partial messages says it: 1.0 has no other mark (its result of a refusal, 1.0.120).
+# A refusal in a result of a CLI without partial messages: 1.0 has no other sign of it (1.0.120).
 _POLICY = "appears to violate our Usage Policy"
 _RESULT_DETAIL = (
     "api_error_type", "api_error", "errors", "permission_denials", "structured_output", "modelUsage", "duration_ms",
@@ -40,22 +40,22 @@ _RESULT_DETAIL = (
 
 @dataclass(slots=True)
 class CallReader:
-    """Decides each call once, when its arguments are known. The judge has examined a call before it is decided here."""
+    """Decides about each call once, when its arguments are known. The judge has examined the call before."""
 
     judge: ToolPolicy | None  # the rules from here on
     _message: str | None = None
     _decided: dict[str, Block | CallRefused | None] = field(default_factory=dict)
     accepted: list[Block] = field(default_factory=list)  # of the present message
-    ours: set[str] = field(default_factory=set)  # every call that came out
+    ours: set[str] = field(default_factory=set)  # all calls that the client gets
 
     def message(self, message_id: str | None) -> None:
-        """What follows belongs to this message of the model."""
+        """A message of the model begins."""
         if message_id != self._message:
             self._message = message_id
             self.accepted = []
 
     def decide(self, block: Block) -> Block | CallRefused | None:
-        """The call under the client's name, or why it is refused; None for a tool that is not the client's."""
+        """The call under the client's name, or a refusal; None if the tool is not the client's."""
         call = str(block.get("id"))
         if call not in self._decided:
             verdict = self._decided[call] = self._verdict(block, call)
@@ -78,56 +78,55 @@ class CallReader:
 
 
 class TurnReader:
-    """Reads the frames of one turn, in order, and says what they mean.
+    """Reads the frames of one turn in order, and returns events.
 
     - Blocks are numbered over the whole turn, however many API calls it takes; the CLI's own tools and its
       sub-agents are `ToolActivity`, never blocks.
-    - A stream that the provider cut is `Abandoned`, with the blocks that the CLI gave up. Blocks that it finished
-      before the cut have their `AssistantMessage`, and stay.
+    - A stream that the provider cut gives `Abandoned`, with the unfinished blocks. Blocks that were finished before
+    have their `AssistantMessage`, and stay.
     - With `frame_uuid`, a result of another frame is ignored: where the CLI tags (2.1.x), only the result that
       lists ours ends the turn.
     - Without partial messages (1.0.17) the block events are made from the assistant frames.
-    - With `judge`, calls of the client's tools are blocks too, under the client's names. They come when their
-      message is complete, and it ends with `Called`. The reader is kept for what follows the results (`go_on`).
+    - With `judge`, calls of the client's tools are blocks, too, under the client's names. They come when their message
+    is complete, and the turn ends with `Called`. The same reader continues after the results (`go_on`).
     - A message that ends at `max_tokens` is `Truncated` before the CLI asks for more.
-    - A refusal is `Declined`, at the first word of it: what the CLI makes of it comes later, and is not read.
-    - A CLI whose frames or blocks have other names than we know: where no assistant frame brought words, the answer is
-      what was streamed. Where the result's text is not among the words, it follows them. Without any the result is
-      `silent`.
-    - `said_all`: the model has ended its answer by itself, and only the result is missing.
-    - `untold_call`: it makes a call of the client's that stood in no frame before.
-    - `garbage` counts what was no frame at all.
+    - A refusal gives `Declined` at once: later frames of the CLI about it are not read.
+    - For a CLI with unknown frame or block types: if no assistant frame had text, the answer is what was streamed. If
+    the result's text is not in the answer, it is appended. Without any text the result is `silent`.
+    - `said_all`: the model has finished its answer, and only the result is missing.
+    - `untold_call`: the CLI sent a call of the client's tools that was in no frame.
+    - `garbage` counts lines that were no frames.
     """
 
     def __init__(self, frame_uuid: str | None = None, judge: ToolPolicy | None = None) -> None:
         self._uuid = frame_uuid
         self._calls = CallReader(judge)
-        self._used = Usage()  # by the messages that are complete
-        self._told = Usage()  # of it, what earlier turns of the client were told
+        self._used = Usage()  # of complete messages
+        self._told = Usage()  # the part already reported to earlier turns
         self._using: JSON = {}
         self._tagged = False
         self._next = 0
-        self._streaming: str | None = None  # the API message whose stream has begun and not ended
-        self._whole = False  # that message has a reason to stop: only its `message_stop` is missing
-        self._blocks: dict[int, int] = {}  # of that message: index within it -> index within the turn
-        self._open: set[int] = set()  # of these, by index within the message
-        self._streamed: set[str] = set()  # messages of which a piece has come
-        self._last: object = None  # the uuid of the frame before
+        self._streaming: str | None = None  # the API message that is being streamed
+        self._whole = False  # that message has a stop reason: only its `message_stop` is missing
+        self._blocks: dict[int, int] = {}  # its blocks: index in the message -> index in the turn
+        self._open: set[int] = set()  # open blocks, by index in the message
+        self._streamed: set[str] = set()  # messages that were streamed at least in part
+        self._last: object = None  # the last frame's uuid
         self._stopped_at: str | None = None  # a stop sequence, by the provider
         self._cache_miss: CacheMiss | None = None  # of the newest request
-        self._truncated = False  # what the CLI asks for behind that is nobody's
+        self._truncated = False  # what follows is not part of the answer
         self._rate_limit: JSON | None = None
-        self._spoke = False  # an assistant frame brought words or calls
-        self._texts: list[str] = []  # of these frames
-        self._synthetic = False  # the CLI spoke in the model's place
-        self._pieces: dict[int, list[Block]] = {}  # until it spoke: what was streamed and not heard whole, by block
-        self._asked: set[str] = set()  # its questions whether a tool may run
+        self._spoke = False  # an assistant frame had text or calls
+        self._texts: list[str] = []  # of assistant frames
+        self._synthetic = False  # the CLI wrote a message in the model's place
+        self._pieces: dict[int, list[Block]] = {}  # by block: streamed, and not yet in an assistant frame
+        self._asked: set[str] = set()  # permission requests
         self.said_all = False
         self.untold_call = False
         self.garbage = 0
 
     def go_on(self, judge: ToolPolicy | None) -> None:
-        """The results are on their way: what follows is another turn of the client's."""
+        """The results were sent: what follows is another turn of the client."""
         self._calls.judge = judge
         self._next = 0
         self._spoke = False
@@ -135,11 +134,11 @@ class TurnReader:
 
     @property
     def used(self) -> Usage:
-        """What the turn has used until now, where its streams told it."""
+        """Usage of the turn so far, from its streams."""
         return self._used.plus(_usage(self._using)).minus(self._told)
 
     def feed(self, frame: JSON | None) -> list[CliEvent]:
-        """The events of one frame; None stands for a line that was no frame."""
+        """The events of one frame; None: a line that was no frame."""
         if frame is None:
             self.garbage += 1
             return [Activity("garbage")]
@@ -190,7 +189,7 @@ class TurnReader:
         return [Activity(kind)]
 
     def _stream(self, event: JSON, abandoned: object) -> list[CliEvent]:
-        """`abandoned` stands at the `message_stop` that CLI 2.1 makes of a cut: from which block on they are void."""
+        """`abandoned`: in the `message_stop` that CLI 2.1 sends after a cut: from which block on they are void."""
         at = count(event.get("index"))
         match event.get("type"):
             case "message_start":
@@ -245,16 +244,16 @@ class TurnReader:
                 has_begun, self._streaming = self._streaming is not None, None
                 self._used = self._used.plus(_usage(self._using))
                 self._using = {}
-                if not isinstance(abandoned, dict) or not has_begun:  # a second end says no more
+                if not isinstance(abandoned, dict) or not has_begun:  # a second end has no meaning
                     return self._called()
                 first = count(abandoned.get("from_block_index"))
                 return [*self._abandon(at for at in self._blocks if at >= first), *self._called()]
         return []
 
     def _cut_short(self) -> list[CliEvent]:
-        """Something else begins. A stream that is still without its end was cut: what it left open stays so.
+        """Another message begins. If a stream has not ended, it was cut: its open blocks stay unfinished.
 
-        CLI 1.0.120 says nothing at a cut, asks without a stream and gives that answer as another message.
+        CLI 1.0.120 does not report a cut: it asks again without streaming, and sends that answer as another message.
         """
         was_cut = self._streaming is not None and not self._whole
         self._streaming = None
@@ -267,7 +266,7 @@ class TurnReader:
         return [*self._close_all(), Abandoned(void)]
 
     def _called(self) -> list[CliEvent]:
-        """The message is complete: its calls, if it makes any of the client's."""
+        """The calls of the client's tools in a complete message."""
         calls, self._calls.accepted = tuple(self._calls.accepted), []
         if not calls:
             return []
@@ -313,10 +312,8 @@ class TurnReader:
         return [*cut, *events, said, *refused, *self._tools(frame)]
 
     def _tools(self, frame: JSON, agent: str | None = None) -> list[CliEvent]:
-        """What the CLI (or a sub-agent of it) does with tools by itself, in an assistant or user frame.
-
-        The client's calls and their results are the client's business.
-        """
+        """Tool calls and results of the CLI or a sub-agent in an assistant or user frame, without those of the
+        client."""
         by = {} if agent is None else {"parent_tool_use_id": agent}
         ours = self._calls.ours if agent is None else ()
         return [
@@ -327,7 +324,7 @@ class TurnReader:
         ]
 
     def _made(self, blocks: Iterable[Block]) -> list[CliEvent]:
-        """The block events of an answer that came whole."""
+        """The block events of an answer that was not streamed."""
         events = self._close_all()
         for block in blocks:
             index, self._next = self._next, self._next + 1
@@ -339,14 +336,14 @@ class TurnReader:
         if self._uuid is not None and (self._tagged if frame.get(_TAG) is None else self._uuid not in _tags(frame)):
             return [Activity("result_of_another_frame")]
         cut = self._cut_short()
-        # 1.0.120 calls it a success where a block was finished before the cut, and gives that block as the answer.
+        # 1.0.120 reports success if a block was finished before the cut, with that block as the answer.
         was_cut = any(isinstance(event, Abandoned) for event in cut)
         half = was_cut and frame.get("subtype") == "success" and not frame.get("is_error")
         seen = _seen(frame, "result")
         status = frame.get("api_error_status")
         text = _text(frame.get("result")) or ""
         declined = frame.get("stop_reason") == REFUSAL or _POLICY in text
-        if frame.get("is_error") and declined and not self._truncated:  # else the answer had ended before
+        if frame.get("is_error") and declined and not self._truncated:  # else the answer had already ended
             return [*cut, Declined(None, None, _usage(_dict(frame.get("usage"))).minus(self._told))]
         cost = frame.get("total_cost_usd")
         detail = {name: frame[name] for name in _RESULT_DETAIL if frame.get(name) not in (None, [], {})}
@@ -354,7 +351,7 @@ class TurnReader:
             detail["rate_limit"] = self._rate_limit
         result = Result(
             session_id=seen.session_id if isinstance(seen, SessionFrame) else "",
-            # 1.0.120 calls an answer that broke off `error_during_execution`, and `is_error` false.
+            # 1.0.120 reports a cut answer as `error_during_execution` with `is_error` false.
             is_error=half or bool(frame.get("is_error")) or str(frame.get("subtype")).startswith("error"),
             subtype=_short(str(frame.get("subtype", ""))),
             text=HALF_AN_ANSWER if half else text,
@@ -377,7 +374,7 @@ class TurnReader:
         return [*cut, *said, *([seen] if isinstance(seen, SessionFrame) else []), result]
 
     def _unheard(self, text: str) -> list[CliEvent]:
-        """What of the answer no assistant frame brought: what was streamed of it, and the text of the result."""
+        """Parts of the answer that were in no assistant frame: streamed ones, and the result's text."""
         if len(text) + sum(map(len, self._texts)) > LONGEST_COMPARED:
             return []
         streamed = [_whole(pieces) for pieces in self._pieces.values()]
@@ -386,7 +383,7 @@ class TurnReader:
             streamed = []
         events: list[CliEvent] = [AssistantMessage(None, None, tuple(streamed))] if streamed else []
         bare = "".join(text.split())
-        # What the CLI says in the model's place is no answer.
+        # Messages of the CLI in the model's place are no answer.
         if bare and not self._synthetic and bare not in "".join("".join([*self._texts, *said]).split()):
             block: Block = {"type": "text", "text": text}
             events += [*self._made([block]), AssistantMessage(None, None, (block,))]
@@ -394,19 +391,19 @@ class TurnReader:
 
 
 def _seen(frame: JSON, cause: str) -> SessionFrame | Activity:
-    """The session that a frame names. What is no session id is as good as none: it would become a path."""
+    """The session in a frame. An invalid id is ignored, because ids become file names."""
     named = frame.get("session_id")
     return SessionFrame(named, cause) if is_session_id(named) else Activity(cause)
 
 
 def _tags(frame: JSON) -> list[object]:
-    """The prompts that a frame belongs to."""
+    """The uuids of the prompts to which a frame belongs."""
     named = frame.get(_TAG)
     return named if isinstance(named, list) else [named]
 
 
 def calls_in(frame: JSON | None) -> list[Block]:
-    """The calls that the model makes in this frame: the judge examines them before the frame is fed."""
+    """The model's calls in this frame: the judge examines them before the frame is fed."""
     if frame is None or frame.get("type") != "assistant" or frame.get("parent_tool_use_id") is not None:
         return []
     return [block for block in _blocks(_dict(frame.get("message"))) if block.get("type") == "tool_use"]
@@ -425,7 +422,7 @@ def _is_nested(value: object) -> bool:
 
 
 def _short(value: T) -> T:
-    """The same; of a text, no more than a name has. It is shown to everybody who looks what a turn does."""
+    """The value; a text is cut to the length of a name, because watchers are shown it."""
     return value[:LONGEST_NAME] if isinstance(value, str) else value  # type: ignore[return-value]  # a text, too
 
 
@@ -442,8 +439,8 @@ def _blocks(message: JSON) -> list[Block]:
 
 
 def _is_sound(piece: JSON) -> bool:
-    """Names and words are texts, names short ones, and no text or thought lacks its words: a shell in its CLI's place
-    may send anything, and later readers rely on that, the overview of all agents too."""
+    """Whether a block is valid: names are short texts, and text and thinking have their field. Frames may be forged,
+    and later readers rely on this."""
     words = _WORDS_OF.get(str(piece.get("type")))
     whole = words is None or isinstance(piece.get(words), str)
     named = all(isinstance(piece.get(name), str | None) for name in _TEXTS)
@@ -469,7 +466,7 @@ def _usage(usage: JSON) -> Usage:
 
 
 def _whole(pieces: Sequence[Block]) -> Block:
-    """A block that was streamed: its start, then its deltas."""
+    """The complete block of its start and its deltas."""
     block = dict(pieces[0])
     for name in ("text", "thinking", "signature"):
         if said := [piece[name] for piece in pieces if isinstance(piece.get(name), str)]:
@@ -478,7 +475,7 @@ def _whole(pieces: Sequence[Block]) -> Block:
 
 
 def _cache_miss(diagnostics: JSON) -> CacheMiss | None:
-    """Why the provider's cache missed. The CLI asks for it where its account has cache diagnostics."""
+    """Why the provider's cache missed; available if the CLI's account has cache diagnostics."""
     said = _dict(diagnostics.get("cache_miss_reason"))
     reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
     return CacheMiss(reason[:LONGEST_REASON], tokens if isinstance(tokens, int) else None) if reason else None

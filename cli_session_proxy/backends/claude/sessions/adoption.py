@@ -1,9 +1,9 @@
-"""Other people's exchanges become turns: a session that somebody else continued, or a whole one from elsewhere.
+"""Adoption: makes turns of exchanges that a person had in a session outside the proxy.
 
     adopt           the tail that a person added to a session of ours (`claude --resume` in the sandbox)
     adopt_session   a session that the proxy has never seen, with its whole history, into a new agent's chain
 
-Records are kept verbatim, with marks for images that the model would not take; the file they came from is only read.
+Records are stored unchanged, with marks for images that the model would refuse. The source file is only read.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .manager import Foreign
 
 @dataclass(slots=True)
 class Adopter:
-    """Makes turns of exchanges, each the child of the one before it; the first one's parent is `parent`."""
+    """Makes turns of exchanges, each the child of the last one; the first is a child of `parent`."""
 
     agent_key: int
     session_id: str
@@ -75,7 +75,7 @@ class Adopter:
 
 
 def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
-    """Exchanges that someone else had in the session, as turns behind `parent`."""
+    """Exchanges that a person had in the session, as turns after `parent`."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
     session = replace(foreign.session, tip_turn_id=turns[-1].turn.id, mark=None)
@@ -88,7 +88,7 @@ BY_SDK = "said with the Claude Agent SDK"
 
 
 async def lines_of(store: Store, session: Session) -> list[str]:
-    """The path that ends at the session's tip, as a transcript under its id."""
+    """The transcript of the path to the session's tip, under the session's id."""
     shown = await paths.shown(store, session.tip_turn_id)
     said = (record.line for record in shown if not transcript.is_file(record))
     return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in said])
@@ -99,7 +99,7 @@ def turns_from_sdk(
 ) -> TurnsFromSdk | None:
     """The complete exchanges of these lines, as turns that follow `parent`. `known`: the last records before them.
 
-    Where the chain has grown meanwhile, the first of these records does not follow its leaf: it is given that parent.
+    If the chain has grown meanwhile, the first of these records does not follow its leaf, and gets it as parent.
     """
     entries = transcript.parse_records(lines).entries
     found = list(exchanges(entries))
@@ -127,7 +127,7 @@ def turns_from_sdk(
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """What came in. `session_id` is the new one, whose file the next turn writes; `notes` are for a person."""
+    """The result. `session_id`: the new session, whose file the next turn writes; `notes`: for a person."""
 
     agent_id: str
     source: Path
@@ -148,10 +148,10 @@ async def adopt_session(
     look: Look,
     progress: Progress,
 ) -> Adopted:
-    """Bring a session in as a new agent (named after the session where `agent_id` is None).
+    """Adopt a session as a new agent (named after the session if `agent_id` is None).
 
-    `wanted` is a session id, looked for in the CLI's own directory, or the path of a transcript. Raises `NotFound`
-    (with the places looked at) and `InvalidRequest` (no transcript, a session or an agent that is here already).
+    `wanted`: a session id in the CLI's own directory, or the path of a transcript. Raises `NotFound` (with the places
+    that were searched) and `InvalidRequest` (no transcript, a known session, an existing agent).
     """
     sandboxes = Sandboxes(settings)
     projects = transcript.Projects(settings, sandboxes, environment.config_dir(settings))
@@ -178,7 +178,7 @@ def find_source(projects: Path, wanted: str) -> Path:
     """The transcript that a person means: a path, or the session id of a file in the CLI's directory."""
     if wanted.endswith(".jsonl") or os.sep in wanted:
         path = Path(wanted)
-        with suppress(OSError, RuntimeError):  # a name that is too long, a home that is nobody's
+        with suppress(OSError, RuntimeError):  # a too long name, an unknown home
             path = path.expanduser()
             if path.is_file():
                 return path.resolve()
@@ -196,7 +196,7 @@ def find_source(projects: Path, wanted: str) -> Path:
 
 
 async def _refuse_known(store: Store, owner: str, agent_id: str, history: ForeignFile) -> None:
-    """Before the long work; the store itself checks the agent again."""
+    """An early check, before the long work; the store checks the agent again."""
     known = await store.session(history.session_id)
     theirs = await store.agent_by_key(known.agent_key) if known else None
     if theirs is not None:
@@ -215,7 +215,7 @@ async def _refuse_known(store: Store, owner: str, agent_id: str, history: Foreig
 
 @dataclass(slots=True)
 class _Bringing:
-    """The walk over the file while the store takes it in. Runs on the store's thread."""
+    """Reads the file while the store imports it. Runs on the store's thread."""
 
     history: ForeignFile
     session_id: str

@@ -1,4 +1,4 @@
-"""What a turn added to a transcript: which of its lines are the turn's own, and whether they are all there."""
+"""Captures a turn's records: the lines that it added to its transcript, once they are complete."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ from .reopening import SYNTHETIC_MODEL, closing
 from .rewinding import Held
 from .sharing import SharedUse
 
-# How many transcripts are followed without reading them again; beyond it one is re-hashed at its next turn.
+# How many transcripts are followed incrementally. Others are read as a whole at their next turn.
 READERS = 1024
 
-# What a turn added is read on the event loop up to this size (bytes): 64 KB are read, hashed and parsed in about 1 ms.
+# Up to so many bytes are read on the event loop: 64 KB are read, hashed and parsed in about 1 ms.
 SMALL = 64 * 1024
 
-# The CLI flushes its transcript before the result; a loaded disk, or a busy machine, may be later. With CLI 2.1.150 to
-# 2.1.260 the file of a new session may appear some milliseconds after its first result (under load in 6 of 7 runs).
-# Seconds. From one look to the next no more than FLUSH_STEP counts, however long this process was paused in between.
+# Seconds to wait for the end of a transcript. The CLI flushes it before the result, but a loaded machine may be late.
+# With CLI 2.1.150 to 2.1.260 a new session's file may appear some milliseconds after its first result (under load in 6
+# of 7 runs). Between two looks at most FLUSH_STEP is counted: this process may have been paused.
 FLUSH_WAIT = 3.0
 FLUSH_POLL = 0.02
 FLUSH_STEP = 0.1
@@ -45,10 +45,10 @@ FLUSH_STEP = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TurnOutcome(Answered):
-    """How the CLI's side of a turn ended, as far as it concerns the session.
+    """The end of a turn from the CLI's side.
 
-    `stopped` also where the answer reached its limit of tokens, and the CLI would go on. The CLI does not know the
-    `partial` blocks: the provider cut them off.
+    `stopped`: also if the answer reached its token limit, where the CLI would go on. The CLI does not have the
+    `partial` blocks, which the provider cut.
     """
 
     frame_uuid: str
@@ -65,13 +65,13 @@ class TurnOutcome(Answered):
 class LiveSession:
     """A session that is equal to the path, with the process that will continue it.
 
-    `leaf` is the uuid of the path's last record; `links` explain how the session came to be what it is. `results`
-    are MCP's, for a process that waits for them; `prewritten` are records of this turn that were written before its
-    frame. `decisions` are records of what was decided about the path before it (`transcript.mending`). `prompt` is
-    what is said, `head` what stands before the messages. `quiet`: the turn has no prompt of its own in the
-    transcript. `fresh`: the process was started for this turn. `rewritten`: the session was written anew by such
-    decisions. `spent` is the CLI's own total (USD) before it. `unmet`: see `base.Execution`. `taken_back`: see
-    `rewinding.Held`. `shared`: the process serves others too, and `session` is none of the agent's (`sharing`).
+    `leaf`: the uuid of the path's last record; `links`: how the session was obtained. `results`: MCP's, for a process
+    that waits for them; `prewritten`: records of this turn that were written before its frame. `decisions`: marks for
+    the chain (`transcript.mending`). `prompt`: the new blocks; `head`: what precedes the messages. `quiet`: the
+    transcript has no prompt of this turn. `fresh`: the process was started for this turn. `rewritten`: the session was
+    written again because of `decisions`. `spent`: the CLI's total cost (USD) before the turn. `unmet`: see
+    `base.Execution`. `taken_back`: see `rewinding.Held`. `shared`: the process also serves others, and has a session of
+    its own (`sharing`).
     """
 
     process: ClaudeProcess
@@ -96,8 +96,8 @@ class LiveSession:
 
 @dataclass(frozen=True, slots=True)
 class CapturedRecords:
-    """What a turn was seen to add to the transcript. `more`: the end of it may not be written yet. `beside`: prompts
-    of somebody else in this session meanwhile, which do not follow the turn's answer: they are on no path."""
+    """Records that a turn added to the transcript. `more`: the end may not be written yet. `beside`: prompts of a
+    person in this session during the turn, which do not follow its answer: they are on no path."""
 
     records: list[Record]
     mark: FileMark | None
@@ -107,24 +107,23 @@ class CapturedRecords:
 
 
 class Captures:
-    """Takes over what turns added to their transcripts, which it follows from turn to turn. One per engine."""
+    """Captures turns' records, and follows transcripts from turn to turn. One per engine."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
         self._readers: OrderedDict[str, Reader] = OrderedDict()
 
     def forget(self, session_id: str) -> None:
-        """Read it anew the next time."""
+        """Read it as a whole the next time."""
         self._readers.pop(session_id, None)
 
     def is_as_known(self, session_id: str) -> bool:
-        """Nothing was added to its transcript since our last turn there; False where that is not known."""
+        """Whether nothing was added to its transcript since our last turn; False if unknown."""
         reader = self._readers.get(session_id)
         return reader is not None and reader.is_at_end()
 
     def is_as_left(self, session: Session, held: Held) -> bool:
-        """Nothing was added to its transcript since our last turn there but notes of the CLI's own, and what was taken
-        back."""
+        """Whether only notes of the CLI and rewound turns were added to its transcript since our last turn."""
         if transcript.is_unchanged(session.transcript, held.mark):
             return True
         reader = self._readers.get(session.id)
@@ -136,23 +135,23 @@ class Captures:
         return False
 
     def follow(self, session_id: str, reader: Reader) -> None:
-        """Go on from where this reader is: its file was read as a whole just now."""
+        """Follow the session from this reader on, which has just read the whole file."""
         self._readers.pop(session_id, None)
         self._readers[session_id] = reader
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
     async def taken(self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome) -> CapturedRecords:
-        """What the turn added. What cannot be read is made from the frames. After a cut, its process is dead.
+        """The turn's records; if they cannot be read, made from the frames. Ends the process if the answer was cut.
 
-        Raises WrongTranscript where what was written shows that the process went on from another conversation.
+        Raises WrongTranscript if the records show that the process continued another conversation.
         """
         copied = said.session_id != ready.session.id
         known = (await paths.parsed(await self._path(ready))).path if copied or said.stopped else []
         if said.stopped:
             taken = await self._cut(ready, turn, path, said, known)
         else:
-            # It is written in batches: the last one is waited for, bounded.
+            # The CLI writes in batches: wait for the last one, bounded.
             waited, looked = 0.0, time.monotonic()
             while True:
                 if copied:
@@ -173,7 +172,8 @@ class Captures:
         return replace(taken, records=_made(ready, turn, said))
 
     async def _take(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
-        """What was appended to the session's own file; where another lies there, what the turn added to that."""
+        """The records that were appended to the session's file or, if it was replaced, that the turn added to the new
+        one."""
         session_id, mark = ready.session.id, ready.session.mark
         reader: Reader | None = self._readers.pop(session_id, None)
         taken = None
@@ -189,14 +189,14 @@ class Captures:
                 reader = None
         if reader is not None:
             taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
-        if taken is None and mark is None:  # no file yet; looked at anew it may be one, which would pass for another
+        if taken is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
             return CapturedRecords([], None, "frames", more=True)
         return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
 
     def _take_behind(
         self, reader: Reader, ready: LiveSession, said: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
-        """None where it is not the reader's file any more. Raises `MuchMore` where more than `most` bytes follow."""
+        """None if it is no longer the reader's file. Raises `MuchMore` if more than `most` bytes follow."""
         got = reader.appended(most, ready.taken_back)
         if got is None:
             return None
@@ -204,10 +204,10 @@ class Captures:
         own = up_to_own(parsed.entries, said.frame_uuid, said.calls)
         records = sound(own, ready, said)
         if not records or parsed.broken:
-            self.follow(ready.session.id, reader)  # to be read again, when more of it is there
+            self.follow(ready.session.id, reader)  # read again when it is longer
             more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
             return CapturedRecords(records, None, "unlinked", more)
-        if len(own) < len(parsed.entries):  # somebody went on in it already: the next turn compares, and adopts that
+        if len(own) < len(parsed.entries):  # a person has continued it: the next turn adopts that
             leaf = [entry.uuid for entry in own if entry.on_path][-1]
             ours = set(map(id, own))
             theirs = [entry for entry in parsed.entries if entry.on_path and id(entry) not in ours]
@@ -217,21 +217,21 @@ class Captures:
         return CapturedRecords(records, now.mark, "transcript")
 
     def _take_anew(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
-        """What the turn added to a file that is not the one that it began with."""
+        """The records that the turn added to a file that has replaced the original one."""
         got = Reader(path).appended()
         if got is None:
-            # At calls there is no result yet that the CLI flushes its transcript before.
+            # At calls there is no result yet, before which the CLI would flush its transcript.
             return CapturedRecords([], None, "frames", more=bool(said.calls))
         own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), said.frame_uuid, said.calls)
-        # A file that has only come to be since the last look is still being written.
+        # A file that has appeared since the last look is still being written.
         more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
         return CapturedRecords(sound(own, ready, said), None, "replaced", more)
 
     def _take_copy(self, ready: LiveSession, path: str, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
-        """A CLI that answers under a new id has copied the session: the copy shows what it had loaded.
+        """A CLI that answers with a new id has copied the session: the copy shows what it had loaded.
 
-        It is taken as the session's file only where it is a copy of the path. CLI 1.0.120 gives new names to records
-        that it cuts, and to all that follow.
+        It becomes the session's file only if it is a copy of the path. CLI 1.0.120 gives new uuids to records that it
+        shortens, and to all that follow.
         """
         got = Reader(path).appended()
         if got is None:
@@ -249,14 +249,14 @@ class Captures:
         return CapturedRecords(records, reader.mark, "copy")
 
     async def _path(self, ready: LiveSession) -> list[Record]:
-        """The records before the turn's own frame."""
+        """The records before the turn's frame."""
         parent = ready.session.tip_turn_id
         return [*await paths.shown(self._store, parent, ready.decisions), *ready.prewritten]
 
     async def _cut(
         self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
-        """The answer was cut: so are its records, and the transcript with them."""
+        """The answer was cut: cut its records, and rewrite the transcript."""
         added = await asyncio.to_thread(_added, path, ready, said, known)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
@@ -272,14 +272,14 @@ class Captures:
     async def marked(
         self, ready: LiveSession, path: str, said: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
     ) -> CapturedRecords:
-        """The same with the marks among these records, and the transcript as they have it. Its process is dead."""
+        """Add the marks among these records, and rewrite the transcript accordingly. Its process is dead."""
         mark = await self._written(ready, path, said.session_id, records)
         return replace(taken, records=list(records), mark=mark, more=False)
 
     async def completed(
         self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, taken: CapturedRecords
     ) -> CapturedRecords:
-        """The same with the words that a client was given of a stream that was cut. Its process is dead."""
+        """Add the text that a client received of a cut stream, and rewrite the transcript. Its process is dead."""
         missing = partials.words(said.output, said.partial)
         scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         records = await asyncio.to_thread(partials.placed, taken.records, missing, said.calls, scribe, turn.model)
@@ -295,30 +295,30 @@ class Captures:
 def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
     scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
-    if ready.prewritten:  # they are there already
+    if ready.prewritten:  # the results are already written
         content = tuple(block for block in content if block.get("type") != "tool_result")
     elif ready.results:
         content = tuple({**block, "content": _as_sent(block)} for block in content)
     asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
     if not said.finished and ready.process.launch.capability.takes_tools:
-        # An empty answer is dropped by a CLI that loads it, which then puts words of its own behind the prompt.
+        # A CLI drops an empty answer when it loads it, and adds a message of its own after the prompt.
         return [*asked, closing(scribe)]
     return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
 
 
 def _as_sent(result: Block) -> str | list[Block] | None:
-    """The content of a client's result as the CLI sends it from MCP: texts as blocks, an error as one text (run on
-    2.1.330). With other content than it was sent with first, the provider's cache ends there."""
+    """The content of a client's result in the form in which the CLI sends it from MCP: texts as blocks, an error as one
+    text (run on 2.1.330). Any other form would break the provider's cache."""
     content: str | list[Block] | None = result.get("content")
     texts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
     if not any(part["text"].strip() for part in texts):
-        return content  # the CLI puts words of its own
+        return content  # the CLI adds a text of its own
     return "\n".join(part["text"] for part in texts).strip() if result.get("is_error") else texts
 
 
 def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
-    """The lines behind the path's last record; where that is gone, those that hang on it, or give one of `results` to
-    its call: those of parallel calls hang on their own. No others are the turn's."""
+    """The lines after the path's last record. If that is missing: lines whose parent it is, or with one of `results`
+    (the results of parallel calls have their call as parent). Only these belong to the turn."""
     if leaf is None:
         return list(entries)
     for at, entry in enumerate(entries):
@@ -331,7 +331,7 @@ def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] 
 
 
 def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
-    """The lines behind a copy of the path, hung on its last record; none where it is no copy of these records."""
+    """The lines after a copy of the path, with the path's last record as parent; none if it is no copy."""
     path = parsed.path
     start = transcript.copied_up_to(known, path)
     if start is None:
@@ -343,7 +343,7 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
 
 
 def _added(path: str, ready: LiveSession, said: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
-    """What the turn added, read from the whole file."""
+    """The records that the turn added, read from the whole file."""
     try:
         parsed = transcript.parse(contents(path))
     except OSError:
@@ -353,9 +353,9 @@ def _added(path: str, ready: LiveSession, said: TurnOutcome, known: Sequence[Ent
 
 
 def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
-    """Whether the process continued these records. False only where its file shows another conversation.
+    """Whether the process continued these records. False only if its file shows another conversation.
 
-    A CLI hangs what it writes on the last record that it loaded, or writes a copy of all that it loaded.
+    A CLI writes records whose parent is the last one that it loaded, or a copy of everything that it loaded.
     """
     try:
         parsed = transcript.parse(contents(path))
@@ -366,20 +366,20 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
     if said.session_id != ready.session.id:
         if lacks_prompts(known, parsed.path, ready.prompt):
             return False
-        # Where it was known what it loads, what differs in parts was done to the copy.
+        # If its loading was confirmed, the copy was changed later.
         return is_copied(known, parsed.path, wholly=not ready.process.launch.capability.tells_when_loaded)
     return is_behind(known, parsed.path, said.frame_uuid)
 
 
 def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
-    """Whether the turn's frame descends from a known record. True where the frame is not on the path."""
+    """Whether the turn's frame descends from a known record. Also True if the frame is not on the path."""
     ours = {entry.uuid for entry in known}
     there = {entry.uuid: entry for entry in path}
     at = there.get(frame_uuid)
     if at is None:
         return True
     while at is not None and at.uuid not in ours:
-        del there[at.uuid]  # so that it ends, whatever hangs on whatever
+        del there[at.uuid]  # so that cycles end
         above = at.parent or at.data.get("logicalParentUuid")
         if above in ours:
             return True
@@ -388,11 +388,11 @@ def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) ->
 
 
 def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) -> bool:
-    """Whether all that the copy says before its last prompt is in these records, in this order; unless `wholly`, any of
-    it.
+    """Whether everything in the copy before its last prompt is in these records, in this order; unless `wholly`, a part
+    is enough.
 
-    A CLI may leave out records when it copies, and answers in the model's place. It does not add anybody's words but a
-    summary. True where the turn itself is not in the copy.
+    A copying CLI may leave out records, and add answers in the model's place or a summary, but no other messages. Also
+    True if the turn is not in the copy.
     """
     prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
@@ -407,8 +407,8 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
 
 
 def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequence[Block]) -> bool:
-    """Whether the CLI had loaded another file of the same session: its copy ends with this prompt, says nothing that
-    our records do not say, and lacks one of their prompts. Other records it may leave out when it copies."""
+    """Whether the CLI had loaded an incomplete file of the session: its copy ends with this prompt, has no messages
+    that our records lack, but lacks one of their prompts. (It may leave out other records when it copies.)"""
     prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return False
@@ -421,14 +421,13 @@ def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequenc
 
 
 def _texts_of(said: Iterable[tuple[str, Block]]) -> set[str]:
-    """To look for one among many: others may write any number of them."""
+    """All texts as a set, for fast lookup: there may be very many."""
     return {json.dumps(spoken, sort_keys=True) for spoken in said}
 
 
 def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:
-    """These lines up to the end of the exchange with this prompt; of the first one, where it is in none (CLI 1.x gives
-    it another name). What follows was said by somebody else meanwhile, or by a CLI that ended at its calls: it makes up
-    results for them, where the client's are still to come."""
+    """The lines up to the end of the exchange with this prompt or, if it is not found (CLI 1.x changes its uuid), of
+    the first exchange. Later lines are a person's, or from a CLI that ended at its calls and invented results."""
     if calls:
         given = (at for at, entry in enumerate(entries) if not _results_of([entry]).isdisjoint(calls))
         entries = entries[: next(given, len(entries))]
@@ -448,10 +447,10 @@ def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] 
 
 
 def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry]:
-    """These lines without what a CLI of somebody else wrote among the turn's own, before its answer was there.
+    """The lines without those that a person's CLI wrote between the turn's own, before its answer was written.
 
-    That CLI loads a prompt without an answer, puts "No response requested." behind it, and hangs its own prompt on
-    that; the answer hangs on the turn's prompt (run on 2.1.330). What only follows the turn's lines stays.
+    That CLI loads a prompt without an answer, adds "No response requested.", and its own prompt has that as parent; the
+    turn's answer has the turn's prompt as parent (run on 2.1.330). Lines after the turn's own stay.
     """
     there = {entry.uuid: entry for entry in entries if entry.on_path}
     if frame_uuid not in there:
@@ -464,7 +463,7 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
             above = there.get(entry.parent)
             while above is not None and above.data.get("message", {}).get("model") == SYNTHETIC_MODEL:
                 made_up = True
-                if above.uuid in others:  # and all above it
+                if above.uuid in others:  # then so are its ancestors
                     break
                 others.add(above.uuid)
                 above = there.get(above.parent)
@@ -477,7 +476,7 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
 
 
 def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> list[Record]:
-    """These lines as records, if they are this turn's whole exchange hanging on the path; else none."""
+    """The lines as records, if they are this turn's complete exchange, connected to the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
     if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf):
@@ -491,7 +490,7 @@ def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> li
 
 
 def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
-    """Whether the path holds the whole exchange: the results sent, then the open calls or the end of the answer."""
+    """Whether the exchange is complete: the results that were sent, then the open calls or the end of the answer."""
     if ready.results and not ready.results.keys() <= _results_of(path):
         return False
     if said.calls:
@@ -500,8 +499,8 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bo
 
 
 def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
-    """An expected text is missing and another of equal length present: it was overwritten in place. What a CLI changes
-    itself (it cuts, trims, adds notes) changes the length."""
+    """Whether an expected text is missing and another of equal length present: it was overwritten in place. Changes by
+    a CLI (it cuts, trims, adds notes) also change the length."""
     expected, found = _texts(said), _texts([block for entry in path for block in entry.content])
     if expected <= found:
         return False
@@ -511,7 +510,7 @@ def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
 
 
 def _texts(blocks: Sequence[JSON]) -> set[str]:
-    """What is said, thought and signed in these blocks, and in those within."""
+    """Texts, thinking and signatures in these blocks and in nested ones."""
     found: set[str] = set()
     for block in blocks:
         for name in ("text", "thinking", "signature", "content"):
@@ -524,6 +523,6 @@ def _texts(blocks: Sequence[JSON]) -> set[str]:
 
 
 def _results_of(path: Sequence[Entry]) -> set[str]:
-    """The calls to which these lines give a result."""
+    """The ids of calls with a result in these lines."""
     blocks = (block for entry in path for block in entry.content)
     return {str(block.get("tool_use_id")) for block in blocks if block.get("type") == "tool_result"}

@@ -1,7 +1,7 @@
-"""What stands before the messages of a turn's request, and what of the path before it is not shown to the model.
+"""Decides the head of a turn's request (system prompt and tools), and which parts of the path the model is not shown.
 
-Decided before a turn is said, by what its head has become and by what the provider refused in an earlier attempt; and
-after it, by what the CLI was seen to leave out. The decisions are records in the chain (`transcript.mending`).
+Decided before a turn, by changes of its head and by refusals of the provider in earlier attempts; and after it, by what
+the CLI itself left out. The decisions are stored in the chain as records of our own (`transcript.mending`).
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from .capture import LiveSession
 from .reopening import SYNTHETIC_MODEL
 from .repair import TurnContext
 
-# Of how many turns the head of the request is kept in memory; beyond it is read from the chain.
+# How many turns' heads are cached; others are read from the chain.
 HEADS = 1024
-# What part of a path that is too long images or documents must be, so that they are left out before it is summarised.
+# If a too long path consists to this share of images or documents, these are left out before it is summarised.
 SHARE = 0.5
-# What may be left out of a path, as a note calls it.
+# The note's code for each kind that is left out.
 CODES: Mapping[LeftOut, Code] = {
     "thinking": "thinking_left_out",
     "images": "images_left_out",
@@ -45,15 +45,15 @@ CODES: Mapping[LeftOut, Code] = {
 
 @dataclass(frozen=True, slots=True)
 class Decided:
-    """What is left out of the path from a turn on: records for the chain, and what the turn says of it. `why`: the code
-    of the writing that this calls for."""
+    """A decision on what is left out from a turn on: marks for the chain, and notes for the turn. `why`: the code if
+    the session has to be written again."""
 
     records: tuple[Record, ...] = ()
     notes: tuple[Note, ...] = ()
     why: Literal["left_out", "window"] = "left_out"
 
 
-# Makes the records of a summary of this path, and what the turn says of it; none where there is nothing to summarise.
+# Summarises a path: returns the marks and notes; none if there is nothing to summarise.
 Summarise = Callable[[Sequence[Record]], Awaitable["Decided"]]
 
 
@@ -63,14 +63,13 @@ class Decisions:
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
         self._store = store
-        self._heads: OrderedDict[str, Head] = OrderedDict()  # of the newest turns, by id
-        # The settings know windows: each turn is asked for its own.
+        self._heads: OrderedDict[str, Head] = OrderedDict()  # by turn id, the newest turns
+        # Windows are configured: ask each turn for its own.
         of_models = any(model.window for model in settings.models.values())
         self._windows = of_models or any(profile.window for profile in settings.profiles.values())
 
     async def head_at(self, own: Turn | None) -> Head | None:
-        """What the request that ended with this turn of ours began with; None where there was none, or nobody knows
-        it."""
+        """The head of this turn's request; None if there was none, or it is unknown."""
         if own is None or own.session_id is None:
             return None
         if (known := self._heads.get(own.id)) is not None:
@@ -104,8 +103,8 @@ class Decisions:
         opened: Opening,
         summarise: Summarise,
     ) -> Decided:
-        """What of the path is not shown to the model from this turn on, beside what was decided before. `own` is the
-        newest turn of the path that no other model answered."""
+        """What else is not shown to the model from this turn on. `own`: the path's newest turn that the CLI
+        answered."""
         job, parent = now.job, now.job.parent
         wanted = CODES.keys() & job.remedies
         if parent is None:
@@ -115,8 +114,8 @@ class Decisions:
             profile = self._profile_of(last)
             model = None if profile is None else self._settings.model_for(last.model, profile)
             upgraded = job.session is not None and job.session.cli_version != now.capability.version
-            # From the fifth turn on, CLI 1.0.120 puts a reminder into each newest message and takes it away at the next
-            # turn: what it thought behind it is void. Once that was refused, no more turns are spent on it.
+            # From the fifth turn on, CLI 1.0.120 puts a reminder into the newest message and removes it at the next
+            # turn, which makes the thinking after it invalid. After one refusal all such thinking is left out.
             known = await self._store.records(parent.id)
             changed = not opened.same or upgraded or (model, profile) != (job.model, job.profile)
             if changed or transcript.was_refused(known, "thinking"):
@@ -136,7 +135,7 @@ class Decisions:
         return replace(decided, why="window") if is_cut else decided
 
     async def _in_window(self, parent: Turn, own: Turn | None, job: Job) -> Decided:
-        """What is older than the turn's window is left out from here on; what a narrower one left out comes back."""
+        """Leave out turns older than the window from here on, or show again what a narrower window left out."""
         profile = self._profile_of(own) if own is not None else None
         was = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
         if job.window is None and was is None:
@@ -144,7 +143,7 @@ class Decisions:
         turns = [*await self._store.path(parent.id), job.turn]
         sizes = [size_of(one, before) for one, before in zip(turns, [None, *turns], strict=False)]
         outside = left_out(job.window, sizes)
-        if outside and outside == len(turns) - 1:  # a session begins with a turn that is in the chain
+        if outside and outside == len(turns) - 1:  # a session must begin with a stored turn
             outside = max(at for at in range(outside) if sizes[at].opens)
         kept_from = None
         if outside:
@@ -156,12 +155,12 @@ class Decisions:
         return Decided(marks, (Note("outside_window", outside),) if outside else ())
 
     async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
-        """What the CLI left out or changed by itself, by what it noted in its transcript."""
+        """Notes of what the CLI itself left out or changed, by its transcript."""
         found = own_repairs(records, ready.prompt)
-        if "cli_left_out_thinking" in found:  # it says that it did, not how much
+        if "cli_left_out_thinking" in found:  # the count is unknown
             path = _since_stripped(await self._path(ready))
             found["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path, "thinking")
-        elif ready.fresh and ready.session.tip_turn_id is not None:  # each model has a process of its own
+        elif ready.fresh and ready.session.tip_turn_id is not None:  # a change of the model starts a new process
             path = _since_stripped(await self._path(ready))
             found["other_models_thinking"] = await asyncio.to_thread(of_other_models, path, records)
         return tuple(Note(code, number) for code, number in found.items() if number)
@@ -170,7 +169,7 @@ class Decisions:
         return await paths.shown(self._store, ready.session.tip_turn_id, ready.decisions)
 
     async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
-        """What may be left out of the path so that the provider accepts the request, the least loss first."""
+        """What to leave out so that the provider accepts the request, the least loss first."""
         wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
         if parent is None or not wanted:
             return None
@@ -184,7 +183,7 @@ class Decisions:
                 what = next((one for one in CODES if one == remedy), None)
                 if what is None:
                     return remedy
-                # Where the request is too long, images are worth their loss only if they are what fills it.
+                # In a too long request images are left out only if they are the main part.
                 least = SHARE * sum(len(record.line) for record in path) if too_long else 0
                 if transcript.count(path, what) and transcript.weight(path, what) >= least:
                     return remedy
@@ -194,21 +193,22 @@ class Decisions:
 
 
 def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
-    """With the records and notes for what is there of these kinds, and for the thoughts that become void by it."""
+    """The decision extended by marks and notes for existing blocks of these kinds, and for thinking that becomes
+    invalid."""
     path = transcript.shown([*path, *first.records])
     found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
     marks = [*first.records, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
     if "thinking" not in found:
-        later = path if first.records else transcript.since_first(path, found)  # a summary stands before all of them
+        later = path if first.records else transcript.since_first(path, found)  # a summary comes before all of them
         if thoughts := transcript.count(later, "thinking"):
             found["thinking"] = thoughts
             marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
     return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in found.items())))
 
 
-# --- What stands before the messages of a request: kept byte for byte where a change can reach the model otherwise
+# --- The head of a request: kept byte-identical if a change can be told to the model in another way
 
-# The CLI tells the model its own working directory, the agent's sandbox, and there is no way to leave that out.
+# The CLI always tells the model its working directory, which is the agent's.
 ELSEWHERE = (
     f"Tools whose names begin with {PREFIX} run on the user's side, not in this session's own working directory: "
     "use the paths that the conversation names."
@@ -217,7 +217,7 @@ ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The head of a turn's request, and what goes to the model with its prompt. `same`: no byte of it has changed."""
+    """The head of a turn's request, and a reminder for its prompt. `same`: the head has not changed."""
 
     head: Head
     offers: Offers
@@ -229,22 +229,22 @@ class Opening:
 def opening(
     before: Head | None, system: str | None, offers: Offers, changes: SystemPromptChanges, *, asks: bool
 ) -> Opening:
-    """`before` is the path's head, None for a new conversation; `asks`: the turn has a prompt of its own."""
+    """`before`: the path's head, None for a new conversation; `asks`: the turn has a prompt."""
     tools = tuple(tool.as_json() for tool in offers.tools)
     line = f"\n\n{ELSEWHERE}"
     told = None if before is None or before.told is None else before.told.removesuffix(line)
     same_words = before is not None and told == system
-    # A conversation that had tools before this line was said goes on without it: its head stays as it is.
+    # A conversation that already had tools without this line does not get it: its head stays the same.
     if tools and system is not None and not (before is not None and before.tools and before.told == system):
         system += line
-    if before is None or (same_words and before.told != system):  # tools came or went: their line does
+    if before is None or (same_words and before.told != system):  # the line about tools was added or removed
         return Opening(Head(system, system, tools), offers, same=before is None)
     same_tools = before.tools == tools or _in_one_spelling(before.tools) == _in_one_spelling(tools)
-    if same_tools and before.tools:  # equal ones may be spelt otherwise
+    if same_tools and before.tools:  # keep the first spelling of equal tools
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = before if before.tools == tools else replace(before, tools=tools)
     if system == before.told or (changes != "replace" and not asks and system is not None and _fits(before, system)):
-        return Opening(head, offers, same=same_tools)  # results go out alone: new values wait for the next prompt
+        return Opening(head, offers, same=same_tools)  # no prompt: changes wait for the next one
     if system is not None and before.system is not None and before.told is not None and asks:
         fits = changes == "auto" and _fits(before, system)
         if fits or changes == "newest-turn" or system == before.system:
@@ -259,17 +259,17 @@ def _fits(before: Head, system: str) -> bool:
 
 
 def _in_one_spelling(tools: Sequence[JSON]) -> list[str]:
-    """The set of tools, whatever the order in which they and the names in their schemas were written down."""
+    """The tools in a normal form, independent of their order and the order of keys."""
     shown = ({name: tool.get(name) for name in ("name", "description", "schema")} for tool in tools)
     return sorted(json.dumps(tool, sort_keys=True) for tool in shown)
 
 
-# --- What the CLI was seen to mend by itself: it tells nobody, but notes it in its transcript (2.1.330)
+# --- Repairs by the CLI itself, which it only notes in its transcript (2.1.330)
 
-# Thinking that it leaves out from then on is an attachment. An image or a document that the provider refused leaves the
-# record of an API error in the middle of the turn, and words in its place in the request that it keeps for itself.
+# Thinking that it leaves out from then on is noted in an attachment. If the provider refused an image or a document,
+# there is an API error record in the middle of the turn, and the CLI replaces the block by a text in its requests.
 
-# Types of the attachments by which it remembers what it leaves out from then on.
+# Types of these attachments.
 _ATTACHMENTS: Mapping[str, Code] = {
     "thinking_stripped": "cli_left_out_thinking",
     "thinking_drop": "cli_left_out_thinking",
@@ -279,7 +279,7 @@ _REMOVED: Mapping[str, Code] = {"[Image removed": "cli_left_out_images", "[Docum
 
 
 def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
-    """By code, how often. `prompt` is what we gave it: an image that it wrote down otherwise was changed."""
+    """Counts by code. `prompt`: what we sent; an image that the CLI recorded differently was changed."""
     found: dict[Code, int] = {}
     given = {_data(block) for block in prompt if block.get("type") == "image"}
     for record in records:
@@ -302,7 +302,7 @@ def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code
 
 
 def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
-    """How many thoughts of this path the CLI does not send, where these records are the first of another model."""
+    """How many thinking blocks of this path are not sent because these records are the first of another model."""
     now = {model for record in records if (model := _model(record)) is not None}
     before = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
     if not now or before is None or before in now:
@@ -311,7 +311,7 @@ def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
 
 
 def _model(record: Record) -> str | None:
-    """Which model this answer is of; None where it is none, or the CLI's own words in the model's place."""
+    """The model of this answer; None if it is no answer, or a message of the CLI itself."""
     if record.uuid is None or '"assistant"' not in record.line:
         return None
     said = json.loads(record.line).get("message")
@@ -320,7 +320,7 @@ def _model(record: Record) -> str | None:
 
 
 def _since_stripped(path: Sequence[Record]) -> Sequence[Record]:
-    """The records behind those whose thinking it has left out already."""
+    """The records after those whose thinking is already left out."""
     at = next((at for at in range(len(path), 0, -1) if '"thinking_stripped"' in path[at - 1].line), 0)
     return path[at:]
 

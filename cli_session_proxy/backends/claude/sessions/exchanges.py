@@ -1,7 +1,7 @@
-"""Cuts the records of a transcript into exchanges, at each prompt of a person. Pure.
+"""Splits the records of a transcript into exchanges, at each prompt of a person. Pure.
 
-What belongs to nobody's prompt (the CLI's own notes and attachments, a compaction and its summary) goes with the
-exchange that follows it.
+Records without a prompt (the CLI's own notes and attachments, a compaction and its summary) belong to the next
+exchange.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from ....domain.models import JSON, Block, Message, Usage
 from .. import transcript
 from ..transcript import Entry
 
-# How the CLI opens user records that nobody typed as a prompt (seen on 1.0.120 and 2.1.329).
+# Beginnings of user records that are no prompts of a person (seen on 1.0.120 and 2.1.329).
 _COMMAND = "<command-"
 _STOPPED = "[Request interrupted by user"
 _OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", _STOPPED)
 
-# How the CLI marks the result of a call that nobody gave a result to, because its proxy was gone (run on 2.1.330).
+# The CLI's own result for a call without one, after its proxy had died (run on 2.1.330).
 _DENIAL = "toolDenialKind"
 _INTERRUPTED = "interrupted"
 
-# The model's name in records that the CLI wrote in the model's place.
+# The model's name in answers that the CLI itself wrote.
 _NO_MODEL = "<synthetic>"
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptExchange:
-    """The records of one turn, in the order of the file, with everything of sub-agents and notes in between."""
+    """The records of one turn in the order of the file, including those of sub-agents and notes."""
 
     entries: tuple[Entry, ...]
 
@@ -40,7 +40,7 @@ class TranscriptExchange:
 
     @property
     def complete(self) -> bool:
-        """It ends with an answer, and the CLI gave no call of a client's tool a result of its own."""
+        """Whether it ends with an answer, and the CLI invented no result for a client's tool."""
         path = self.path
         if not transcript.is_complete(path):
             return False
@@ -51,14 +51,14 @@ class TranscriptExchange:
 
     @property
     def input(self) -> tuple[Message, ...]:
-        """What was asked, without tools' results and the CLI's own words; a command only where nothing else was."""
+        """The prompt, without tool results and the CLI's own texts. A command counts only if there is nothing else."""
         asking = [entry for entry in self.path if is_prompt(entry)] or [entry for entry in self.path if _asks(entry)]
         asked = tuple(block for entry in asking for block in entry.content if _is_words(block))
         return (Message("user", asked),) if asked else ()
 
     @property
     def output(self) -> tuple[Block, ...]:
-        """All that was answered, without the calls of the CLI's own tools, as in a turn of ours."""
+        """The answer, without calls of the CLI's own tools, as in a turn of ours."""
         said = (block for entry in self._answers() for block in entry.content)
         return tuple(block for block in said if block.get("type") != "tool_use")
 
@@ -98,7 +98,7 @@ class TranscriptExchange:
 
     @property
     def at(self) -> float | None:
-        """When it began, by its first record that has a time."""
+        """The time of its first record that has one."""
         return next((at for entry in self.entries if (at := began(entry)) is not None), None)
 
     def _answers(self) -> list[Entry]:
@@ -106,9 +106,9 @@ class TranscriptExchange:
 
 
 def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
-    """Cut records, in the order of the file, one exchange at a time: only one is held in memory.
+    """Split records in the order of the file. Only one exchange is in memory at a time.
 
-    The last one may be open (`complete` is False).
+    The last one may be incomplete.
     """
     current: list[Entry] = []
     waiting: list[Entry] = []
@@ -119,7 +119,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
             yield TranscriptExchange(tuple(current))
             current, answered = [], False
         waiting.append(entry)
-        # after an answer, what is not spoken waits for who speaks next
+        # after an answer, records that are no messages belong to the next exchange
         if answered and not answers and not any(_results([entry])):
             command = command or (_typed(entry) and _opens_with(entry, (_COMMAND,)))
             continue
@@ -131,12 +131,12 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
 
 
 def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
-    """Whether the CLI made up a result: one that is not in `brought`, for a client's tool or for an unknown call.
+    """Whether the CLI invented a result: one that is not in `brought`, for a client's tool or for an unknown call.
 
-    An interrupted result is no result. A CLI whose proxy dies while calls wait makes up a result for each, asks the
-    model to go on, and writes all of it down like any other exchange. So only results that we brought count, to the
-    letter: every other one, and what the model said to it, is nobody's. A result to an earlier call is one of these:
-    whoever else goes on in a session of ours begins with a prompt.
+    An "interrupted" result is invented. If a proxy dies while calls wait, the CLI invents a result for each, asks the
+    model to go on, and records all of it like any other exchange. So only results that we sent are valid, byte for
+    byte; any other one and the model's answer to it are dropped. This includes results for earlier calls: a person
+    continues a session with a prompt.
     """
     names = _calls(entries)
     for block in _results(entries):
@@ -147,7 +147,7 @@ def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
 
 
 def _calls(entries: Iterable[Entry]) -> dict[str, str]:
-    """The names of the tools that are called in these records, by call."""
+    """The names of the called tools, by call id."""
     blocks = (block for entry in entries if entry.on_path for block in entry.content)
     return {str(block.get("id")): str(block.get("name")) for block in blocks if block.get("type") == "tool_use"}
 
@@ -162,8 +162,8 @@ def is_compaction(entry: Entry) -> bool:
 
 
 def _typed(entry: Entry) -> bool:
-    """A user record that is not the CLI's own: no summary, no caveat, no notification, and not what it says to the
-    model near a usage limit ("Checkpoint now: …")."""
+    """Whether a user record is a person's: no summary, caveat or notification of the CLI, nor its message to the model
+    near a usage limit ("Checkpoint now: …")."""
     data = entry.data
     own = data.get("isMeta") or data.get("isCompactSummary") or data.get("promptSource") == "system"
     own = own or data.get("turnCompanion") or data.get("usageLimitNote")
@@ -179,7 +179,7 @@ def is_prompt(entry: Entry) -> bool:
 
 
 def says_stopped(entry: Entry) -> bool:
-    """The CLI wrote that it was interrupted. (1.0.120 may write this in the place of the answer.)"""
+    """Whether the CLI recorded an interruption. (1.0.120 may do this in place of the answer.)"""
     return _typed(entry) and _opens_with(entry, (_STOPPED,))
 
 

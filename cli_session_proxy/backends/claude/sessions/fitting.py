@@ -1,7 +1,7 @@
-"""Turns that were made elsewhere: the model is shown their images as small as it takes them.
+"""Fits images of adopted and imported turns to the model's limits.
 
-The records stay as they are; marks say what is shown instead, and what is void because of it. `adopt` and `import` go
-through their turns with this, parents before children.
+The records stay unchanged; marks name the replacements, and thinking that becomes invalid. `adopt` and `import` use
+this for all turns, parents before children.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from ....domain.models import Block, Record
 from ....domain.notes import Code, Note
 from .. import transcript
 
-# What stands in the place of an image or a document, with the code of its note; None: it may stay. Called on a thread.
+# The replacement of an image or document with the code of its note; None: it can stay. Called on a thread.
 Look = Callable[[Block], tuple[Code, Block] | None]
 
 
 class ImportFitting:
-    """One for each chain that comes in."""
+    """One per imported chain."""
 
     def __init__(self, look: Look) -> None:
         self._look = look
-        # By turn, from the first change of its path on: how often what was changed on it.
+        # For turns after the first change on their path: counts of changes.
         self._changed: dict[str, Counter[Code]] = {}
 
     def records(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
-        """The turn's records, with the marks that its images call for."""
+        """The turn's records, with marks for its images."""
         changed = Counter(self._changed.get(parent_id or ""))
         instead: dict[str, Block] = {}
         since = next((record.uuid for record in records if record.uuid is not None), None) if changed else None
@@ -39,7 +39,7 @@ class ImportFitting:
             return tuple(records)
         self._changed[turn_id] = changed
         marks = [transcript.fitted(instead)] if instead else []
-        # What was thought behind an image holds for the image as it was.
+        # Thinking after a changed image is invalid: its signature covers the original.
         behind = [record.uuid for record in records]
         void = records[behind.index(since) :] if since is not None else ()
         if thoughts := transcript.count(void, "thinking"):

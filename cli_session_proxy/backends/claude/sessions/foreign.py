@@ -1,7 +1,7 @@
-"""A transcript from elsewhere: which of its records the CLI would load, and these records one by one.
+"""Reads a transcript from elsewhere: finds the records that the CLI would load, and yields them one by one.
 
-A real session's file is a tree: an edited prompt or a second try leaves a branch that nobody continues, and
-parallel tools answer on stubs beside the path. Two passes over the file, so that only an index is held.
+A real session's file is a tree: an edited prompt or a second try leaves a dead branch, and results of parallel tools
+are beside the path. Two passes over the file, so that only an index is in memory.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .exchanges import began, is_compaction, is_prompt
 # (bytes done, bytes in all)
 Progress = Callable[[int, int], None]
 
-# Lines of another kind of file that are looked at before it is called one.
+# Lines that are read before a file without records is refused.
 LOOK = 200
 
 
 @dataclass(slots=True)
 class _Node:
-    """What the index keeps of one record of the conversation. `before` is the record before it in the file."""
+    """The index entry of one record of the conversation. `before`: the record before it in the file."""
 
     parent: str | None
     before: str | None
@@ -38,7 +38,7 @@ class _Node:
 
 @dataclass(frozen=True, slots=True)
 class ForeignFile:
-    """What the first pass found. `kept`: the uuids of the path. `mended`: those that hung on nothing, new parents."""
+    """The result of the first pass. `kept`: the uuids of the path. `mended`: new parents for records without one."""
 
     path: Path
     session_id: str
@@ -62,7 +62,7 @@ class ForeignFile:
                 yield entry
 
     def notes(self) -> Iterator[str]:
-        """What a person should know of what did not come along."""
+        """Notes for a person on what was left out."""
         if self.dropped:
             yield f"{self.dropped} records of branches that nobody continued (edited prompts) were left out"
         if self.broken:
@@ -72,7 +72,7 @@ class ForeignFile:
 
 
 def survey(path: Path) -> ForeignFile:
-    """Read the file once. Raises `InvalidRequest` where it is no transcript with a message in it."""
+    """Read the file once. Raises `InvalidRequest` if it is no transcript with a message."""
     try:
         scan = _Scan(path)
         scan.read()
@@ -97,7 +97,7 @@ class _Scan:
             self.size = os.fstat(file.fileno()).st_size
         self.nodes: dict[str, _Node] = {}
         self.last: str | None = None
-        # A stranger's file: what it says becomes part of paths, and of arguments of a command line.
+        # Not trusted: its ids become parts of file names and command lines.
         self.session_id = path.stem if is_session_id(path.stem) else None
         self.version = ""
         self.started: float | None = None
@@ -134,7 +134,7 @@ class _Scan:
         kept, mended = self._walk()
         said = {node.message for uuid in kept if (node := self.nodes[uuid]).message}
         for uuid, node in self.nodes.items():
-            # Parallel tools: the calls of one message, and their results, stand beside the path.
+            # Parallel tools: calls of one message and their results are beside the path.
             beside = node.message in said if node.message else node.parent in kept and not node.prompt
             if beside:
                 kept.add(uuid)
@@ -146,7 +146,8 @@ class _Scan:
         )  # fmt: skip
 
     def _walk(self) -> tuple[set[str], dict[str, str | None]]:
-        """From the leaf, which is the last record, to the root; over a gap to the record before it in the file."""
+        """Walk from the leaf (the last record) to the root. If a parent is missing, go to the record before it in the
+        file."""
         kept: set[str] = set()
         mended: dict[str, str | None] = {}
         at = self.last

@@ -1,9 +1,8 @@
-"""A client's own history as records that the API takes: roles, images, calls and results stay what they are. Pure.
+"""Converts a client's history to records that the API accepts, with its roles, images, calls and results. Pure.
 
-What the API refuses is mended, and only that: a call without its result, a result without its call, blank texts,
-messages without content, halves of characters (ids: `domain.call_ids`). Thinking of others is dropped: its signature
-is not ours to vouch for. This is done once: the records are kept as they are then, with a mark that counts what was
-mended.
+Only what the API refuses is repaired: a call without a result, a result without a call, blank texts, empty messages,
+half surrogate pairs (ids: `domain.call_ids`). Thinking of others is dropped, because its signature cannot be trusted.
+This is done once: the records are stored, with a mark that counts the repairs.
 """
 
 from __future__ import annotations
@@ -19,28 +18,28 @@ from ....domain.notes import Code, Note
 from ..transcript import OPENED_BY_ASSISTANT, Scribe, imported
 
 NO_RESULT = "(no result)"
-# CLI 2.1.329 leaves out an answer that says "(no content)", and its neighbours become one message.
+# CLI 2.1.329 drops an answer "(no content)", and joins the messages around it.
 EMPTY = "[This message was empty.]"
 
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 class Mender:
-    """Goes through a history front to back. `open_calls` are those of the answer before it: by the id that results
-    name, the one in the records."""
+    """Goes through a history in order. `open_calls`: of the answer before it, by the id in results: the id in the
+    records."""
 
     def __init__(self, open_calls: Mapping[str, str]) -> None:
         self.open = open_calls
         self._mended: Counter[Code] = Counter()
 
     def notes(self) -> list[Note]:
-        """What was mended since this was last asked."""
+        """The repairs since the last call of this."""
         notes = [Note(code, number) for code, number in self._mended.items() if number]
         self._mended.clear()
         return notes
 
     def asked(self, messages: Sequence[Message]) -> Message:
-        """The user's run as one message: the results of the open calls first, as the API wants them."""
+        """The user's run as one message; the results of open calls come first, as the API requires."""
         results: dict[str, Block] = {}  # by the id in the records
         rest: list[Block] = []
         for block in (block for message in messages for block in message.content if _tells(block)):
@@ -50,7 +49,7 @@ class Mender:
             elif known is not None and known not in results:
                 results[known] = {**block, "tool_use_id": known}
             else:
-                # A result that belongs to no call: its content, said by the user.
+                # A result without a call: its content becomes the user's.
                 self._mended["results_without_call"] += 1
                 content = block.get("content")
                 rest.append({"type": "text", "text": "[The result of a tool call that is not in this conversation:]"})
@@ -73,7 +72,7 @@ class Mender:
         return Message("assistant", self._sound(telling))
 
     def _sound(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
-        """The content of a message: not empty, and without unpaired surrogates, which the API refuses."""
+        """The content of a message, not empty, without unpaired surrogates, which the API refuses."""
         if not blocks:
             self._mended["empty_messages"] += 1
             return ({"type": "text", "text": EMPTY},)
@@ -97,10 +96,10 @@ def records(
     model: str,
     changed: Sequence[Note] = (),
 ) -> list[Record]:
-    """One exchange as two records, and a mark where something had to be mended.
+    """One exchange as two records, and a mark if something was repaired.
 
-    `changed`: what had been before. A history that opens with the assistant gets a first message before it; an answer
-    behind an answer has no question.
+    `changed`: earlier repairs. A history that begins with the assistant gets a message before it; an answer directly
+    after an answer has no prompt.
     """
     made: list[Record] = []
     if asked or mender.open:

@@ -1,12 +1,11 @@
-"""Step 3 of a request: make a session equal to the path, and after the turn take over what it added.
+"""Step 3 of a request: make a session equal to the path, and capture the turn's records afterwards.
 
-A session is a cache of one path. To continue turn P there is a warm process that is in step with P, or a
-transcript that is verified to be P's path, or one that is written again from the chain's records (under the
-same id; under a new one where the path leaves the session's, a branch). Nobody rewrites a transcript while a
-process of ours has it open.
+A session is a cache of one path. To continue turn P there is a warm process with P's path, or a transcript that is
+verified to be P's path, or one that is written again from the chain's records (under the same id; for a branch under a
+new one). A transcript is never rewritten while a process of ours has it open.
 
-What was verified must be what is loaded: a process that is started for a session is asked nothing before the file was
-looked at once more, by its whole content, after it has read it.
+The verified file must be the loaded one: a process that is started for a session gets no prompt before the file's whole
+content was checked again, after the process has read it.
 """
 
 from __future__ import annotations
@@ -50,12 +49,12 @@ from .repair import Foreign, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
 from .sharing import SharedUse, Sharing
 
-# How often a process is started anew because it loaded something else than the transcript that was verified, and what
-# a client is told to wait when even that did not help, in seconds.
+# How often a process is started again because it loaded something else than the verified transcript, and the
+# Retry-After in seconds if that did not help.
 LOADS = 3
 RETRY_AFTER = 1.0
 
-# A disk with less (bytes) may have no room for what a turn adds to a transcript.
+# With less free bytes, a turn's records may not fit on the disk.
 NO_ROOM = 1024 * 1024
 UNCHANGED = Evidence(verified="unchanged since the last turn")
 
@@ -63,7 +62,7 @@ __all__ = ["FailedTurn", "Foreign", "LiveSession", "Sessions", "TurnOutcome"]
 
 
 class Sessions:
-    """Makes sessions ready and takes over their turns. One per engine."""
+    """Prepares sessions and captures their turns. One per engine."""
 
     def __init__(
         self,
@@ -75,7 +74,7 @@ class Sessions:
         doubts: cli.Doubts,
     ) -> None:
         self._doubts = doubts
-        self.unasked: set[int] = set()  # confined agents, by key, of which a tool has run that was to wait for a word
+        self.unasked: set[int] = set()  # confined agents, by key, of which a tool ran without the required approval
         self._settings = settings
         self._store = store
         self._pool = pool
@@ -86,8 +85,8 @@ class Sessions:
         self._logins, self._login_lock = Logins(self._config_dir, settings.var), asyncio.Lock()
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
-        self._held: dict[str, Held] = {}  # by session: what its warm process's memory is
-        # Confined agents, by key: characters of files that are kept with their turns, and read with the path.
+        self._held: dict[str, Held] = {}  # by session: the memory of its warm process
+        # By confined agent's key: characters of files that are stored with its turns and read with the path.
         self._gathered: dict[int, int] = {}
         self.decisions = Decisions(settings, store)
         self.sharing = Sharing(settings, pool, sandboxes, projects)
@@ -95,7 +94,7 @@ class Sessions:
     # --- before the turn
 
     async def facts(self) -> Facts:
-        """The CLI's version, its directory and where agents work: it tells the model of all three."""
+        """The CLI's version, its directory and the agents' directories: the CLI tells the model all three."""
         cwd, tmpdir = await asyncio.to_thread(self._sandboxes.beside, "ahead")
         found = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
         return {
@@ -105,18 +104,17 @@ class Sessions:
         }
 
     async def ready(self, job: Job, *, plain: bool) -> LiveSession:
-        """A process that is about to continue the parent. `plain`: the turn runs without its parameters, so that the
-        CLI may compact.
+        """A process that is ready to continue the parent. `plain`: without parameters, so that the CLI can compact.
 
-        Raises `Foreign` where the job says `adopt` and somebody else wrote, `SessionBusy` where somebody changes the
-        transcript whenever a process loads it.
+        Raises `Foreign` if the job says `adopt` and a person has continued the session, `SessionBusy` if the transcript
+        changes each time a process loads it.
         """
         agent, parent, session = job.agent, job.parent, job.session
         gone = False
         shares = self.sharing.takes(job)
         gives = job.profile.tools or job.profile.mcp_config or job.profile.add_dirs or job.profile.setting_sources
         if not gives and not shares and self._sandboxes.was_confined(agent.dir):
-            # A CLI in its directory may run what it left there (2.1.71: its repository's settings).
+            # A CLI in the agent's directory may run programs from there (2.1.71: by the repository's settings).
             job = replace(job, profile=job.profile.model_copy(update={"confined": True}))
         prepared = self.sharing.place() if shares else self._sandboxes.prepared(agent.dir)
         if prepared is None:
@@ -126,7 +124,7 @@ class Sessions:
             prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = prepared
         env = environment.of_profile(self._env, job.profile) | {environment.TMPDIR: str(tmpdir)}
-        asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # it is asked without a boundary
+        asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # probed outside the sandbox
         capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
         if job.profile.approve and not capability.was_seen("can_use_tool"):
             raise capability.not_seen_asking()
@@ -146,7 +144,8 @@ class Sessions:
         wrapper: Wrapper | None = None
         if job.profile.confined:
             self._sandboxes.note_confined(agent.dir)
-            # Inside, the CLI's rule holds. What was noted before may be a folder of others, and would be bound in.
+            # In the sandbox the CLI's naming rule holds. A noted folder may be another agent's, and must not be
+            # mounted.
             self._projects.forget(cwd)
             shows = "user" in job.profile.setting_sources
             project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir, shows_settings=shows)
@@ -156,10 +155,10 @@ class Sessions:
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.goes_on(job)
         now = TurnContext(job, cwd, env, capability, plain, wrapper, shares)
-        # A history that came from elsewhere: this turn is the first one behind it, no session was ever written of it.
+        # The first turn after an imported history, of which no session was ever written.
         is_new_here = session is None or session.mark is None
         brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
-        # The newest turn of the path that no other model answered.
+        # The path's newest turn that the CLI answered.
         own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
         opened = opening(before, job.system, job.offers, self._settings.system_prompt_changes, asks=bool(job.prompt))
@@ -178,7 +177,7 @@ class Sessions:
                 continue
             head, decisions = opened.head, decided.records
             if head != before and (before is not None or head.tools or head.told != head.system):
-                decisions = (*decisions, head.as_record())  # else the turn says it
+                decisions = (*decisions, head.as_record())  # else it follows from the turn
             told = ready.evidence.plus(
                 Evidence(
                     sandbox=str(cwd) if gone else None, notes=(*ready.evidence.notes, *notes), reloaded=tuple(wrong)
@@ -193,7 +192,7 @@ class Sessions:
         )
 
     async def _exchange_login(self, private: Path, *, lend: bool) -> None:
-        """Renewed logins of confined agents come back, and this agent has the user's own as it is now, or none."""
+        """Copy renewed logins of confined agents back, and give this agent a copy of the user's own, or none."""
         try:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
@@ -202,7 +201,7 @@ class Sessions:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
 
     async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
-        """A process that holds the path. Raises WrongTranscript where it loaded something else, and ends it."""
+        """A process with the path. Ends it and raises WrongTranscript if it loaded something else."""
         job, parent = now.job, now.job.parent
         prewritten: list[Record] = []
         quiet = False
@@ -213,7 +212,7 @@ class Sessions:
                 return waiting
             prepared, prewritten = await self._reopened(now, parent, decided.records)
             quiet = not job.prompt
-            if quiet and not now.capability.takes_parameters:  # that CLI cannot be told for one turn only
+            if quiet and not now.capability.takes_parameters:  # set for the whole process, not for one turn
                 now = replace(now, env={**now.env, **environment.NO_COMPACTION})
         elif now.shares:
             return await self._shared(now)
@@ -236,16 +235,16 @@ class Sessions:
         except ProcessDied:
             await self._confirmed(prepared.session, lenient=last)
             raise
-        # How the last process of the session that held the path ended. The prepared session may be another one.
+        # How the last process of the path's session ended. The prepared session may be another one.
         ended = None if warm else self._pool.take_end(launch.session_id if job.session is None else job.session.id)
-        if process.session_id != launch.session_id:  # a spare, which has a session id of its own
+        if process.session_id != launch.session_id:  # a spare with its own session id
             prepared = self._start(now, process.session_id)
         session = prepared.session
         try:
             if prepared.resume and not warm:
                 session = await self._loaded(session, process, lenient=last)
-            # The total cost in USD that the CLI reports before this turn. A process that resumes goes on from the total
-            # that the last one wrote into the transcript at its end (2.1.329).
+            # The CLI's total cost in USD before this turn. A resumed process continues the total that the last one
+            # wrote into the transcript at its end (2.1.329).
             spent = 0.0
             held = self._held.get(session.id) if warm else None
             if held is not None:
@@ -255,7 +254,7 @@ class Sessions:
             unmet: tuple[Name, ...] = ()
             if process.env_set or job.results or parameters.asks(job.turn.options):
                 unmet = await parameters.apply(process, job, plain=now.plain, compacts=not quiet)
-        except BaseException:  # nobody else knows yet that the process is in use
+        except BaseException:  # nobody else would give the process back
             process.kill()
             await self._pool.checkin(process)
             await self._end(session.id)
@@ -282,9 +281,9 @@ class Sessions:
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
-        """The session as the process loaded it. Raises ProcessDied; WrongTranscript where it loaded something else.
+        """The session as the process loaded it. Raises ProcessDied; WrongTranscript if it loaded something else.
 
-        A process that dies while it loads the transcript may have died of it: then the transcript is wrong.
+        If a process dies while it loads a changed transcript, that may be the cause: also WrongTranscript.
         """
 
         async def confirm() -> None:
@@ -292,7 +291,7 @@ class Sessions:
             try:
                 session = await self._confirmed(session, lenient=lenient)
             except WrongTranscript:
-                process.kill()  # it may have been asked already
+                process.kill()  # it may have got its prompt already
                 raise
 
         try:
@@ -305,12 +304,12 @@ class Sessions:
         return session
 
     async def _confirmed(self, session: Session, *, lenient: bool) -> Session:
-        """The session, whose transcript is what its mark describes, and was all the time. Raises WrongTranscript.
+        """The session, if its transcript still matches its mark and was not touched. Raises WrongTranscript.
 
-        `lenient`: that its content is the same will do. Where the times are new at every load it is the CLI, or the
-        file system, that makes them so.
+        `lenient`: equal content is enough. If the file's times change at every load, the CLI or the file system does
+        it.
         """
-        if session.mark is None:  # a new one: there is no transcript yet
+        if session.mark is None:  # a new session without a transcript
             return session
         try:
             path = Path(session.transcript)
@@ -323,7 +322,7 @@ class Sessions:
     # calls of the client's tools
 
     async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
-        """The process that made the calls and waits for just these results; None where there is none (any more)."""
+        """The process that made these calls and waits for their results; None if there is none."""
         job, session = now.job, now.job.session
         brought = client_tools.for_waiting(job.results, job.prompt)
         held = None if session is None else self._held.get(session.id)
@@ -345,7 +344,7 @@ class Sessions:
         )
 
     async def _shared(self, now: TurnContext) -> LiveSession:
-        """A process that serves strangers, one after the other. The agent's own session has an id, and no file yet."""
+        """A shared process. The agent's own session gets an id, and has no file yet."""
         shared = await self.sharing.take(now.job, partial(_launch, now, resume=False))
         use = SharedUse(shared, str(uuid.uuid4()))
         process = shared.process
@@ -362,18 +361,18 @@ class Sessions:
             fresh=not shared.uses, spent=shared.total, unmet=unmet, shared=use,
         )  # fmt: skip
 
-    # turns that are taken back
+    # rewinding
 
     async def _taken_back(self, now: TurnContext, parent: Turn | None) -> LiveSession | None:
-        """A process of the agent's that holds the path to the parent and more, without the rest; None where there is
-        none that can be taken back. The session that it serves goes on as this branch, under its id."""
+        """A process of the agent with more than the path, rewound to the parent; None if there is none. Its session
+        continues as this branch, under its id."""
         job = now.job
         if job.turn.placed.side or not can_rewind(now.capability, job.profile):
             return None
         for session_id in self._pool.sessions_in(now.cwd):
             held, session = self._held.get(session_id), await self._store.session(session_id)
             if held is None or session is None or not self.captures.is_as_left(session, held):
-                continue  # nobody knows what it is, or somebody else went on there
+                continue  # its memory is unknown, or a person has continued there
             back: RewindPoint | None = None
             if held.turn_id != (None if parent is None else parent.id):
                 back = None if held.turn_id is None else await rewinding.point(self._store, held.turn_id, parent)
@@ -408,7 +407,7 @@ class Sessions:
     async def _reopened(
         self, now: TurnContext, parent: Turn, decisions: Sequence[Record]
     ) -> tuple[PreparedSession, list[Record]]:
-        """The path with the results of its last calls, written for a CLI that goes on from there."""
+        """Write a session of the path with the results of its last calls."""
         job = now.job
         session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
@@ -423,7 +422,7 @@ class Sessions:
         return prepared, results
 
     async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
-        """Ask the model for one, in sessions that are removed again."""
+        """Ask the model for a summary, in temporary sessions."""
         job, parent = now.job, now.job.parent
         assert parent is not None
 
@@ -466,16 +465,15 @@ class Sessions:
         return PreparedSession(session, False, "started", (now.link(None, session.id, "started", {}),))
 
     async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
-        """Is the transcript what the CLI must load? By all of its content, unless a warm process need not load it."""
+        """Check the transcript's whole content, unless a warm process does not need to load it."""
         if session.cli_version != now.capability.version:
             session = replace(session, cli_version=now.capability.version)
         warm, held = self._pool.peek(session.id), self._held.get(session.id)
         if held is None or held.turn_id != parent.id:
-            # Another proxy, or a failed turn, has gone on without this process: its memory is not the path.
+            # The session continued without this process (another proxy, a failed turn): its memory is outdated.
             await self._pool.discard(session.id)
         elif warm is not None and warm.usable and self.captures.is_as_left(session, held):
-            # Its memory is the path, whatever the file holds: that is for the next process to load, which is confirmed.
-            # The file is the one that it wrote its last turn to.
+            # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
             return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(now.cwd, session.id)
         if parent.evidence.shared and not session.transcript:
@@ -492,7 +490,7 @@ class Sessions:
         return await self._repairs.mend(now, parent, session, path)
 
     async def foreign(self, agent: Agent, parent: Turn) -> Foreign | None:
-        """The complete exchanges that somebody else added after `parent`, if that is all that changed. Only looks."""
+        """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         session = await self._store.session_at(agent.key, parent.id)
         if session is None:
             return None
@@ -510,7 +508,7 @@ class Sessions:
         path = before.transcript
         if forked:
             path = str(transcript.in_folder(Path(path).parent, session_id))
-        # Not a confined one's: its CLI writes in its own folder only, and its programs may name anybody's session.
+        # Not for a confined agent: its CLI only writes in its own folder, and its programs may forge a session id.
         if not ready.process.launch.confined and not os.access(path, os.F_OK):
             written = self._projects.written
             path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
@@ -539,7 +537,7 @@ class Sessions:
                 taken = await self.captures.marked(ready, path, said, taken, marked)
         if said.partial and partials.words(said.output, said.partial):
             if said.calls:
-                ready.process.kill()  # asked to end, it would answer the calls by itself
+                ready.process.kill()  # a gentle end would make it invent results
             for ended in {before.id, session_id}:
                 await self._end(ended)
             taken = await self.captures.completed(ready, turn, path, said, taken)
@@ -551,7 +549,7 @@ class Sessions:
             if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_told_beside(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        # A folder beside it: large tool results, sub-agents' own transcripts.
+        # The folder beside the transcript: large tool results, sub-agents' transcripts.
         if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
             kept = self._gathered.get(before.agent_key, 0)
             files = await asyncio.to_thread(transcript.gather, Path(path), since, kept)
@@ -572,7 +570,7 @@ class Sessions:
             detail: JSON = {"asked": before.id, "answered": session_id, "cli": before.cli_version}
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
-            # The process is in step with this turn now. What is known of processes that are gone is forgotten.
+            # The process's memory is now the path to this turn. Drop entries of dead processes.
             total = ready.spent if said.cost_total is None else said.cost_total
             self._held[session_id] = Held(turn.id, taken.mark, total)
             if len(self._held) > 2 * self._settings.max_processes:
@@ -585,22 +583,22 @@ class Sessions:
             use.shared.total = ready.spent if said.cost_total is None else said.cost_total
             self._held.pop(session_id, None)
             self.captures.forget(session_id)
-            # Its notes may be of others: the words of this turn are in records, which hang together.
+            # Lines without a uuid may be others'; the turn's messages are in connected records.
             records = [*ready.decisions, *(record for record in taken.records if record.uuid is not None)]
             session, links = replace(session, id=use.session_id, transcript="", mark=None), ()
         return KeptTurn(tuple(records), session, links), Evidence(records=taken.source, notes=notes)
 
     def _has_room(self) -> bool:
-        """Whether a CLI can write its transcripts: else it is not to blame that they are missing."""
+        """Whether the disk has room for transcripts. If not, missing records are not the CLI's fault."""
         with contextlib.suppress(OSError):
             disk = os.statvfs(self._config_dir)
             return disk.f_bavail * disk.f_frsize > NO_ROOM and os.access(self._config_dir, os.W_OK)
         return False
 
     async def spoil(self, ready: LiveSession, failed: FailedTurn, *, owned: bool) -> None:
-        """A turn failed here: the process's memory holds what the path does not, and a new file is of no use.
+        """A turn failed: the process's memory is not the path, and a new session's file is useless.
 
-        The files stay where the agent is not ours any more (`owned`): another proxy may go on from them.
+        Without `owned` the files stay: another proxy has the agent, and may use them.
         """
         answered = failed.answered
         if ready.shared is not None:
@@ -610,7 +608,7 @@ class Sessions:
             try:
                 if await self._forgotten(ready, failed):
                     return
-            except BaseException:  # the process is still ours: nobody else would end it
+            except BaseException:  # the process is still ours to end
                 await self._end(ready.session.id)
                 raise
         for session_id in {ready.session.id, answered or ready.session.id}:
@@ -621,7 +619,7 @@ class Sessions:
         if ready.continuity == "started" or anew:
             await asyncio.to_thread(transcript.remove, Path(ready.session.transcript))
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
-            # What was decided for this turn is not part of the chain: the session is the path to the parent again.
+            # This turn's decisions are not in the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
             form = ready.process.launch.capability.form
             file = Path(ready.session.transcript)
@@ -631,7 +629,7 @@ class Sessions:
             await asyncio.to_thread(transcript.remove, fork)
 
     async def _forgotten(self, ready: LiveSession, failed: FailedTurn) -> bool:
-        """The process has taken the failed turn back: it is in step with the path before it, as it was."""
+        """Whether the process could be rewound to before the failed turn, so that its memory is the path again."""
         process, session = ready.process, ready.session
         same = failed.answered in (None, session.id) and all(one.from_session == session.id for one in ready.links)
         written = (
@@ -655,17 +653,16 @@ class Sessions:
         await self._pool.discard(session_id)
 
     async def retire(self, agent: Agent) -> None:
-        """End the processes of this agent's sessions: another proxy writes them from now on."""
+        """End the processes of this agent's sessions, before another proxy writes them."""
         cwd = self._sandboxes.path(agent.dir)
         for session_id in self._pool.sessions_in(cwd):
             await self._end(session_id)
         await self.sharing.forget(agent.key)
 
     async def forget(self, agent: Agent, named: Sequence[str]) -> None:
-        """End the agent's processes and remove its transcripts, what lies beside them and what was kept aside.
+        """End the agent's processes, and remove its transcripts with files beside them and backups.
 
-        `named` are ids of all kinds. What an earlier version took in under something that is no session id has no
-        files of ours.
+        `named`: ids of all kinds. Invalid session ids that an earlier version imported have no files.
         """
         await self.sharing.forget(agent.key)
         self._gathered.pop(agent.key, None)
@@ -676,7 +673,7 @@ class Sessions:
             for folder in folders:
                 await asyncio.to_thread(transcript.remove, transcript.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
-        # A confined agent's shell may have put anything into its own folder. A noted one may hold others' sessions.
+        # A confined agent's own folder may have any files. A noted folder may have others' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
             if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
@@ -684,24 +681,24 @@ class Sessions:
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:
-        """A CLI did not find a session of this agent's: what was seen of its folder was another CLI's."""
+        """A CLI did not find a session of this agent: the noted folder was another CLI's."""
         self._projects.forget(self._sandboxes.path(agent.dir))
 
     def scribe(self, agent: Agent, exchanges: int, parent: str | None) -> Scribe:
-        """A writer of records for exchanges that the CLI has never seen.
+        """Makes records for exchanges that the CLI has never seen.
 
-        A millisecond a record, ending now: the times of the history stay before those of the turn to come.
+        Their times are a millisecond apart and end now, so that they are before those of the next turn.
         """
         at = time.time() - 0.002 * exchanges
         return Scribe(str(uuid.uuid4()), self._sandboxes.path(agent.dir), "", at, parent)
 
     def transcript_of(self, agent: Agent, session_id: str) -> Path:
-        """Where the CLI keeps this session of the agent's."""
+        """The path of this session's transcript."""
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
 
 
 def _told_beside(ready: LiveSession, taken: CapturedRecords) -> Record:
-    """Tells whoever spoke in the session while the turn ran that it is on no path: their CLI shows it at a resume."""
+    """A notice for a person who used the session during the turn: their prompts are on no path. Their CLI shows it."""
     leaf = transcript.parse_records(taken.records).leaf
     scribe = Scribe(ready.session.id, ready.process.cwd, ready.process.version, time.time(), leaf)
     return scribe.notice(

@@ -1,12 +1,12 @@
-"""What the provider cut off, and the turn's records. Pure.
+"""Repairs a turn's records after the provider cut its stream. Pure.
 
-Words of an answer that a client was given are put into them.
+Text that a client has received is added to the records.
 
-The CLI asks again after a cut and keeps nothing of a block that was not finished. The client has its words, so the
-model is shown them too, from the next turn on: where they were said among the texts of the answer, but behind the
-thinking that the next text began with. A seal of thinking covers what came before it, and these words did not.
-Thinking that was cut off has no seal: the records never hold it. A thought that was finished before the cut stays in
-the chain; where a CLI would show it to the model in front of the next attempt's, one of them is void and is marked so.
+The CLI asks again after a cut and keeps nothing of an unfinished block. The client has its text, so the model is shown
+it, too, from the next turn on: at its place among the texts of the answer, but after the thinking before the next text,
+because the signature of that thinking does not cover the added text.
+Cut thinking has no signature, so the records never have it. Thinking that was finished before the cut stays in the
+chain. If a CLI would send it before the next attempt's thinking, one of them is invalid, and is marked as such.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from .reopening import SYNTHETIC_MODEL
 
 
 def words(output: Sequence[Block], partial: frozenset[int]) -> list[tuple[int, Block]]:
-    """The texts among these blocks, each with how many finished texts are before it. The API refuses blank ones."""
+    """The partial texts, each with the number of finished texts before it. Without blank ones, which the API
+    refuses."""
     out: list[tuple[int, Block]] = []
     finished = 0
     for at, block in enumerate(output):
@@ -35,17 +36,17 @@ def words(output: Sequence[Block], partial: frozenset[int]) -> list[tuple[int, B
 
 
 def without_void(records: Sequence[Record]) -> tuple[list[Record], int]:
-    """The records of a turn with marks for the thoughts that are void because an attempt was cut off, and how many.
+    """The records of a turn with marks for thinking that is invalid because an attempt was cut, and its count.
 
-    CLI 1.0.120 asks again with the request as it was, and keeps what the attempt had finished in front of the answer.
-    A seal covers what stood before it: the answer's does not cover that. Where it is nothing but thoughts, they are
-    left out; where a text is among them, which a client may have, the answer's thoughts are.
+    CLI 1.0.120 repeats the request, and keeps the attempt's finished blocks before the answer. The signatures in the
+    answer do not cover those. If they are only thinking, they are left out; if there is a text among them, which a
+    client may have, the answer's thinking is left out.
     """
     entries = [Entry(record.line, json.loads(record.line)) for record in records]
     out: list[Record] = []
     left_out = 0
-    attempt: list[int] = []  # of records that the attempt, or the answer, consists of
-    void_since: str | None = None  # the first record of an answer whose thoughts are void
+    attempt: list[int] = []  # indices of the records of the attempt or answer
+    void_since: str | None = None  # the first record of an answer with invalid thinking
     message: object = None
     for at, entry in enumerate(entries):
         if entry.on_path and entry.kind in ("user", "assistant") and not records[at].synthetic:  # the CLI's own
@@ -73,7 +74,7 @@ def without_void(records: Sequence[Record]) -> tuple[list[Record], int]:
 def placed(
     records: Sequence[Record], missing: Sequence[tuple[int, Block]], calls: frozenset[str], scribe: Scribe, model: str
 ) -> list[Record]:
-    """The records of a turn with the `missing` texts, each in front of the text, or the client's call, it preceded."""
+    """The records of a turn with the `missing` texts, each before the text or client's call that it preceded."""
     left = list(missing)
     out: list[Record] = []
     finished = 0
@@ -82,7 +83,7 @@ def placed(
         scribe.parent = entry.uuid if entry.on_path else scribe.parent
         content: list[Block] = []
         said = entry.on_path and entry.kind == "assistant" and not entry.data.get("isApiErrorMessage")
-        # The CLI notes its errors in the model's place.
+        # Error messages of the CLI in the model's place.
         is_answer = said and entry.data["message"].get("model") != SYNTHETIC_MODEL
         for block in entry.content if is_answer else ():
             if _is_text(block) or block.get("id") in calls:

@@ -1,4 +1,4 @@
-"""A path of the chain as the model is shown it (see `transcript.mending`), made off the event loop."""
+"""A path of the chain in the form that the model is shown (see `transcript.mending`)."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from ....domain.models import Record, Turn
 from ....stores.base import Store
 from .. import transcript
 
-NAME = "claude"  # kept with the turns that this backend answers
-# A turn of one of these was answered by no other model: those that a client or a session brought have none.
+NAME = "claude"  # stored with the turns of this backend
+# Backends of turns that no other model answered. Imported and adopted turns have None.
 OWN = (None, NAME)
 # Characters of records that are parsed on the event loop, in about a millisecond.
 SHORT = 64 * 1024
 
 
 async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:
-    """The records of the path to this turn, with these further decisions; none for a path that has not begun."""
+    """The records of the path to this turn, after these additional decisions; none without a turn."""
     records = [*(await store.records(turn_id) if turn_id is not None else ()), *decisions]
     if not any(map(transcript.is_mark, records)):
         return records
@@ -32,7 +32,7 @@ async def parsed(records: Sequence[Record]) -> transcript.Parsed:
 
 
 async def own_above(store: Store, turn: Turn) -> Turn | None:
-    """The newest turn above this one that no other model answered; None where there is none."""
+    """The newest ancestor that the CLI answered; None if there is none."""
     above: Turn | None = turn
     while above is not None and (above is turn or above.backend not in OWN):
         above = await store.turn(above.parent_id) if above.parent_id is not None else None

@@ -1,16 +1,16 @@
-"""A path that ends with calls of the client's tools, written so that a CLI goes on from their results.
+"""Writes a path that ends with calls of the client's tools, so that a CLI continues from their results.
 
-Used where no process waits for them any more: it was killed or retired, the proxy was restarted, the path is
-another one's. Run on 2.1.329 (messages as they reached the model, prefix 1.00, at the turn itself and after it):
+Used if no process waits for the results any more: it was killed or retired, the proxy was restarted, or the path is
+another one. Run on 2.1.329 (messages as they reached the model, prefix 1.00, at the turn itself and after it):
 
-- Every call in the records gets a result: the client's, or that there is none.
-- A CLI that loads a transcript which ends with the user puts "No response requested." behind it. The CLI's own
-  records of API errors are answers to it, but are never sent: one of them at the end, and nothing is invented. Only
-  the request for a summary, at a compaction, does show it (2.1.332): so its words claim nothing.
-- A CLI that compacts before it goes on keeps only that record of the turn, and the request ends in its words (2.1.332).
-  So it may not compact in such a turn: where the context is full, the path is summarised without the last calls.
-- A user frame with `content: []` then makes the model go on, adds nothing to what it sees, and leaves no record
-  but hangs the answer on the frame's uuid: so that is the uuid of the closing record.
+- Every call in the records gets a result: the client's, or "no result".
+- A CLI that loads a transcript ending with a user message adds the answer "No response requested.". An API error record
+also counts as an answer, but is never sent: so one of these is written at the end. Only the request for a summary, at a
+compaction, includes it (2.1.332): so its text claims nothing.
+- A CLI that compacts first keeps only that record of the turn, and the request ends with its text (2.1.332). So
+compaction is off in such a turn; if the context is full, the path is summarised without the last calls.
+- A user frame with `content: []` then makes the model go on. It adds nothing to the request, and leaves no record, but
+the answer gets the frame's uuid as parent: so the closing record has that uuid.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ def result_records(
     closed: bool,
     uuid: str | None,
 ) -> list[Record]:
-    """The records that follow the path's: a result for each open call, and, with `closed`, the closing one.
+    """The records after the path's: a result for each open call and, if `closed`, the closing record.
 
-    CLI 1.0.120 shows the model the closing one too: there it is left out, and no turn goes on without a prompt.
+    CLI 1.0.120 sends the closing record to the model: there it is left out, and every turn needs a prompt.
     """
     path = parse_records(record for record in known if record.uuid).path
     dangling = open_calls(path)
@@ -53,7 +53,7 @@ def result_records(
 
 
 def closing(scribe: Scribe, record_uuid: str | None = None) -> Record:
-    """An answer for the CLI that the model never sees."""
+    """The closing record: an answer that the model never sees."""
     said: tuple[Block, ...] = ({"type": "text", "text": CLOSING},)
     record = scribe.record(Message("assistant", said), SYNTHETIC_MODEL, record_uuid=record_uuid)
     line = json.dumps({**json.loads(record.line), "isApiErrorMessage": True}, separators=(",", ":"))
@@ -61,7 +61,7 @@ def closing(scribe: Scribe, record_uuid: str | None = None) -> Record:
 
 
 def open_calls(path: Iterable[Entry]) -> list[str]:
-    """The calls that no result follows. Chains before 0.2 may hold an id twice: the newest call of it counts."""
+    """The calls without a result. In chains before 0.2 an id may occur twice: the newest call counts."""
     found: dict[str, None] = {}
     for block in (block for entry in path for block in entry.content):
         if block.get("type") == "tool_use":
@@ -72,6 +72,6 @@ def open_calls(path: Iterable[Entry]) -> list[str]:
 
 
 def in_records(parent: Turn, dangling: Sequence[str]) -> dict[str, str]:
-    """The ids in the records of the turn's calls. In chains before 0.2 those of an imported turn may be others."""
+    """The ids of the turn's calls in its records. In chains before 0.2 those of an imported turn may differ."""
     calls = calls_of(parent.output)
     return dict(zip(calls, calls if set(calls) <= set(dangling) else dangling, strict=False))

@@ -1,7 +1,7 @@
-"""A session that is not equal to the path: why, and what makes it so again.
+"""Repairs a session that is not equal to the path.
 
-The transcript is compared with the chain's records; nobody rewrites one while a process of ours has it open.
-What the chain does not know is adopted, waited for, or kept aside: never lost.
+The transcript is compared with the chain's records, and never rewritten while a process of ours has it open. Records
+that the chain does not have are adopted, waited for, or backed up: never lost.
 """
 
 from __future__ import annotations
@@ -35,17 +35,17 @@ from . import paths
 from .exchanges import exchanges, is_prompt
 from .tails import Tails
 
-# How often and how long a session that somebody else is just writing is looked at again, in seconds.
+# How often and how long, in seconds, to wait for a person's unfinished exchange.
 BUSY_WAIT = 10.0
 BUSY_POLL = 0.1
 
 
-# In `var`: transcripts that were not what the chain knows, before they were written again.
+# The folder in `var` for backups of transcripts that were different, made before they were rewritten.
 ASIDE = "salvage"
 
 
 class Foreign(Exception):
-    """Complete exchanges that someone else added to the session after its tip."""
+    """Complete exchanges that a person added to the session after its tip."""
 
     def __init__(self, session: Session, entries: tuple[Entry, ...], note: str) -> None:
         super().__init__(note)
@@ -56,7 +56,7 @@ class Foreign(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedSession:
-    """A session whose transcript is the path (or, with `resume` False, one that is to be created)."""
+    """A session whose transcript is the path or, with `resume` False, a new session."""
 
     session: Session
     resume: bool
@@ -67,9 +67,9 @@ class PreparedSession:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """What every step of making a session ready needs to know of the turn: what it wants, and what it runs in.
+    """The turn's options and surroundings, for all steps of preparing a session.
 
-    `plain`: it runs without its parameters, so that the CLI may compact. `shares`: in a process that serves strangers.
+    `plain`: it runs without its parameters, so that the CLI can compact. `shares`: it runs in a shared process.
     """
 
     job: Job
@@ -99,7 +99,7 @@ class TurnContext:
 
 
 class Repairs:
-    """Compares, and mends. One per engine."""
+    """Compares and repairs transcripts. One per engine."""
 
     def __init__(self, settings: Settings, store: Store, projects: transcript.Projects) -> None:
         self._settings = settings
@@ -126,8 +126,8 @@ class Repairs:
         evidence: Evidence,
         links: tuple[Link, ...] = (),
     ) -> PreparedSession:
-        """The session, whose transcript is the path, and which no process has. It is written again where this CLI would
-        lose or rename records of it."""
+        """Use a session whose transcript is the path and which no process has. It is rewritten if this CLI would lose
+        or rename some of its records."""
         path = Path(session.transcript)
         form = now.capability.form
         if not await asyncio.to_thread(_is_taken, path, form):
@@ -138,7 +138,7 @@ class Repairs:
         return PreparedSession(session, True, "resumed", links, evidence)
 
     async def branch(self, now: TurnContext, parent: Turn) -> PreparedSession:
-        """No session ends at the parent: write its path as a new one, and leave the others alone."""
+        """No session ends at the parent: write its path as a new session."""
         session_id = str(uuid.uuid4())
         path = self._projects.path(now.cwd, session_id)
         mark, count = await self._write(now, parent, path)
@@ -160,11 +160,11 @@ class Repairs:
     async def rewrite(
         self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]
     ) -> PreparedSession:
-        """Write the prepared session again from these records: without what the model's API would refuse, or what is
-        older than the window. The latter is no repair."""
+        """Write the prepared session again from these records: without parts that the model's API would refuse, or that
+        are older than the window (which is no repair)."""
         mark = await self._write_records(now, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
-        if prepared.continuity in ("rebuilt", "branched"):  # its link says so already
+        if prepared.continuity in ("rebuilt", "branched"):  # it already has a link
             return replace(prepared, session=session)
         done = Repair(why, records=len(records))
         if why == "window":
@@ -176,7 +176,7 @@ class Repairs:
     async def write_with_results(
         self, now: TurnContext, session_id: str, records: Sequence[Record], was: Session | None
     ) -> PreparedSession:
-        """Write a session of just these records: the path, and the results of its last calls."""
+        """Write a session of these records: the path and the results of its last calls."""
         path = self._projects.path(now.cwd, session_id)
         done = Repair("open_calls", records=len(records))
         if was is not None and now.job.parent is not None:
@@ -187,7 +187,7 @@ class Repairs:
                 written = Evidence(written=Repair("other_model", records=len(records)))
                 return PreparedSession(session, True, "resumed", (), written)
             behind = await self._tails.behind(now.job.agent, verdict)
-            if behind in ("theirs", "theirs_behind_ours"):  # somebody has gone on in this file: it is kept
+            if behind in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
                 done = replace(done, kept=await self._keep_aside(path))
         moved = was is not None and await self._may_lie_elsewhere(was)
         if moved:
@@ -200,12 +200,12 @@ class Repairs:
         return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
 
     async def mend(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
-        """The file is not the path, and no process of ours has it: find out why, and make it so.
+        """Repair a transcript that is not the path and that no process of ours has.
 
-        Raises `Foreign` where somebody else's exchanges are to be adopted first, `SessionBusy` while one is open.
+        Raises `Foreign` if a person's exchanges have to be adopted first, `SessionBusy` while one is unfinished.
         """
         verdict = await self.check(path, session, parent)
-        if verdict.found == "equal":  # the process that was just ended had not written all of it yet
+        if verdict.found == "equal":  # the last process had not finished writing it
             return await self.as_it_is(now, parent, session, verdict.mark, Evidence(verified=verdict.note))
         if verdict.found == "missing":
             moved = await self._move_back(now, parent, session, path)
@@ -222,21 +222,21 @@ class Repairs:
         return await self._rebuild(now, parent, session, path, verdict)
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> Foreign | None:
-        """The complete exchanges that somebody else added after `parent`, if that is all that changed. Only looks."""
+        """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
             return None
         theirs = await self._tails.theirs(agent, parent, verdict)
         return Foreign(session, theirs, verdict.note) if theirs else None
 
-    # --- somebody else's words
+    # --- a person's exchanges
 
     async def _settled(
         self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> FileVerdict:
-        """Wait, bounded, for an exchange of somebody else's that is still open: it was asked, and has no answer yet.
+        """Wait, bounded, for a person's exchange that has no answer yet.
 
-        One whose CLI is gone will never be complete: it is not waited for.
+        If its CLI has ended, it will never be complete, so do not wait.
         """
         give_up = time.monotonic() + BUSY_WAIT
         while True:
@@ -255,21 +255,21 @@ class Repairs:
             verdict = await self.check(path, session, parent)
 
     async def _is_held(self, session: Session, path: Path) -> bool:
-        """A living CLI has the session. Where CLIs keep no register, a file that was just written to tells."""
+        """Whether a live CLI has the session. Without a register of CLIs, whether the file was written to just now."""
         if await running.holder(self._config_dir, session.id) is not None:
             return True
         if running.has_register(self._config_dir):
             return False
         try:
             written = os.stat(path).st_mtime
-        except OSError:  # a file that is gone is old
+        except OSError:  # deleted: counts as old
             return False
         return time.time() - written < self._settings.idle_timeout
 
-    # --- mending
+    # --- repairs
 
     async def _move_back(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession | None:
-        """The file lies under another folder (moved sandbox, doubled prefix): bring it to where the CLI looks."""
+        """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks."""
         places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
         for place in places:
             verdict = await self.check(place, session, parent)
@@ -287,7 +287,7 @@ class Repairs:
     async def _rebuild(
         self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> PreparedSession:
-        """Write the path again under the same id. What the chain does not know is kept aside."""
+        """Write the path again under the same id. A file with records that the chain does not have is backed up."""
         if await self._tails.lacks_other_models(now.job.agent, parent, session, verdict):
             mark, count = await self._write(now, parent, path)
             resumed = now.session(session.id, session.transcript, mark, session)
@@ -297,7 +297,7 @@ class Repairs:
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
             done = replace(done, also_at=tuple(map(str, copies)))
-        # One of some turns ago, as a host has it that the agent comes back to, holds nothing that the chain has not.
+        # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
         if changed or behind in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await self._keep_aside(path))
@@ -311,20 +311,21 @@ class Repairs:
         return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
 
     async def _may_lie_elsewhere(self, session: Session) -> bool:
-        """The CLI answered the session's last turn and wrote nothing of it where its transcript is looked for.
+        """Whether the CLI may keep this session in another place: it answered the last turn without writing its
+        transcript.
 
-        If it keeps its sessions in another place, that file would be loaded under this id instead of ours.
+        Then it would load that file under this id instead of ours.
         """
         if session.mark is not None or session.tip_turn_id is None or not session.transcript:
             return False
         turn = await self._store.turn(session.tip_turn_id)
-        if turn is None or turn.backend not in paths.OWN:  # another model's answer: no CLI was to write it
+        if turn is None or turn.backend not in paths.OWN:  # another model answered: the CLI did not have to write
             return False
         own = [record for record in await self._store.own_records(session.tip_turn_id) if record.uuid is not None]
         return bool(own) and all(record.synthetic for record in own)
 
     async def _keep_aside(self, path: Path) -> str | None:
-        """Where it lies now; None where there was nothing."""
+        """Back up a file. Returns the new path; None without a file."""
         aside = await asyncio.to_thread(self._moved_aside, path)
         return None if aside is None else str(aside)
 
@@ -338,8 +339,8 @@ class Repairs:
         except OSError as exc:
             if exc.errno != errno.EXDEV:
                 raise
-            # The CLI's folder is on another disk. What is larger than any transcript, or is none, would have to be
-            # copied, holes and all: it stays beside its place.
+            # The CLI's folder is on another disk, so the file would have to be copied. Too large or irregular files are
+            # only renamed instead.
             there = path.lstat()
             if stat.S_ISREG(there.st_mode) and there.st_size <= MAX_BYTES:
                 shutil.move(path, aside)
@@ -349,7 +350,7 @@ class Repairs:
         return aside
 
     def forget_aside(self, session_id: str) -> None:
-        """Remove what was kept aside of this session."""
+        """Remove this session's backups."""
         for kept in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
             remove_any(kept)
 
@@ -366,11 +367,11 @@ class Repairs:
 
 
 def _is_taken(path: Path, form: Loading) -> bool:
-    """Whether such a CLI loads this transcript as it is. It was read just now.
+    """Whether a CLI loads this transcript, which was just read, completely as it is.
 
-    Where turns were taken back, it is not left to the CLI which of them it loads: 2.1.330 heeds its own notes of that,
-    but not where one of those turns was compacted. Nor which records it goes over: where the turns are seconds apart,
-    2.1.330 stops at a record whose type it does not know, and goes over it where they are not.
+    False after rewinds: 2.1.330 follows its own notes of them, but not if one of those turns was compacted. False also
+    with records of unknown types: 2.1.330 skips them if the turns are close in time, but stops at them if they are
+    seconds apart.
     """
     data = contents(path)
     if transcript.REWOUND in data:

@@ -1,8 +1,8 @@
-"""A running process that holds more than the path is taken back to it, where another one would have to be started.
+"""Rewinds a running process whose memory has more than the path, instead of starting another one.
 
-An edited or regenerated message, a turn left off the path, one that failed: the process forgets the turns behind the
-one that is continued, in milliseconds, and its next request has the messages before that point and the new prompt,
-nothing else. Its transcript is a tree then: the CLI notes where it went back, and `transcript.parse` reads the rest.
+After an edited or regenerated message, a turn left off the path, or a failed one: the process drops the turns after the
+continued one, in milliseconds. Its next request has the messages before that point and the new prompt, nothing else.
+Its transcript is then a tree: the CLI notes the point, and `transcript.parse` skips the dropped records.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from ..process.capability import Capability
 from . import paths
 from .exchanges import is_compaction, is_prompt
 
-# Turns that are taken back at most; more of them may be a conversation that goes on beside this one.
+# The most turns that are rewound; more of them may be a conversation that continues beside this one.
 MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What a warm process's memory is: the path to this turn; None: nothing. `mark` is of its transcript when that was
-    last read, and names the record that the path ends with.
+    """A warm process's memory: the path to this turn; None: empty. `mark`: of its transcript when last read, with the
+    path's last record.
 
-    `total` is what it says that all its turns cost, in USD. `taken_back` are prompts that it was taken back behind: its
-    transcript may not say so yet.
+    `total`: its reported cost of all its turns in USD. `taken_back`: prompts before which it was rewound; its
+    transcript may not show this yet.
     """
 
     turn_id: str | None
@@ -38,8 +38,8 @@ class Held:
 
 @dataclass(frozen=True, slots=True)
 class RewindPoint:
-    """Before the prompt `to`. `newest` is the last prompt that the process was given; the next one hangs on `leaf`.
-    `turns` are behind it."""
+    """A point to rewind to: before the prompt `to`. `newest`: the process's last prompt; `leaf`: the parent of the next
+    one; `turns`: those that are dropped."""
 
     to: str
     newest: str
@@ -49,8 +49,8 @@ class RewindPoint:
 
 @dataclass(frozen=True, slots=True)
 class FailedTurn:
-    """A turn that is not kept. `frame` is its prompt, `answered` the session that the CLI answered in, `cost_total` its
-    running total (USD) after it. `sound`: nothing of what happened speaks against the process."""
+    """A turn that is not stored. `frame`: its prompt; `answered`: the session in which the CLI answered; `cost_total`:
+    its running total (USD) afterwards. `sound`: the process may be used again."""
 
     frame: str
     answered: str | None
@@ -59,17 +59,17 @@ class FailedTurn:
 
 
 def can_rewind(capability: Capability, profile: Profile) -> bool:
-    """The self-check saw this CLI do it, and none of its own tools ran: it knows which files it has read beside its
-    conversation, and would take what it read in a turn that was taken back for known."""
+    """Whether this CLI passed the check for it and runs no tools of its own: it remembers which files it has read, and
+    would still count those of dropped turns as read."""
     own = profile.tools or profile.mcp_config or profile.setting_sources
     return capability.was_seen("rewind_conversation") and not own
 
 
 async def point(store: Store, held: str, parent: Turn | None) -> RewindPoint | None:
-    """Where a process that holds the path to the turn `held` goes back to, so that it holds the path to `parent`.
+    """The point to which a process with the path to the turn `held` is rewound, so that it has the path to `parent`.
 
-    None where `parent` is not on that path, or where what the process sends is not the path's records: after a
-    compaction, after something was left out. A first turn is only taken back alone.
+    None if `parent` is not on that path, or if the process's requests differ from the path's records: after a
+    compaction, or if something was left out. A first turn can only be rewound alone.
     """
     wanted = None if parent is None else parent.id
     most = MOST if parent is not None else 1

@@ -1,6 +1,6 @@
-"""What the model was sent in a turn, by the CLI's own records of it, beside what the chain says was said.
+"""Compares a turn's last request to the model with the chain: which turns of the path did the model get? Read only.
 
-A turn's last request holds all records before its last answer, from the last compaction on. Only reads.
+The request is reconstructed from the CLI's records: all before the last answer, from the last compaction on.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Said = tuple[str, Block]
 
 
 async def seen(store: Store, turn: Turn) -> RequestSeen | None:
-    """None where there are no records of a request: the turn was never answered. As long as its path takes."""
+    """None for a turn without an answer or records. Takes time in proportion to the path's length."""
     if turn.status not in ANSWERED or not await store.own_records(turn.id):
         return None
     path = await store.path(turn.id)
@@ -34,10 +34,10 @@ def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Reco
     whole = {role: _text(sent, role) for role in ("user", "assistant")}
     at = dict.fromkeys(whole, 0)
     missing: list[str] = []
-    first: int | None = None  # the first turn whose words are there
+    first: int | None = None  # the first turn that was sent
     for n, turn in enumerate(path):
         said = [(message.role, block) for message in turn.input for block in message.content]
-        # The answer of the turn itself came after its request.
+        # Without the turn's own answer, which came after the request.
         said += [("assistant", block) for block in turn.output] if turn.id != path[-1].id else []
         words = {role: _text(said, role) for role in whole}
         found = {role: whole[role].find(words[role], at[role]) for role in whole}
@@ -46,7 +46,7 @@ def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Reco
         else:
             at = {role: found[role] + len(words[role]) for role in whole}
             first = n if first is None and any(words.values()) else first
-    before_first = {turn.id for turn in path[:first]} if summarised else set()  # the summary tells of them
+    before_first = {turn.id for turn in path[:first]} if summarised else set()  # in the summary
     return RequestSeen(
         turns=len(path),
         missing=tuple(turn_id for turn_id in missing if turn_id not in before_first),
@@ -62,7 +62,7 @@ def _request(records: Sequence[Record]) -> tuple[list[Said], bool]:
     boundaries = [n for n, entry in enumerate(entries) if entry.data.get("subtype") == "compact_boundary"]
     entries = entries[boundaries[-1] :] if boundaries else entries
     answers = [entry for entry in entries if entry.kind == "assistant"]
-    if answers:  # the last one has a record for each of its blocks
+    if answers:  # the last answer has a record per block
         named = _message_id(answers[-1])
         first = next(entry for entry in answers if entry is answers[-1] or (named and _message_id(entry) == named))
         entries = entries[: entries.index(first)]
@@ -76,6 +76,6 @@ def _message_id(entry: Entry) -> object:
 
 
 def _text(said: Sequence[Said], role: str) -> str:
-    """All that one side says, without blanks: a record may hold in two blocks what the chain has in one."""
+    """All text of one role without blanks: a record may have two blocks for one block in the chain."""
     texts = (str(block.get("text", "")) for by, block in said if by == role and block.get("type") == "text")
     return "".join("".join(texts).split())

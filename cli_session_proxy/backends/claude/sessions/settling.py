@@ -1,4 +1,4 @@
-"""The answer of a turn that ran when its proxy ended: it is there where its transcript holds the whole exchange."""
+"""Recovers the answer of a turn that was running when its proxy ended, if the transcript has the whole exchange."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from . import paths
 from .capture import is_damaged, up_to_own
 from .exchanges import TranscriptExchange, invented
 
-# Sessions that nobody knows, to be read for one turn: a shell may leave any number, each as large as may be, and the
-# proxy is not up before they were read.
+# The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits for
+# it.
 MOST_COPIES = 16
 
 
 async def recover_turn(
     store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
 ) -> tuple[Turn, KeptTurn] | None:
-    """None where the exchange is not whole, or where it is not known to be this turn's. Only looks."""
+    """None if the exchange is incomplete or not certainly this turn's. Read only."""
     if turn.session_id is None or turn.frame_uuid is None:
         return None
     known = await paths.parsed(await paths.shown(store, turn.parent_id))
@@ -41,14 +41,14 @@ async def recover_turn(
                 if len(unknown) > MOST_COPIES:
                     return None
         others = [one for path in unknown if (one := await asyncio.to_thread(_read, path, turn, known)) is not None]
-        if len(others) != 1:  # two would be a guess
+        if len(others) != 1:  # not certain
             return None
         (found,) = others
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     exchange, now, session_id = found.exchange, time.time(), found.path.stem
     if _went_on_unasked(turn, exchange.tools):
         return None
-    # Without a mark: nobody has compared what stands before this turn in the file, and the next turn does.
+    # Without a mark: the records before this turn were not compared; the next turn does that.
     session = Session(session_id, agent.key, turn.id, str(found.path), found.version, now)
     answered = replace(
         turn,
@@ -63,8 +63,8 @@ async def recover_turn(
 
 
 def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:
-    """A tool waited for a person when the proxy died, or had been allowed and not run: what the CLI made of that by
-    itself, and the model of that, is no answer."""
+    """Whether a tool was waiting for approval when the proxy died, or was allowed and had not run: the CLI then invents
+    a result, and the model's answer to it does not count."""
     failed = {entry.get("tool_use_id") for entry in tools if entry.get("is_error")}
     done = {entry.get("tool_use_id") for entry in tools} - failed
     newest = max((one.attempt for one in turn.evidence.approvals), default=0)
@@ -74,7 +74,7 @@ def _went_on_unasked(turn: Turn, tools: Sequence[JSON]) -> bool:
 
 
 def _written_since(began: float, folder: Path) -> list[Path]:
-    """The transcripts in there. What is gone again is none."""
+    """The transcripts in this folder that were written since then."""
     found = []
     for path in transcript.sessions_in(folder):
         with suppress(OSError):
@@ -84,7 +84,7 @@ def _written_since(began: float, folder: Path) -> list[Path]:
 
 
 class _Found:
-    """A finished turn in a transcript."""
+    """The finished turn in a transcript."""
 
     def __init__(self, path: Path, entries: list[Entry]) -> None:
         self.path = path
@@ -120,7 +120,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
 
 
 def _is_turn(said: list[Entry], turn: Turn) -> bool:
-    """By the frame's uuid (CLI 2.1.x keeps it); else by what was asked, in the only prompt."""
+    """Whether it is this turn, by the frame's uuid (kept by CLI 2.1.x); else by the text of the only prompt."""
     asked = [entry for entry in said if entry.kind == "user"]
     if any(entry.uuid == turn.frame_uuid for entry in asked):
         return True
@@ -129,11 +129,11 @@ def _is_turn(said: list[Entry], turn: Turn) -> bool:
     prompts = [entry for entry in asked if any(block.get("type") != "tool_result" for block in entry.content)]
     words = [block.get("text") for block in prompts[0].content] if len(prompts) == 1 else None
     asked_for = [block.get("text") for message in turn.input for block in message.content]
-    return words is not None and words[-len(asked_for) :] == asked_for  # values of the system prompt go before them
+    return words is not None and words[-len(asked_for) :] == asked_for  # a reminder with new values may come first
 
 
 def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
-    """What led to this session, as far as the journal tells."""
+    """The links to this session, by the journal."""
     detail: JSON = {"settled": True}
     done = turn.evidence.repaired or turn.evidence.written
     evidence = {} if done is None else done.as_json()

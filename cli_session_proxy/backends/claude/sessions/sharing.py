@@ -1,9 +1,9 @@
-"""Strangers' questions share processes: a request without a name and without tools that begins a conversation needs no
-session of its own before its second turn.
+"""Shared processes for one-shot questions: an unnamed request without tools that begins a conversation needs no session
+of its own before its second turn.
 
-A process answers such questions one after the other, for one owner, profile, model and system prompt, and is taken back
-to its beginning after each. It has a directory that is no agent's. Its transcript is emptied before each question and
-removed with the process; the chain keeps the exchange like any other, and its session is written at the second turn.
+A process answers such questions one after the other, for one owner, profile, model and system prompt, and is rewound to
+its beginning after each. It has a directory of its own. Its transcript is emptied before each question and removed with
+the process. The chain stores the exchange as usual; its session is written at the second turn.
 """
 
 from __future__ import annotations
@@ -30,25 +30,25 @@ from ..process import running
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 
-# Questions that one process answers before it is ended, and seconds that it waits for the next one.
+# Questions per process, and its longest idle time in seconds.
 USES, IDLE = 100, 30.0
-# First questions are remembered by kind: so many of each, of so many kinds.
+# How many first questions per kind are remembered, and how many kinds.
 FIRSTS, KINDS = 32, 1024
-# A kind is shared once nobody has gone on from so many of them, and clients have gone on from less than this part.
+# A kind is shared after so many uncontinued first questions, while clients continue less than this share of them.
 ALONE, OFTEN = 2, 1 / 3
-# Until the CLI has noted that it was taken back (100 ms on 2.1.330), in seconds.
+# Seconds for the CLI to note a rewind in its transcript (100 ms on 2.1.330).
 NOTE_WAIT, NOTE_POLL = 1.0, 0.02
-SOON = 0.03  # until a process that has answered is given back
+SOON = 0.03  # seconds until a process that has answered is given back
 RETRY_AFTER = 1.0  # seconds
 
-# Owner, profile, model, effort and the system prompt's SHA-256: a prompt may be as large as a body.
+# Owner, profile, model, effort and the system prompt's SHA-256 (a prompt may be very large).
 Kind = tuple[str, str | None, str, str | None, bytes]
 
 
 @dataclass(eq=False, slots=True)
 class SharedProcess:
-    """`agent_key` is of whom it was asked for last: their words are in its transcript. `total` is what it says that all
-    its turns cost, in USD."""
+    """`agent_key`: the last agent, whose question is in its transcript. `total`: its reported cost of all turns in
+    USD."""
 
     process: ClaudeProcess
     path: Path
@@ -60,8 +60,8 @@ class SharedProcess:
 
 @dataclass(slots=True)
 class SharedUse:
-    """One question's turn on it. `session_id` is the agent's own, which is written at its second turn. `sound`: all
-    that the process wrote was the turn's own."""
+    """One turn on a shared process. `session_id`: the agent's own, which is written at its second turn. `sound`: the
+    process wrote only records of this turn."""
 
     shared: SharedProcess
     session_id: str
@@ -77,7 +77,7 @@ class _First:
 
 @dataclass(slots=True)
 class _Group:
-    """The processes of one kind, kept while there are any. `count` are all of them, those that start too."""
+    """The processes of one kind. `count`: all of them, including starting ones."""
 
     kind: Kind
     idle: list[SharedProcess] = field(default_factory=list)
@@ -105,12 +105,12 @@ class Sharing:
         self._groups: dict[Kind, _Group] = {}
         self._firsts: OrderedDict[Kind, deque[_First]] = OrderedDict()
         self._place: tuple[Path, Path] | None = None
-        self._mine: set[Path] = set()  # transcripts of processes that live
+        self._mine: set[Path] = set()  # transcripts of live processes
 
-    # --- who shares
+    # --- which turns share
 
     def takes(self, job: Job) -> bool:
-        """Whether this turn is a stranger's question that runs in a shared process."""
+        """Whether this turn is a one-shot question for a shared process."""
         profile, agent = job.profile, job.agent
         if self._settings.share_processes == "never" or agent.named or job.parent is not None or agent.head is not None:
             return False
@@ -138,7 +138,7 @@ class Sharing:
         return len(others) - gone_on >= ALONE and gone_on < OFTEN * len(others)
 
     def goes_on(self, job: Job) -> None:
-        """A second turn: its first one is no stranger's any more."""
+        """Record a second turn: its first question was continued."""
         for first in self._firsts.get(kind_of(job), ()):
             if first.agent_key == job.agent.key:
                 first.went_on = True
@@ -151,7 +151,7 @@ class Sharing:
     # --- a process for one question
 
     async def take(self, job: Job, launch: Callable[[str], Launch]) -> SharedProcess:
-        """A process with an empty memory, in use. Raises QueueFull, and what `Pool.checkout` does."""
+        """A process with an empty memory, in use. Raises QueueFull, and the errors of `Pool.checkout`."""
         kind = kind_of(job)
         group = self._groups.setdefault(kind, _Group(kind))
         try:
@@ -163,7 +163,7 @@ class Sharing:
                             shared.agent_key = job.agent.key
                             return shared
                         self._less(group)
-                    # One more only where none is free soon, and few are starting.
+                    # Start another one only if none is free soon, and few are starting.
                     if group.count > group.starting and await self._soon(group):
                         continue
                     if group.starting < self._settings.max_spawns and group.count < self._settings.max_processes:
@@ -176,7 +176,7 @@ class Sharing:
 
     @staticmethod
     async def _soon(group: _Group) -> bool:
-        """Wait a moment for a process to be given back, which happens after its client has had the answer."""
+        """Wait a moment for a process to be given back: that happens after its client has the answer."""
         group.changed.clear()
         with suppress(TimeoutError):
             async with asyncio.timeout(SOON):
@@ -188,7 +188,7 @@ class Sharing:
         try:
             process = await self._pool.take_warm(launch(shared.process.launch.session_id))
         except BaseException:
-            self._less(shared.group)  # it is in no list: nobody else would count it
+            self._less(shared.group)  # it is in no list, so nobody else counts it
             raise
         if process is not shared.process:
             if process is not None:
@@ -216,15 +216,15 @@ class Sharing:
         return shared
 
     def _less(self, group: _Group) -> None:
-        """Count one process less in the group."""
+        """Decrement the group's count."""
         group.count -= 1
         group.changed.set()
         if not group.count and self._groups.get(group.kind) is group:
             del self._groups[group.kind]
 
     async def give_back(self, use: SharedUse, frame_uuid: str, *, at_once: bool) -> None:
-        """After its answer was kept: taken back to its beginning, it is the next one's. `at_once`: nothing of the
-        question may stay with it."""
+        """Give it back after the answer was stored: it is rewound to its beginning for the next question. `at_once`:
+        also erase the question now."""
         shared = use.shared
         shared.uses += 1
         group, process = shared.group, shared.process
@@ -243,15 +243,15 @@ class Sharing:
             group.changed.set()
 
     async def end(self, use: SharedUse) -> None:
-        """End a process that may not be clean, and remove its transcript."""
+        """End a process that may be unclean, and remove its transcript."""
         try:
             await self._pool.discard(use.shared.process.launch.session_id)
-            self._left(use.shared.path)  # an answer that was cut is written once its process is dead
+            self._left(use.shared.path)  # after its death: a cut answer may be written late
         finally:
             self._less(use.shared.group)
 
     async def forget(self, agent_key: int) -> None:
-        """Erase what this agent said last from any shared process."""
+        """Erase this agent's question from all shared processes."""
         for group in list(self._groups.values()):
             for shared in [one for one in group.idle if one.agent_key == agent_key]:
                 group.idle.remove(shared)
@@ -269,7 +269,7 @@ class Sharing:
             transcript.remove(path)
 
     async def _emptied(self, path: Path) -> None:
-        """Empty the transcript once the CLI has noted there that it was taken back: the note holds the prompt."""
+        """Empty the transcript after the CLI has noted the rewind there: the note has the prompt."""
         give_up = time.monotonic() + NOTE_WAIT
         while time.monotonic() < give_up:
             with suppress(OSError):
@@ -279,10 +279,10 @@ class Sharing:
         with suppress(FileNotFoundError):
             os.truncate(path, 0)
 
-    # --- what nobody has any more
+    # --- leftovers
 
     async def sweep(self) -> None:
-        """Remove transcripts that a proxy which was killed left: those that no living CLI has open."""
+        """Remove transcripts of killed proxies: those that no live CLI has open."""
         cwd, _ = self.place()
         for folder in self._projects.folders(cwd):
             for path in await asyncio.to_thread(transcript.sessions_in, folder):
@@ -290,7 +290,7 @@ class Sharing:
                     await asyncio.to_thread(transcript.remove, path)
 
     def close(self) -> None:
-        """Remove the transcripts; the processes have ended."""
+        """Remove the transcripts, after the processes have ended."""
         for path in list(self._mine):
             self._left(path)
 

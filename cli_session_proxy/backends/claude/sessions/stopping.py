@@ -1,8 +1,8 @@
-"""The records of an answer that was cut: at a stop sequence, or where it had as many tokens as it may. Pure.
+"""Shortens the records of an answer that was cut at a stop sequence or at the token limit. Pure.
 
-A CLI that cannot be told the sequences says more than the answer, and every CLI asks the model to go on after the last
-token. The turn is committed as cut, and its records are shortened with it (run on 2.1.329: the model then sees the
-short answer, and the prefix of the prompt cache holds).
+A CLI that does not know the sequences records more than the answer, and every CLI asks the model to go on after the
+token limit. The turn is stored with the cut answer, and its records are shortened accordingly (run on 2.1.329: the
+model then sees the short answer, and the prefix of the prompt cache holds).
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from .reopening import closing
 def cut(
     entries: Sequence[Entry], output: Sequence[Block], scribe: Scribe, model: str, *, unseen: bool, quiet: bool = False
 ) -> list[Record]:
-    """The turn's records as far as the answer goes: whole ones, then one with its last text.
+    """The turn's records up to the end of the answer: whole ones, then one with the last text.
 
-    `output` is the answer as cut; what may be short of it is the last text. `unseen`: the CLI takes an answer that the
-    model never sees, for one of which nothing is left. `quiet`: they hold no prompt; else what the CLI writes before it
-    is no part of the answer.
+    `output`: the cut answer; only its last text may be shortened. `unseen`: the CLI accepts an answer that the model
+    never sees, for an empty answer. `quiet`: the records have no prompt; else records before the prompt are no part of
+    the answer.
     """
     ends_in_words = bool(output) and output[-1].get("type") == "text"
     whole = len(output) - ends_in_words
@@ -32,7 +32,7 @@ def cut(
     full = False
     for at, entry in enumerate(entries[start:]):
         if entry.on_path and entry.kind == "user" and (full or (says_stopped(entry) and (quiet or at > 0))):
-            break  # the CLI's own words: they ask the model to go on, or tell it that it was stopped
+            break  # the CLI's own messages: "go on", or "interrupted"
         if entry.on_path and entry.kind == "assistant":
             full = entry.data.get("message", {}).get("stop_reason") == "max_tokens"
             said = [block for block in entry.content if block.get("type") != "tool_use"]
@@ -49,7 +49,7 @@ def cut(
 
 
 def _as_far_as_answered(entries: Sequence[Entry]) -> int:
-    """How many entries there are before a call that has no result among them: it was cut off."""
+    """How many entries come before the first call without a result: that call was cut."""
     blocks = [block for entry in entries if entry.on_path for block in entry.content]
     answered = {block.get("tool_use_id") for block in blocks if block.get("type") == "tool_result"}
     for at, entry in enumerate(entries):

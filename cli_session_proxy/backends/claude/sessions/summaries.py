@@ -1,7 +1,7 @@
-"""A path that is too long for one request, and that the CLI could not make shorter: summarised in pieces.
+"""Summarises a path in pieces that is too long for one request and that the CLI could not compact.
 
-The model itself is asked, in sessions of its own that nobody continues, each time with what it has summarised so far
-and the next piece. What is newest stays as it was said, as far as half a piece goes.
+The model is asked in temporary sessions, each time with the summary so far and the next piece. The newest exchanges
+stay unchanged, up to half a piece.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from ... import summarising
 from .. import transcript
 from .exchanges import TranscriptExchange, exchanges, is_compaction
 
-# Asks the model one thing, and gives its answer. Raises `ProxyError`.
+# Asks the model one question. Raises `ProxyError`.
 Ask = Callable[[str], Awaitable[str]]
 
-# How often the model is asked at most; of what is longer than that allows, the oldest pieces are left out.
+# The most questions to the model; of a longer path the oldest pieces are left out.
 MOST_CALLS = 12
-# The first try is a quarter of what was too long as a whole; a piece that is too long is halved. Characters.
+# Characters of a piece: first a quarter of the path; a piece that is too long is halved.
 FIRST_SHARE = 4
 SMALLEST = 1000
 
@@ -34,8 +34,8 @@ ASK = (
 
 @dataclass(frozen=True, slots=True)
 class PathSummary:
-    """`kept_from` is the uuid of the first record that stays as it is, None where none does. `exchanges` are not shown
-    any more; of `left_out` of these the summary says nothing."""
+    """`kept_from`: the uuid of the first unchanged record, None without one. `exchanges`: how many are replaced;
+    `left_out`: how many of these the summary does not cover."""
 
     text: str
     kept_from: str | None
@@ -44,16 +44,16 @@ class PathSummary:
 
 
 async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> PathSummary | None:
-    """The path as a summary and what is kept of its end; None where there is nothing to summarise.
+    """Summarise the path except for its end; None if there is nothing to summarise.
 
-    `open_calls`: the last exchange waits for results, which must follow its calls: what it said before these may be
-    summed up, too. Raises `ProxyError`.
+    `open_calls`: the last exchange waits for results, which must follow its calls; its messages before these may be
+    summarised, too. Raises `ProxyError`.
     """
     said, count, texts = await asyncio.to_thread(_read, path, open_calls=open_calls)
     size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
     calls, text = 0, ""
     while True:
-        # Never the first: it may begin with a summary of the CLI's, before which a CLI reads nothing.
+        # Never from the first one: it may begin with a compaction, at which a CLI stops reading.
         kept = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
         pieces = list(summarising.pieces(texts[: len(texts) - kept], size))
         if not pieces or kept < int(open_calls):
@@ -76,10 +76,10 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
 
 
 def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptExchange], int, list[str]]:
-    """The exchanges that the model is shown, the last one in rounds where its calls are open; how many exchanges that
-    are; and what was said in each part."""
+    """The shown exchanges (the last one split into rounds if its calls are open), their number, and the text of each
+    part."""
     entries = transcript.parse_records(path).path
-    # Since the CLI's last summary, and what that left as it was.
+    # From the CLI's last compaction on, with the records that it kept.
     at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
     kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
     head = kept.get("headUuid") if isinstance(kept, dict) else None
@@ -97,7 +97,7 @@ def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptE
 
 
 def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
-    """Cut before each message of the model that answers results."""
+    """Split before each message of the model that answers results."""
     start, message, answered = 0, None, False
     for at, entry in enumerate(exchange.entries):
         if not entry.on_path:
@@ -114,7 +114,7 @@ def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
 
 
 def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:
-    """How many of the last exchanges have room."""
+    """How many of the last exchanges fit."""
     kept = 0
     for text in reversed(texts):
         room -= len(text)

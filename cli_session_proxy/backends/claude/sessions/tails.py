@@ -1,4 +1,4 @@
-"""What stands behind the path in a transcript: whose it is, and what of it may become part of the chain."""
+"""Classifies the records after the path in a transcript: whose are they, and can they be adopted?"""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ..transcript import Entry, FileVerdict, unbroken
 from . import paths
 from .exchanges import exchanges, invented, is_prompt
 
-# `ours`: of an attempt that was not kept. `made_up`: results that a CLI invented for calls of ours, and what the
-# model said to them. Both are of no use to anybody; somebody else's words (`theirs…`) are kept aside.
+# `ours`: of an attempt that was not stored. `made_up`: results that a CLI invented for our calls, and the model's
+# answers. Both are dropped; a person's (`theirs…`) are backed up.
 Behind = Literal["notes", "broken_line", "ours", "made_up", "theirs", "theirs_behind_ours"]
 
 
 class Tails:
-    """Tells whose records are. One per engine, or per command."""
+    """Classifies records by origin. One per engine, or per command."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def theirs(self, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:
-        """The complete exchanges of somebody else's that the tail begins with: those that may be adopted.
+        """A person's complete exchanges at the beginning of the tail: these can be adopted.
 
-        It stops at the first exchange that is our own, is not complete, does not continue the path, or answers tool
-        results that nobody gave. Behind our own open calls nothing is somebody else's: their results are to come.
+        Stops at the first exchange that is ours, incomplete, not connected to the path, or based on invented tool
+        results. None after our own open calls, which still wait for results.
         """
         if calls_of(parent.output):
             return ()
@@ -44,7 +44,7 @@ class Tails:
         return tuple(found)
 
     async def behind(self, agent: Agent, verdict: FileVerdict) -> Behind | None:
-        """A code for what follows the path; None where the verdict is not a tail."""
+        """A code for the records after the path; None if there are none."""
         if verdict.found != "tail":
             return None
         prompts = await asyncio.to_thread(_prompts, verdict.tail)
@@ -58,10 +58,10 @@ class Tails:
         return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
     async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: FileVerdict) -> bool:
-        """Other models have answered since the session was last used, and nothing else happened to it.
+        """Whether the transcript only lacks turns of other models.
 
-        Its file ends where the chain was then, or with an attempt of ours that another model took over. Or there is
-        none yet, as the CLI has never answered in this session.
+        Then its file ends with the CLI's last turn, or with a failed attempt that another model took over; or there is
+        no file, because the CLI has never answered in this session.
         """
         if parent.backend in paths.OWN:
             return False
@@ -76,13 +76,13 @@ class Tails:
         return prompts <= await self._store.own_frames(agent.key, [*prompts])
 
     async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
-        """Whether one of these entries is the frame of a turn of ours."""
+        """Whether one of these entries is a frame that we sent."""
         named = (entry.piece_of or entry.uuid for entry in entries if entry.kind == "user")
         uuids = [uuid for uuid in named if uuid is not None]
         return bool(await self._store.own_frames(agent.key, uuids))
 
 
 def _prompts(entries: Sequence[Entry]) -> set[str]:
-    """The uuids of the prompts among them. A shell may have written any number of entries."""
+    """The uuids of the prompts among these entries, of which there may be very many."""
     named = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
     return {uuid for uuid in named if uuid is not None}

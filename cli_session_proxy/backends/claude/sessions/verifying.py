@@ -1,7 +1,7 @@
-"""The chain against the transcripts: every difference named, nothing changed.
+"""Compares chains with transcripts, and reports every difference. Read only.
 
-For each session with a turn at its tip, the path to that turn is compared, record by record, with the file where
-the CLI will look for it. The head's session is the one that matters next; others are rebuilt when continued.
+For each session with a turn at its tip, the path to that turn is compared record by record with the file that the CLI
+would load. The head's session matters most; others are rewritten when they are continued.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ from ..transcript import Entry, FileVerdict, Pair
 from . import paths
 from .tails import Behind, Tails
 
-# Of many records that differ alike, this many are named one by one.
+# Of many equal differences, only this many are listed one by one.
 NAMED = 20
-# What is no difference behind the path: of a turn that was not kept, because its proxy or its CLI was killed.
+# Records after the path that are no difference: of a turn that was not stored, because its proxy or CLI was killed.
 LEFTOVERS: Mapping[Behind | None, str] = {
     "ours": "of a turn that was not kept",
     "made_up": "that a CLI made up when its proxy was gone",
 }
-# How often a session is looked at again when a turn was finished while its file was read.
+# How often a session is read again if a turn ended meanwhile.
 LOOKS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, unloaded, order, cut, or chain (the
-    chain's own fault).
+    """`kind`: missing, elsewhere, unreadable, lost, changed, unknown, unloaded, order, cut, or chain (an error in the
+    chain).
 
-    `record` counts from 1 on the chain's path. `tip`: the turn up to which the session should be the path. As a note
-    (`kind` is leftover, or host) it says what is no difference: what is behind the path, and the next turn takes away;
-    or that another host has the transcripts.
+    `record`: its number on the chain's path, from 1. `tip`: the turn at which the session should end. Kinds leftover
+    and host are notes, no differences: records after the path, which the next turn removes; another host has the
+    transcripts.
     """
 
     session_id: str
@@ -56,9 +56,9 @@ class Difference:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """One agent. `busy` are sessions that a turn is just writing: what is new in them is no difference.
+    """The result for one agent. `busy`: sessions that a turn is writing now; new records there are no differences.
 
-    `unwritten` were adopted or imported: their file is made at the next turn.
+    `unwritten`: adopted or imported ones, whose file is written at the next turn.
     """
 
     agent_id: str
@@ -76,7 +76,7 @@ class Verified:
 
 @dataclass(frozen=True, slots=True)
 class SessionLook:
-    """One session. `verdict` is the comparator's; None where the file is not compared."""
+    """The result for one session. `verdict`: the comparison; None if the file was not compared."""
 
     records: int = 0
     busy: bool = False
@@ -87,7 +87,7 @@ class SessionLook:
 
 
 class Verifier:
-    """Compares agents' chains with their transcripts. Only reads."""
+    """Compares agents' chains with their transcripts. Read only."""
 
     def __init__(self, settings: Settings, store: Store) -> None:
         self._settings = settings
@@ -99,8 +99,8 @@ class Verifier:
     async def verify(
         self, agent: Agent, held_at: str | None = None, step: Callable[[], None] = lambda: None
     ) -> Verified:
-        """`held_at`: the other host that has the agent, and its transcripts with it; this one's copies are old.
-        `step` is called once the path to the head was read, and after each session."""
+        """`held_at`: the other host that has the agent and its transcripts; copies here are outdated.
+        `step` is called after the path to the head was read, and after each session."""
         chain = await self._store.chain(agent.key)
         every_session = chain.sessions if chain else ()
         sessions = [session for session in every_session if session.tip_turn_id]
@@ -131,14 +131,14 @@ class Verifier:
         return Verified(agent.agent_id, agent.owner, len(sessions), records, *every)
 
     def by_hand(self, agent: Agent, session_id: str) -> str | None:
-        """The command with which a person goes on in this session; the chain takes in what they say there. None for an
-        agent that was confined: what it left there would run without a boundary."""
+        """The command with which a person can continue this session; the chain adopts it. None for a confined agent,
+        whose files would then run outside the sandbox."""
         if self._sandboxes.was_confined(agent.dir):
             return None
         return environment.resume_command(self._settings, self._sandboxes.path(agent.dir), session_id)
 
     async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:
-        """Faults of the chain itself: a missing head, or a path that cannot be written again."""
+        """Errors in the chain itself: a missing head, or a path that cannot be written."""
         if agent.head is None:
             return
         tip = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")
@@ -167,7 +167,7 @@ class Verifier:
         path = self._projects.path(self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
         if not at_head and session.mark is not None:
-            # A session that is not next: its hash says enough, and the path need not be read for each of hundreds.
+            # For other sessions the hash is enough; reading the path for each of hundreds would be slow.
             verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
                 return SessionLook(verdict=verdict)
@@ -198,7 +198,7 @@ class Verifier:
     def _elsewhere(
         self, session_id: str, path: Path, known: Sequence[Record], name: Callable[[str, str], Difference]
     ) -> list[Difference]:
-        """Where the file lies instead, if it is the path there."""
+        """The difference if the file is in another place, with the path."""
         for place in transcript.find_elsewhere(self._projects.config_dir, session_id, path):
             if _compare(place, known).found == "equal":
                 return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
@@ -206,7 +206,7 @@ class Verifier:
 
 
 async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) -> Comparison:
-    """One turn's session, as `verify` sees it, and the turn's records side by side."""
+    """One turn's session as `verify` compares it, and the turn's records side by side."""
     session = await store.session(turn.session_id) if turn.session_id else None
     if session is None or session.tip_turn_id is None:
         return Comparison("none")
@@ -225,9 +225,9 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
 
 
 def _side_by_side(own: list[Record], verdict: FileVerdict | None, *, is_tip: bool) -> tuple[ComparedRecord, ...]:
-    """The turn's records as the comparator found them, and behind the last turn's what the chain does not know."""
+    """The turn's compared records, and after the last turn those that the chain does not have."""
     mine = transcript.parse_records(own).path
-    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # known by its hash
+    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # compared by its hash only
         return tuple(_compared("equal", entry, None) for entry in mine)
     found = {pair.ours.uuid: pair for pair in verdict.pairs} if verdict is not None else {}
     rows = []
@@ -257,7 +257,7 @@ def _compare(path: Path, known: Sequence[Record]) -> FileVerdict:
 
 
 def _faults(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
-    """What a verdict means to a person: kind, text, number of the chain's record."""
+    """The differences in a verdict: kind, text, number of the chain's record."""
     if verdict.found == "missing":
         yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None
     if verdict.found == "unreadable":

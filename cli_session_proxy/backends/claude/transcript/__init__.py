@@ -1,8 +1,8 @@
-"""The CLI's own JSONL file of a session: where it lies, what it says, how to write it again.
+"""The CLI's own JSONL file of a session: its place, reading and writing it.
 
-A line with a `uuid` is part of the conversation (user, assistant, attachment, system records, chained by
-`parentUuid`); a line without one is a note of the CLI's own (queue, cost, request log). Sidechain records
-belong to sub-agents. Measured on 1.0.120 and 2.1.329.
+A line with a `uuid` is part of the conversation (user, assistant, attachment, system records, linked by `parentUuid`);
+a line without one is a note of the CLI (queue, cost, request log). Sidechain records belong to sub-agents. Measured on
+1.0.120 and 2.1.329.
 """
 
 from .comparing import FileVerdict, Pair, check

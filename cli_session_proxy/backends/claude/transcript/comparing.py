@@ -1,7 +1,7 @@
-"""Is a transcript what the chain knows? The one comparator: for repairs, for `verify` and for the page.
+"""Compares a transcript with the chain, for repairs, `verify` and the page.
 
-By the mark's hash first, then record by record. Where CLI 1.0.120 copied the session it may have cut records and
-given them new uuids: then the words decide, as long as the copy hangs together.
+By the mark's hash first, then record by record. If CLI 1.0.120 copied the session, it may have split records and given
+them new uuids: then the messages are compared, if the copy's records are connected.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from ....domain.models import FileMark, Record
 from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
 from .loading import KNOWN, as_loaded
 
-# The most records behind the path that are looked at. This takes 50 ms of the event loop; a person who goes on by hand
-# hardly makes so many.
+# The most records after the path that are read. They take 50 ms of the event loop; a person hardly makes so many.
 MORE_RECORDS = 20_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
@@ -28,9 +27,9 @@ State = Literal["equal", "changed", "lost"]
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """A record of the chain's path and the transcript's record of that uuid. `number` counts from 1 on the path.
+    """A record of the chain's path, and the transcript's record with that uuid. `number`: on the path, from 1.
 
-    `state` is `equal` without a `theirs` where the transcript says the same in other records.
+    `state` is `equal` without a `theirs` if the transcript has the same messages in other records.
     """
 
     number: int
@@ -41,16 +40,16 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class FileVerdict:
-    """How a transcript compares with the chain's path.
+    """The result of comparing a transcript with the chain's path.
 
-    `tail`: the path is there whole, and records that the chain does not know follow it. Where the path is damaged, its
-    verdict is `different`, and the tail is what hangs on its last record all the same. `note` is evidence for a person.
-    `mark` describes the file where it is `equal`; `read` is how many bytes had to be read.
-    `leaf` is the uuid of the path's last record in the file, on which a tail of somebody else's hangs.
-    `pairs` and `unknown` (every record that the chain does not know) are there where records were compared, not
-    where the hash decided. `broken` counts lines that are no JSON or no sound record, a cut last line among them.
-    `earlier`: the file is the path as it was some turns ago, and nothing else. `unloaded`: its records of types that
-    nobody here knows; they are not compared.
+    `found` is `tail` if the path is complete and followed by records that the chain does not have: the `tail`. For a
+    damaged path (`different`) the tail has those whose ancestor is its last record. `note`: evidence for a person.
+    `mark`: of the file, if it is `equal`; `read`: how many bytes were read.
+    `leaf`: the uuid of the path's last record in the file, the parent of a tail.
+    `pairs` and `unknown` (all records that the chain does not have) are only set if records were compared, not by the
+    hash alone. `broken`: how many lines are no JSON or no valid record, including a cut last line.
+    `earlier`: the file is the path as of some turns ago, and nothing else. `unloaded`: records of unknown types, which
+    are not compared.
     """
 
     found: Found
@@ -73,7 +72,7 @@ class FileVerdict:
 def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> FileVerdict | None:
     """Compare a transcript with the path: by the mark's hash first, then record by record with `known`.
 
-    Returns None when the hash does not decide and `known` was not given: load the records and call again.
+    Returns None if the hash is not enough and `known` was not given: load the records and call again.
     """
     try:
         with opened(path) as file:
@@ -99,7 +98,7 @@ def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: b
     unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
     verdict = _compared(wanted, have, parsed, stat, data)
     ends = {entry.uuid for entry in unloaded}
-    if verdict.found in ("equal", "tail") and path and path[-1].uuid in ends:  # a CLI that knows it hangs on it
+    if verdict.found in ("equal", "tail") and path and path[-1].uuid in ends:  # the parent in a new CLI's records
         leaf = path[-1].uuid
         verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
     return replace(verdict, unloaded=unloaded) if unloaded else verdict
@@ -143,7 +142,7 @@ def _whole(
     data: bytes,
     leaf: str | None,
 ) -> FileVerdict:
-    """The path is there, from its first record to its last. Raises OSError where more follows than is looked at."""
+    """The verdict for a complete path. Raises OSError if too many records follow."""
     if len(tail) > MORE_RECORDS:
         raise OSError(errno.EFBIG, f"more than {MORE_RECORDS:,} records follow what the chain knows")
     if tail or broken:
@@ -155,10 +154,10 @@ def _whole(
 
 
 def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
-    """Where the records go on behind a copy of the path under new uuids: the same words, nothing beside them lost, and
-    unbroken. None when they do not begin with one.
+    """The end of a copy of the path under new uuids at the beginning of these records: equal messages, nothing else
+    lost, and connected. None if there is no such copy.
 
-    Its last record is the chain's own: what follows must hang on that.
+    The copy's last record must be the parent of what follows.
     """
     end = copied_up_to(wanted, have)
     if end is None or _leaf(have[:end]) != _leaf(wanted) or not unbroken(have[:end], None):
@@ -167,7 +166,7 @@ def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
 
 
 def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
-    """What stands beside the words: attachments, the CLI's own remarks."""
+    """Everything apart from messages: attachments and the CLI's own remarks."""
     return [entry.says()[2:] for entry in entries if not entry.spoken()]
 
 

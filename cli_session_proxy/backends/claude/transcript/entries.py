@@ -1,6 +1,5 @@
-"""What a transcript says: its lines as data, and whether they hang together; how its file is opened and marked, and
-what was added since.
-"""
+"""Reads a transcript: parses its lines and checks their connection; opens and marks its file; reads what was
+appended."""
 
 from __future__ import annotations
 
@@ -24,26 +23,27 @@ if TYPE_CHECKING:
     from hashlib import _Hash as Hash
 
 
-# How a line of ours begins that is in the chain and in no transcript: a mark (`mending`), a kept file (`files`).
+# The beginning of our own lines, which are in the chain and in no transcript: a mark (`mending`), a stored file
+# (`files`).
 OWN = '{"type":"cli-session-proxy/'
 
-# What stands in the CLI's note that it took the conversation back (`Entry.rewinds`). In a text the quotes are escaped.
+# Part of the CLI's note of a rewind (`Entry.rewinds`). Inside a text its quotes would be escaped.
 REWOUND = b'"rewound":true'
 
 
 @dataclass(slots=True)
 class Entry:
-    """One line, parsed as far as the chain needs it. `data` is the whole object. Never changed after it is made.
+    """One parsed line. `data`: the whole object. Immutable.
 
-    `on_path`: part of the conversation, and not of a sub-agent's. A record of a sub-agent has a `uuid`, too. `content`:
-    the message's blocks; the CLI writes a lone text as a string and rewrites it as a list. `sound`: of the shape that
-    its readers rely on (`shapes`), and none of our own lines, which no CLI writes. Another one is no record: it has no
-    uuid here, is on no path and has no content.
+    `on_path`: part of the conversation, not of a sub-agent's (whose records also have a `uuid`). `content`: the
+    message's blocks; the CLI writes a single text as a string, and rewrites it as a list. `sound`: valid by `shapes`,
+    and none of our own lines, which no CLI writes. An invalid line counts as no record: no uuid, on no path, no
+    content.
     """
 
     line: str
     data: dict[str, Any] = field(repr=False)
-    piece_of: str | None = field(default=None, compare=False)  # the record's uuid, where this is a piece of one
+    piece_of: str | None = field(default=None, compare=False)  # the uuid of the record that was split
     sound: bool = field(init=False, compare=False, repr=False)
     uuid: str | None = field(init=False, compare=False)
     parent: str | None = field(init=False, compare=False)
@@ -67,24 +67,24 @@ class Entry:
         self.content = [block for block in blocks if isinstance(block, dict)]
 
     def says(self) -> tuple[Any, ...]:
-        """What must be equal for two records to be the same to the model, also in a copy of the file."""
+        """A key that is equal for records that are the same for the model, also in a copy of the file."""
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
 
     def spoken(self) -> list[tuple[str, Block]]:
-        """Its blocks as the model reads them, each with its role; none for what is no message."""
+        """Its blocks as the model gets them, each with its role; none if it is no message."""
         if not self.on_path or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
             return []
         return [(self.kind, block) for block in self.content]
 
     def hung_on(self, parent: str | None) -> Entry:
-        """The same record behind another one."""
+        """The same record with another parent."""
         data = self.data | {"parentUuid": parent}
         return Entry(json.dumps(data, separators=(",", ":")), data)
 
     def pieces(self) -> Iterator[Entry]:
-        """The same with one block a record. The last piece keeps the uuid: what hangs on the record hangs on that. Each
-        holds all that stands beside the message."""
+        """Split into records of one block. The last one keeps the uuid, so it is the parent of the record's children.
+        Each has all other fields of the record."""
         if not self.on_path or len(self.content) < 2:
             yield self
             return
@@ -102,22 +102,22 @@ class Entry:
 
     @property
     def rewinds(self) -> bool:
-        """The CLI's note that it took the conversation back to the record `leafUuid`, null for its beginning. Written
-        up to 100 ms after it did, and heeded by a CLI that loads the file (run on 2.1.330)."""
+        """Whether it is the CLI's note of a rewind to the record `leafUuid` (null: to the beginning). Written up to 100
+        ms after the rewind, and followed by a CLI that loads the file (run on 2.1.330)."""
         return self.kind == "last-prompt" and self.data.get("rewound") is True and "leafUuid" in self.data
 
 
 class Cut(NamedTuple):
-    """The lines behind this take the conversation back to this record of the lines before them; None: to nothing."""
+    """A rewind in a tail, to this record before the tail; None: to the beginning."""
 
     leaf: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A transcript, or its tail, and of its entries those on the path. `broken` counts lines that are not JSON, too
-    deep (a cut last line among them) or of no sound shape. What the CLI took back is not among the entries; `cut` is
-    there where it took back records that stand before these lines."""
+    """A parsed transcript or tail of one; `path`: its entries on the path. `broken`: how many lines are no JSON (e.g. a
+    cut last line), too deep or invalid. Rewound records are not among the entries; `cut`: a rewind to a record before
+    these lines."""
 
     entries: tuple[Entry, ...]
     path: list[Entry]
@@ -129,33 +129,32 @@ class Parsed:
         return self.path[-1].uuid if self.path else None
 
     def leaf_behind(self, before: str | None) -> str | None:
-        """The path's last record; `before` is that of what stands before these lines."""
+        """The path's last record; `before`: the last one before these lines."""
         return self.leaf or (before if self.cut is None else self.cut.leaf)
 
     def follows(self, leaf: str | None) -> bool:
-        """These lines go on from this record, or from nothing else that stands before them."""
+        """Whether these lines continue this record, or at least no other record before them."""
         return self.cut is None or self.cut.leaf == leaf
 
 
-# How much is read beyond what the chain knows. Others may write anything there, and one call of json.loads holds the
-# interpreter, and with it the event loop, while what it makes takes twenty times its bytes: a file of more than this
-# cannot be read. The prompt of a body of 64 MiB fits, which the CLI notes twice; so do lines and values as close as in
-# its own records, of 20,000 turns too.
+# Limits for data beyond the known records. Others may write anything there, and parsing blocks the interpreter and
+# takes twenty times as many bytes in memory: a larger file is not read. A prompt of 64 MiB fits, which the CLI writes
+# twice; so do ordinary records of 20,000 turns.
 MORE_BYTES = 160 * 1024 * 1024
 MORE_LINES, BYTES_A_LINE = 200_000, 256
 MORE_VALUES, BYTES_A_VALUE = 2_000_000, 16
-# Objects, lists, texts and numbers in one line: what a body may hold (`limits`), and more than twice that.
+# JSON values in one line: more than twice the limit of a body (`limits`).
 LINE_VALUES = 500_000
 BEFORE_VALUES = (b",", b"[", b"{")
 
 
 def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
-    """`known`: how many characters of it the chain knows. `without`: records that were taken back, with all that hangs
-    on them, whether the CLI has noted that yet or not. Raises OSError for much more than what is known."""
-    if len(data) > MORE_BYTES + 4 * known:  # a character has four bytes at most
+    """`known`: how many characters the chain has of it. `without`: rewound records to skip with their descendants, even
+    if the CLI has not noted the rewind yet. Raises OSError if there is much more data than `known`."""
+    if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
-    dense = sum(map(data.count, BEFORE_VALUES)) > values  # hardly ever: in texts, too
+    dense = sum(map(data.count, BEFORE_VALUES)) > values  # an upper bound: also counts inside texts
     entries: list[Entry] = []
     broken = 0
     for raw in io.BytesIO(data):
@@ -186,13 +185,13 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
 
 
 def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> tuple[list[Entry], Cut | None]:
-    """The entries that are left: notes of the CLI's own stay, but for those that say what was taken back.
+    """The entries without rewound records and the notes of rewinds. Other notes of the CLI stay.
 
-    A compaction stays, and all around it: a CLI that loads the file goes on from its summary (run on 2.1.330).
+    A compaction and its records stay: a CLI that loads the file continues from its summary (run on 2.1.330).
     """
     kept: list[Entry | None] = []
-    at_of: dict[str, list[int]] = {}  # where the records stand in `kept`
-    stack: list[int] = []  # the same in their order: each is taken back once, whatever the notes say
+    at_of: dict[str, list[int]] = {}  # by uuid: indices in `kept`
+    stack: list[int] = []  # the same indices in order: each record is removed at most once
     gone: set[str | None] = set(without)
     cut: Cut | None = None
     compacted = -1
@@ -223,18 +222,18 @@ def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> t
 
 
 def values_in(raw: bytes) -> int:
-    """No fewer than the objects, lists, texts and numbers in a line of JSON, without reading it: what stands before one
-    outside of texts."""
+    """An upper bound for the JSON values in a line, without parsing: counts the characters before values outside of
+    texts."""
     bare = raw.replace(b"\\\\", b"").replace(b'\\"', b"")
     texts = bare.count(b'"') // 2
-    if texts > 2 * LINE_VALUES:  # half of them are names, at most
+    if texts > 2 * LINE_VALUES:  # at most half of them are keys
         return texts // 2
     outside = b"".join(bare.split(b'"')[::2])
     return 1 + sum(map(outside.count, BEFORE_VALUES))
 
 
 def is_dense(raw: bytes) -> bool:
-    """More than `LINE_VALUES` values are in this line."""
+    """Whether this line has more than `LINE_VALUES` JSON values."""
     few = len(raw) <= LINE_VALUES or sum(map(raw.count, BEFORE_VALUES)) <= LINE_VALUES
     return not few and values_in(raw) > LINE_VALUES
 
@@ -249,10 +248,10 @@ def parse_records(records: Iterable[Record]) -> Parsed:
 
 
 def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
-    """Does each record on the path hang on the one before it, the first one on `start`?
+    """Whether each record on the path has the one before as parent, and the first one `start`.
 
-    A compaction boundary starts anew (`parentUuid` null) by the CLI's own will, and the results of parallel calls
-    each hang on the record of their call (run on 2.1.329).
+    Exceptions: a compaction boundary has no parent, and results of parallel calls have their call's record as parent
+    (run on 2.1.329).
     """
     at = start
     for entry in entries:
@@ -265,7 +264,7 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
 
 
 def is_complete(entries: Sequence[Entry]) -> bool:
-    """Whether these records end with an answer, not in the middle of an exchange."""
+    """Whether these records end with an answer."""
     last = ""
     called: set[object] = set()
     answered: set[object] = set()
@@ -281,7 +280,7 @@ def is_complete(entries: Sequence[Entry]) -> bool:
 
 
 def has_ended(entries: Sequence[Entry]) -> bool:
-    """Did the last answer come to its own end? Without a reason to stop, more of it was to follow (run on 1.0.120)."""
+    """Whether the last answer is finished. Without a stop reason more was to follow (run on 1.0.120)."""
     answers = [entry for entry in entries if entry.on_path and entry.kind == "assistant"]
     if not answers or answers[-1].data.get("isApiErrorMessage"):
         return False
@@ -289,10 +288,10 @@ def has_ended(entries: Sequence[Entry]) -> bool:
 
 
 def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
-    """Where in a copy of these records what is not theirs begins; None when it is no copy of them.
+    """The index in a copy of these records at which other records begin; None if it is no copy.
 
-    Compared is what they say to the model, block by block: CLI 1.0.120 copies the session at every resume, and
-    where a prompt has several blocks it makes a record of each and gives new uuids to it and to all that follow.
+    Compares messages block by block: CLI 1.0.120 copies the session at every resume, splits prompts with several
+    blocks, and gives new uuids to these and all later records.
     """
     wanted = [said for entry in known for said in entry.spoken()]
     at = 0
@@ -306,22 +305,21 @@ def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
     return len(copy) if at == len(wanted) else None
 
 
-# --- How a file in the CLI's directories is opened and marked
+# --- Opening and marking files in the CLI's directories
 
-# Others write there, and may put anything in a file's place. Opening a pipe waits for a writer, reading a device never
-# ends, and a sparse file has any size: of such a thing nothing is read. What is refused is an OSError with words, as
-# for a file that cannot be read for other reasons.
+# Others write there, and may replace a file by anything. Opening a pipe blocks, reading a device never ends, and a
+# sparse file has any size: these are refused with an OSError, like other unreadable files.
 #
-# The mark of a transcript is what the file looked like when its content was known, taken and compared. A stat proves
-# that nothing was written since only as far as the file system's clock goes: two writes within one tick look like one.
-# So it is never proof of content by itself: before a file is loaded, its hash is compared as well.
+# The mark of a transcript has the file's state when its content was known. An equal stat does not prove that nothing
+# was written: two writes within one tick of the file system's clock look alike. So before a file is loaded, its hash is
+# compared, too.
 
-# Bytes. A transcript of 20,000 turns has about 60 MB; one is read into memory as a whole.
+# The largest file in bytes. A transcript of 20,000 turns has about 60 MB, and is read into memory as a whole.
 MAX_BYTES = 512 * 1024 * 1024
 
-# CLI 2.1.330 sets the times of a transcript that it resumes to now (so that no clean-up takes it), in whole ms. What is
-# left of that after a conversion from a float; the file system's own clock, whose tick may be behind that (5 ms were
-# seen); and how long a loaded machine may take over it. Nanoseconds.
+# CLI 2.1.330 sets the times of a resumed transcript to now (to protect it from clean-up), in whole ms. In nanoseconds:
+# a millisecond; the rounding of its float; the file system's clock, which may be behind (5 ms were seen); and the delay
+# on a loaded machine.
 _MS = 1_000_000
 _ROUNDING = 1_000
 _TICK = 20_000_000
@@ -329,27 +327,27 @@ _SLACK = 2_000_000_000
 
 
 def opened(path: Path | str, *, most: int = MAX_BYTES) -> BinaryIO:
-    """A regular file of at most `most` bytes, open to read. A link is none: an agent's shell makes them, to another's
-    transcript or to what this process has open (/proc/self/fd). Raises OSError."""
+    """Open a regular file of at most `most` bytes for reading. Links are refused: an agent's shell could link to
+    another's transcript, or to an open file of this process (/proc/self/fd). Raises OSError."""
     fd, _ = descriptor(path, most=most)
     return os.fdopen(fd, "rb")
 
 
 def descriptor(path: Path | str, *, most: int = MAX_BYTES) -> tuple[int, os.stat_result]:
-    """Such a file's descriptor, and what it is like."""
+    """The same as a descriptor, with its stat."""
     _check(os.lstat(path), path, most)  # a device must not even be opened
     fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        there = os.fstat(fd)
-        _check(there, path, most)  # it may have been replaced since
+        found = os.fstat(fd)
+        _check(found, path, most)  # it may have been replaced since
     except BaseException:
         os.close(fd)
         raise
-    return fd, there
+    return fd, found
 
 
 def contents(path: Path | str, *, most: int = MAX_BYTES) -> bytes:
-    """The bytes of such a file. Raises OSError, also where it has grown too large meanwhile."""
+    """The bytes of such a file. Raises OSError, also if it has grown too large meanwhile."""
     with opened(path, most=most) as file:
         data = file.read(most + 1)
     if len(data) > most:
@@ -372,19 +370,19 @@ def _too_large(path: Path | str, most: int) -> OSError:
 
 
 def mark_of(seen: os.stat_result, size: int, sha256: str, leaf: str | None) -> FileMark:
-    """The mark of a file that holds exactly these bytes. Take the stat before the bytes are read."""
+    """The mark of a file with exactly these bytes. Take the stat before reading them."""
     return FileMark(seen.st_dev, seen.st_ino, size, seen.st_mtime_ns, sha256, leaf, seen.st_ctime_ns)
 
 
 def is_untouched(now: FileMark, mark: FileMark) -> bool:
-    """The very file, and nothing was written to it since. Renaming it away and back changes its ctime, too."""
+    """Whether it is the same file without changes. Renaming it away and back also changes its ctime."""
     return (now.device, now.inode, now.size, now.mtime_ns, now.ctime_ns) == (
         mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
     )  # fmt: skip
 
 
 def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
-    """The very file, with no new times but those that a CLI sets when it resumes."""
+    """Whether it is the same file, with no changes but the times that a CLI sets when it resumes."""
     whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
     at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
     same = (now.device, now.inode, now.size) == (mark.device, mark.inode, mark.size)
@@ -392,7 +390,7 @@ def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
 
 
 def is_unchanged(path: Path | str, mark: FileMark) -> bool:
-    """The same of what lies there now, without reading it. Enough for a process that does not load it."""
+    """Whether the file at this path has not changed, by its stat only. Enough for a process that does not load it."""
     try:
         seen = os.stat(path)
     except OSError:
@@ -402,19 +400,19 @@ def is_unchanged(path: Path | str, mark: FileMark) -> bool:
     )  # fmt: skip
 
 
-# --- From turn to turn: what was added, without reading the rest again; and the whole of it once more
+# --- Reading appended lines, and re-reading a whole file
 
-# Bytes hashed at a time.
+# Bytes that are hashed at a time.
 CHUNK = 1024 * 1024
 
 How = Literal["gone", "another_file", "content", "records", "touched"]
 
 
 class TranscriptChanged(Exception):
-    """The file does not hold what its mark describes.
+    """The file does not match its mark.
 
-    `how`: it is gone (or cannot be read), another file lies there, its content is another, records follow, or it was
-    written to or moved although its content is the same.
+    `how`: it is missing (or unreadable), it is another file, its content differs, records follow, or it was touched or
+    moved with equal content.
     """
 
     def __init__(self, how: How) -> None:
@@ -423,16 +421,16 @@ class TranscriptChanged(Exception):
 
 
 class MuchMore(Exception):
-    """More was appended to a transcript than is read at once."""
+    """More was appended to a transcript than may be read at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """How far a transcript was read: its mark at that time, None before the first byte. Only what was appended is read
-    by the next one.
+    """A position in a transcript: the mark of what was read so far, None before the first byte. Reading the appended
+    bytes returns the next reader.
 
-    The hash runs on, so that a mark costs the new bytes only, however long the file is. It is of what was read when it
-    was appended: damage to those bytes since then is never part of it.
+    The hash is continued, so a mark takes only the new bytes however long the file is. It covers the bytes as they were
+    read: later damage to them is not noticed.
     """
 
     path: Path | str
@@ -441,7 +439,7 @@ class Reader:
 
     @staticmethod
     def behind(path: Path | str, mark: FileMark) -> Reader:
-        """One that has read what the mark describes. Raises `TranscriptChanged` where the file begins otherwise."""
+        """A reader at the end of what the mark describes. Raises `TranscriptChanged` if the file begins differently."""
         try:
             with opened(path) as file:
                 there = os.fstat(file.fileno())
@@ -458,12 +456,12 @@ class Reader:
         return Reader(path, mark, read)
 
     def holds(self, mark: FileMark) -> bool:
-        """It has read just what this mark describes."""
+        """Whether it is at the end of what this mark describes."""
         mine = self.mark
         return mine is not None and (mine.size, mine.device, mine.inode) == (mark.size, mark.device, mark.inode)
 
     def is_at_end(self) -> bool:
-        """The file is as it was when it was last read, by size and identity."""
+        """Whether the file has the size and identity of the last read."""
         try:
             there = os.stat(self.path)
         except OSError:
@@ -472,10 +470,10 @@ class Reader:
         return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
 
     def appended(self, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
-        """What was added behind this one, and a reader that has read it. None when it is not the same file, or when
-        more was added than can be read. `without`: see `parse`.
+        """The appended records, and the next reader. None if it is another file, or too much was appended to be read at
+        all. `without`: see `parse`.
 
-        Raises `MuchMore` where that is more than `most` bytes.
+        Raises `MuchMore` if more than `most` bytes were appended.
         """
         size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
@@ -487,7 +485,7 @@ class Reader:
                     raise MuchMore
                 if there.st_size - size > MORE_BYTES:
                     return None
-                data = os.pread(fd, there.st_size - size, size)  # no more than the mark's stat knows of
+                data = os.pread(fd, there.st_size - size, size)  # only up to the size in the stat
             finally:
                 os.close(fd)
             parsed = parse(data, without=without)
@@ -500,11 +498,11 @@ class Reader:
 
 
 def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader, FileMark]:
-    """The whole file once more, after a process has loaded it: a reader behind its end, and its mark now.
+    """Read the whole file again after a process has loaded it: a reader at its end, and its present mark.
 
-    Raises `TranscriptChanged` where the process may have loaded something else than the mark describes. Unless
-    `lenient`, also where the content is the same, but somebody touched the file meanwhile. The CLI's own notes may have
-    followed, and it may have set the file's times.
+    Raises `TranscriptChanged` if the process may have loaded something else than the mark describes; unless `lenient`,
+    also if the content is equal but the file was touched. Notes that the CLI appended and times that it set are
+    allowed.
     """
     got = Reader.behind(path, mark).appended()
     if got is None or (now := got[1].mark) is None:
@@ -518,13 +516,13 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
 
 
 _TOTAL = b'{"type":"cost-state",'
-_NOTE = 64 * 1024  # bytes of such a note, at most
+_NOTE = 64 * 1024  # the longest such note in bytes
 
 
 def total_cost(path: Path) -> float:
-    """US dollars that the CLI takes as spent when it resumes this transcript: its last note of it, else 0.
+    """The cost in US dollars from which the CLI continues when it resumes this transcript: its last note, else 0.
 
-    Read from its end, piece by piece: others may cut the file meanwhile, and a mapped page that is gone kills.
+    Read backwards in pieces, not mapped: others may truncate the file, and access to a lost page would kill us.
     """
     line = b"{}"
     try:
@@ -534,7 +532,7 @@ def total_cost(path: Path) -> float:
                 size = min(CHUNK, start)
                 start -= size
                 piece = os.pread(fd, size, start) + piece[: len(_TOTAL) - 1]
-                if (at := piece.rfind(_TOTAL)) >= 0:  # inside a record's text its quotes would be escaped
+                if (at := piece.rfind(_TOTAL)) >= 0:  # in a text its quotes would be escaped
                     line = os.pread(fd, _NOTE, start + at).partition(b"\n")[0]
                     break
         total = limits.loads(line, limits.CLI_DEPTH).get("totalCostUSD")

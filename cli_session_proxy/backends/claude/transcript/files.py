@@ -1,10 +1,10 @@
-"""Where the CLI keeps a session's file, and what lies beside it.
+"""Places of the CLI's files of a session: its transcript and the files beside it.
 
     <config>/projects/<folder of the working directory>/<session id>.jsonl      the transcript
                                                         /<session id>/…         large tool results, sub-agents
 
-A path is only ever made of a session id (`domain.limits`), and nothing is written through a link below a folder
-of a session: what an import or a stored chain says can neither leave this layout nor be led out of it.
+A path is only made of a valid session id (`domain.limits`), and nothing is written through a link below a session's
+folder: so data of an import or a stored chain cannot lead out of this layout.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from ....sandbox import folder_below, remove_any
 log = logs.get(__name__)
 
 SUFFIX = ".jsonl"
-ASIDE = ".aside-"  # behind the session's id: what was moved away from its place, and could not be moved further
-DEEPEST = 16  # folders in each other beside a transcript; the CLI makes two
-# Names of one folder that are looked at: a shell can make millions, and each turn looks at all of them.
+ASIDE = ".aside-"  # after the session's id in the name of a backup that could not be moved to `var`
+DEEPEST = 16  # nested folders beside a transcript; the CLI makes two
+# The most names that are read of one folder: a shell can create millions, and each turn reads them.
 MOST_NAMES = 100_000
 LOOK = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 REMOVED_MEANWHILE = 20  # tries to make an agent's folder while CLIs remove empty ones
-MEMORY = "memory"  # beside the sessions: what the model wrote down for later ones (2.1.329)
+MEMORY = "memory"  # the folder beside the sessions with the model's notes for later ones (2.1.329)
 
 
 def in_folder(project: Path, session_id: str) -> Path:
-    """The session's transcript in this folder. Raises `SandboxError` for what is no session id."""
+    """The path of the session's transcript in this folder. Raises `SandboxError` for an invalid session id."""
     if not is_session_id(session_id):
         raise SandboxError(
             f"{session_id[:80]!r} is no session id: no path is made of it; `delete` the agent that has it"
@@ -56,13 +56,13 @@ def checked(path: Path) -> Path:
 
 
 def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
-    """The same session's file under other working directories' folders (moved sandbox, doubled prefix)."""
+    """Files of the same session in other working directories' folders (moved sandbox, doubled prefix)."""
     found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
     return sorted(path for path in found if path != expected and path.is_file() and not path.is_symlink())
 
 
 def sessions_in(folder: Path) -> list[Path]:
-    """The transcripts among the first `MOST_NAMES` names of a folder. A link is none."""
+    """The transcripts among the first `MOST_NAMES` names of a folder, without links."""
     with contextlib.suppress(OSError), os.scandir(folder) as entries:
         return [
             Path(entry.path)
@@ -80,15 +80,16 @@ def beside(path: Path) -> Path:
 
 
 def temporary(session_id: str) -> str:
-    """How the name of a transcript that is being written begins."""
+    """The beginning of the temporary name of a transcript that is being written."""
     return f".{session_id[:8]}-"
 
 
 def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    """The regular files in that folder, opened, in order, by their names below the transcript's folder.
+    """Opens the regular files in that folder and below, in order; each with its path relative to the transcript's
+    folder.
 
-    Each folder is opened from the one above it, and no link is followed, whatever happens meanwhile. What vanishes or
-    cannot be read is left out: it is the CLI's to remove. So is what is beyond `MOST_NAMES`.
+    Each folder is opened relative to its parent, so no link is followed even if names change meanwhile. Files that
+    vanish or are unreadable are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`.
     """
     top = beside(path)
     try:
@@ -124,7 +125,7 @@ def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterat
 def copy_beside(source: Path, target: Path) -> int:
     """Copy the files beside one transcript to beside another. Returns how many.
 
-    Raises `SandboxError` where a link lies in the way, OSError.
+    Raises `SandboxError` for a link on the way, OSError.
     """
     copied = 0
     for name, opened in _opened_beside(source):
@@ -138,7 +139,7 @@ def copy_beside(source: Path, target: Path) -> int:
 
 
 def move(path: Path, target: Path) -> None:
-    """Move a transcript and what lies beside it to where the CLI looks. Raises `SandboxError`, OSError."""
+    """Move a transcript and the files beside it to where the CLI looks. Raises `SandboxError`, OSError."""
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     if copy_beside(path, target):
         remove_any(beside(path))
@@ -146,7 +147,7 @@ def move(path: Path, target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a transcript, what was kept beside it, and what a proxy that was killed as it wrote it left of it.
+    """Remove a transcript, its backups, the files beside it, and temporary files of a killed proxy.
 
     Raises `SandboxError`.
     """
@@ -160,10 +161,10 @@ def remove(path: Path) -> None:
 
 
 def make_project(project: Path) -> None:
-    """Make an agent's folder of sessions, and something in it.
+    """Create an agent's folder of sessions with something in it.
 
-    Every CLI removes empty folders of sessions some seconds after its start (2.1.332). Where that is between the moment
-    in which another CLI makes its folder and the one in which it writes there, that one loses these records.
+    Every CLI removes empty folders of sessions some seconds after its start (2.1.332). If it does so after another CLI
+    has created its folder and before that writes there, those records are lost.
     """
     for _ in range(REMOVED_MEANWHILE):
         project.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -174,15 +175,15 @@ def make_project(project: Path) -> None:
 
 
 def remove_project(project: Path, *, whole: bool) -> None:
-    """Remove what the CLI itself noted for an agent's working directory, and the folder where nothing else is in it, or
-    in any case (`whole`). Raises `SandboxError`."""
+    """Remove the CLI's own notes for an agent's working directory, and the folder if it is empty then, or in any case
+    (`whole`). Raises `SandboxError`."""
     remove_any(project if whole else project / MEMORY)
-    with contextlib.suppress(OSError):  # another session of somebody's is there, or no folder
+    with contextlib.suppress(OSError):  # not empty, or no folder
         project.rmdir()
 
 
 def is_place(name: object) -> bool:
-    """Whether a kept file's name is one below a session's own folder: `<session id>/…`, each part a plain name."""
+    """Whether a stored file's name is below a session's own folder: `<session id>/…`, with plain names only."""
     if not isinstance(name, str) or "\0" in name:
         return False
     parts = name.split("/")
@@ -190,9 +191,9 @@ def is_place(name: object) -> bool:
 
 
 def write_below(project: Path, name: str, data: bytes) -> bool:
-    """Write a kept file where its name says, unless one of its size is there. False when it is there.
+    """Write a stored file to its place, unless there is one of its size (then False).
 
-    Raises `SandboxError` where a link lies in the way: each folder is opened from the one above it.
+    Raises `SandboxError` for a link on the way: each folder is opened relative to its parent.
     """
     if not is_place(name):
         raise SandboxError(f"{name[:200]!r} is no file's place below a session's folder: nothing is written there")
@@ -218,23 +219,23 @@ def _write_in(folder: int, name: str, source: BinaryIO) -> None:
         raise
 
 
-# --- What lies beside a transcript (large tool results, sub-agents' own transcripts), kept as records of the turn
+# --- Files beside a transcript (large tool results, sub-agents' transcripts), stored as records of the turn
 
-# Such a record is no line of the transcript: it has no uuid, and is written back as the file it was, where the
-# model was told that it is.
+# Such a record is no line of the transcript: it has no uuid, and is restored as a file at its original path, which the
+# model knows.
 
 KIND = "cli-session-proxy/file"
 _OPENING = f'{{"type":"{KIND}"'
 
-# A larger one stays on disk only; a tool's output of this size is no reading matter. So do those beyond so many, or so
-# many bytes: of one turn.
+# Larger files are not stored: the model does not read outputs of that size. The other limits are per turn: files and
+# bytes.
 MAX_FILE = 64 * 1024 * 1024
 MAX_FILES, MAX_TOTAL = 10_000, 4 * MAX_FILE
 
 
 def gather(path: Path, after: int | None, kept: int = 0) -> list[Record]:
-    """The files beside this transcript that were written after that time (ns; None: all of them), as records. `kept`:
-    bytes of others that count, too."""
+    """The files beside this transcript that were written after that time (ns; None: all), as records. `kept`: bytes
+    already stored, which count for the limit."""
     records: list[Record] = []
     total = kept
     for name, file in _opened_beside(path):
@@ -258,7 +259,7 @@ def is_file(record: Record) -> bool:
 
 
 def is_sound(record: Record) -> bool:
-    """Whether a kept file of a stranger's is one that we could have kept: its place, and its content."""
+    """Whether an imported stored file is valid, by place and content."""
     try:
         kept = json.loads(record.line)
         base64.b64decode(kept["data"], validate=True)
@@ -268,7 +269,7 @@ def is_sound(record: Record) -> bool:
 
 
 def put_back(project: Path, records: Iterable[Record]) -> int:
-    """Write the kept files that are not there as they were. Returns how many. Raises `SandboxError`, OSError."""
+    """Restore missing stored files. Returns how many. Raises `SandboxError`, OSError."""
     kept = (json.loads(record.line) for record in records if is_file(record))
     latest = {file["name"]: file["data"] for file in kept}
     return sum(write_below(project, name, base64.b64decode(data)) for name, data in latest.items())

@@ -1,9 +1,9 @@
-"""What of a path's records the model is shown. Pure.
+"""Which of a path's records the model is shown. Pure.
 
-The chain keeps every record as it was. What the model's API would not take is left out when the records are written for
-a CLI: by decisions that stand in the path as records of our own (marks), at the turn that took them. So a decision
-holds for every path that goes through that turn, for none that leaves before it, and comes to the same records for
-ever: the transcript is compared with these (`comparing`), and the next request extends the last one byte for byte.
+The chain stores every record unchanged. Parts that the model's API would refuse are left out when records are written
+for a CLI. Such decisions are stored in the path as records of our own (marks), at the turn that took them. So a
+decision holds for every path through that turn and no other, and always gives the same records: the transcript is
+compared with these (`comparing`), and the next request extends the last one byte for byte.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ....domain.notes import Code, Note
 
 KIND = "cli-session-proxy/mark"
 _OPENING = f'{{"type":"{KIND}"'
-# What a mark may leave out of all that stands before it, by the types of its blocks.
+# What a mark can leave out of all records before it, as types of blocks.
 LeftOut = Literal["thinking", "images", "documents"]
 _TYPES: dict[LeftOut, frozenset[str]] = {
     "thinking": THINKING,
     "images": frozenset({"image"}),
     "documents": frozenset({"document"}),
 }
-# What stands in their place. Thinking leaves nothing.
+# The texts that replace them. Thinking is just removed.
 _PLACES: dict[LeftOut, str] = {
     "images": "[An image stood here. It is left out: the request would have been refused with it.]",
     "documents": "[A document stood here. It is left out: the request would have been refused with it.]",
@@ -43,10 +43,10 @@ NO_TOKENS: Mapping[str, int] = {"input_tokens": 0, "output_tokens": 0}
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """What stands before the messages of a path's requests.
+    """The head of a path's requests, before the messages.
 
-    `told` is the system prompt as the model knows it by now: later values of it came with prompts. `tools` are the
-    client's (`Tool.as_json`), in the order and spelling in which they were offered first.
+    `told`: the system prompt as known to the model by now, with later changes that were sent with prompts. `tools`: the
+    client's (`Tool.as_json`), in the order and spelling of their first use.
     """
 
     system: str | None
@@ -59,35 +59,33 @@ class Head:
 
 
 def leave_out(what: LeftOut, since: str | None = None, *, refused: bool = False) -> Record:
-    """A mark: nothing of this kind that stands before it is shown to the model any more; from this record on, or from
-    the first. `refused`: the provider had refused the request with it."""
+    """A mark: blocks of this kind before it are no longer shown, from the record `since` (None: the first) on.
+    `refused`: the provider had refused them."""
     return _mark("leave_out", what=what, since=since, refused=refused)
 
 
 def was_refused(records: Sequence[Record], what: LeftOut) -> bool:
-    """Whether the provider refused a request of this path because of blocks of this kind."""
+    """Whether the provider refused a request on this path because of blocks of this kind."""
     marks = (json.loads(record.line) for record in records if is_mark(record))
     return any(mark.get("what") == what and mark.get("refused") for mark in marks)
 
 
 def summary(text: str, kept_from: str | None, model: str, at: str) -> Record:
-    """A mark: of what stands before the record `kept_from` (None: before the mark), the model is shown this summary.
+    """A mark: this summary replaces all records before `kept_from` (None: before the mark).
 
-    `model` is who goes on from it, `at` a timestamp.
+    `model`: the one that continues from it; `at`: a timestamp.
     """
     uuids = [str(uuid.uuid4()), str(uuid.uuid4())]
     return _mark("summary", text=text, kept_from=kept_from, uuids=uuids, model=model, at=at)
 
 
 def fitted(instead: Mapping[str, Block]) -> Record:
-    """A mark: in what stands before it, the model is shown these blocks instead of images and documents, which are
-    named by the sha256 of their base64."""
+    """A mark: before it these blocks replace images and documents, which are named by the sha256 of their base64."""
     return _mark("fitted", instead=dict(instead))
 
 
 def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
-    """Each image and document of these records that the model is shown as it is: the uuid of its record, the sha256 of
-    its base64, the block."""
+    """Each unreplaced image and document in these records: its record's uuid, the sha256 of its base64, the block."""
     records = list(records)
     known: dict[str, Block] = {}
     for record in records:
@@ -104,12 +102,12 @@ def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
 
 
 def window(kept_from: str | None) -> Record:
-    """A mark: of what stands before the record `kept_from` the model is shown nothing (None: it is shown all again)."""
+    """A mark: records before `kept_from` are not shown (None: all are shown again)."""
     return _mark("window", kept_from=kept_from)
 
 
 def window_of(records: Sequence[Record]) -> str | None:
-    """The record that the path is shown from, by the newest window on it; None: from its first."""
+    """The first shown record, by the newest window on the path; None: the path's first."""
     for record in reversed(records):
         if is_mark(record) and (mark := json.loads(record.line)).get("mark") == "window":
             return str(mark["kept_from"]) if mark["kept_from"] is not None else None
@@ -117,16 +115,16 @@ def window_of(records: Sequence[Record]) -> str | None:
 
 
 def imported(notes: Iterable[Note]) -> Record:
-    """A mark: what was mended of a history from elsewhere when its records were made or taken in."""
+    """A mark: what was repaired in an imported history."""
     return _mark("imported", notes=[note.as_json() for note in notes])
 
 
 def mended_at_import(records: Iterable[Record]) -> list[Note]:
-    """What was mended of the history from elsewhere at the end of this path."""
+    """The repairs in the imported history at the end of this path."""
     found: Counter[Code] = Counter()
     for record in records:
         if record.uuid is not None and not record.synthetic:
-            found.clear()  # a turn of ours: what came before it was told then
+            found.clear()  # a turn of ours: it has reported earlier ones
         elif is_mark(record) and (mark := json.loads(record.line))["mark"] == "imported":
             for note in mark["notes"]:
                 found[note["code"]] += note["count"]
@@ -138,7 +136,7 @@ def is_mark(record: Record) -> bool:
 
 
 def is_sound_mark(record: Record) -> bool:
-    """Whether a mark that came with a stranger's chain is one that we could have made."""
+    """Whether an imported mark is valid."""
     try:
         mark = json.loads(record.line)
         match mark.get("mark"):
@@ -152,7 +150,7 @@ def is_sound_mark(record: Record) -> bool:
                 known = mark["what"] in _TYPES and isinstance(mark["since"], str | None)
                 return known and isinstance(mark["refused"], bool)
             case "fitted":
-                for block in mark["instead"].values():  # a line of text, or a smaller image
+                for block in mark["instead"].values():  # a short text, or a smaller image
                     names = {"text": ("text",), "image": ("media_type", "data")}[block["type"]]
                     holder = block if block["type"] == "text" else block["source"]
                     if not all(isinstance(holder[name], str) for name in names):
@@ -172,7 +170,7 @@ def is_sound_mark(record: Record) -> bool:
 
 
 def head_of(records: Sequence[Record]) -> Head | None:
-    """The newest head that is marked on the path; None where it never was another than its turns say."""
+    """The newest head mark on the path; None if the heads follow from the turns."""
     for record in reversed(records):
         if is_mark(record) and (mark := json.loads(record.line)).get("mark") == "head":
             return Head(mark["system"], mark.get("told", mark["system"]), tuple(mark["tools"]))
@@ -180,15 +178,15 @@ def head_of(records: Sequence[Record]) -> Head | None:
 
 
 def shown(records: Sequence[Record]) -> list[Record]:
-    """The records as a CLI may load them, without marks."""
+    """The records for a CLI, with all marks applied and removed."""
     marks = [(at, json.loads(record.line)) for at, record in enumerate(records) if is_mark(record)]
     if not marks:
         return list(records)
     shorter = ("summary", "images", "documents")
-    # What requests took before this is not what they take now: the CLI goes by it, and would compact what fits.
+    # Earlier requests were longer. The CLI uses their recorded size, and would compact too early.
     counted_before = max((at for at, mark in marks if mark.get("what", mark["mark"]) in shorter), default=0)
     instead: dict[str, Block] = {}
-    fitted_before = 0  # records before this one may hold what other blocks are shown for
+    fitted_before = 0  # records before this one may have replaced blocks
     for at, mark in marks:
         if mark["mark"] == "fitted":
             instead.update(mark["instead"])
@@ -200,17 +198,17 @@ def shown(records: Sequence[Record]) -> list[Record]:
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
         summed, mark = newest[0]
         summed = summed if mark["kept_from"] is None else _at(records, mark["kept_from"])
-    if start > summed:  # what is summed up is outside the window, too
+    if start > summed:  # the summary is outside the window, too
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
     elif newest:
         start = summed
-        # Files beside the transcript stay: the messages that are kept may name them.
+        # Files beside the transcript stay: shown messages may mention them.
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
         like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
         out += _summary_records(mark, like)
-    hangs = start > 0  # the first record that is kept hangs on another one than it was said behind, or on none
+    hangs = start > 0  # the first shown record gets another parent or none
     first = out[-1].uuid if start and out else None
-    gone: dict[str, str | None] = {}  # uuid of a record that is left out -> what hangs on it hangs on this
+    gone: dict[str, str | None] = {}  # by uuid of a removed record: the new parent of its children
     ahead = sum(at < start for at, _ in marks)  # the next mark
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
@@ -235,7 +233,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
                 data[name] = _above(data[name], gone)
         if kinds and not data.get("isSidechain") and _is_emptied(data, kinds):
             parent = data.get("parentUuid")
-            gone[record.uuid] = None if parent == record.uuid else parent  # who goes over it comes to an end
+            gone[record.uuid] = None if parent == record.uuid else parent  # so that a cycle ends
         elif data == was:
             out.append(record)
         else:
@@ -244,7 +242,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
 
 
 def _above(uuid: str | None, gone: dict[str, str | None]) -> str | None:
-    """The first one above it that is not gone. The next one that hangs there goes over all of them at once."""
+    """The nearest ancestor that is not removed. Shortens the way for later lookups."""
     over = list[str]()
     while uuid in gone:
         over.append(uuid)
@@ -254,7 +252,7 @@ def _above(uuid: str | None, gone: dict[str, str | None]) -> str | None:
 
 
 def _left_out(records: Sequence[Record], marks: Sequence[tuple[int, JSON]]) -> list[dict[LeftOut, int]]:
-    """For what stands before each mark, and behind the last one: from which record on each kind is left out."""
+    """For the records before each mark, and after the last: from which record on each kind is left out."""
     places = {record.uuid: at for at, record in reversed([*enumerate(records)])}
     found: list[dict[LeftOut, int]] = [{}]
     for at, mark in reversed(marks):
@@ -289,12 +287,12 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
 
 
 def weight(records: Iterable[Record], what: LeftOut) -> int:
-    """How many characters of these records' lines hold blocks of this kind."""
+    """How many characters of these records' lines are blocks of this kind."""
     return sum(len(record.line) for record in records if record.uuid is not None and _may_hold(record, what))
 
 
 def _may_hold(record: Record, what: LeftOut) -> bool:
-    """By the text of the line: most need not be parsed."""
+    """A quick check of the line's text: most need not be parsed."""
     return any(f'"{kind}"' in record.line for kind in _TYPES[what])
 
 
@@ -305,7 +303,7 @@ def _count(block: Block, types: frozenset[str]) -> int:
 
 
 def _is_emptied(data: JSON, kinds: set[LeftOut]) -> bool:
-    """Leave these kinds out of the record's message. True where nothing of it is left."""
+    """Remove these kinds from the record's message. True if nothing is left."""
     content = _content(data)
     if not content:
         return False
@@ -347,7 +345,7 @@ def _media(content: Iterable[Block]) -> Iterator[Block]:
 
 
 def _sha256(block: Block) -> str | None:
-    """Of the base64 of an image or a document; None where it is none."""
+    """The sha256 of the base64 of an image or document; None for other blocks."""
     source = block.get("source")
     if block.get("type") not in ("image", "document") or not isinstance(source, dict) or source.get("type") != "base64":
         return None
@@ -361,8 +359,8 @@ def _content(data: JSON) -> list[Block]:
 
 
 def _summary_records(mark: JSON, like: Record | None) -> Iterator[Record]:
-    """A prompt of nobody's with the summary; where nothing is kept behind it, an answer too. In all else they are like
-    this record. A CLI makes up an answer where a transcript ends without one."""
+    """A prompt with the summary and, if nothing follows, an answer, because a CLI invents one at the end of a
+    transcript. Other fields are those of the record `like`."""
     known: JSON = json.loads(like.line) if like is not None else {}
     kept: JSON = {
         name: known[name] for name in ("userType", "cwd", "sessionId", "version", "gitBranch") if name in known

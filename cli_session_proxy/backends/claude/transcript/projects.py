@@ -1,8 +1,8 @@
-"""In which folder the CLI keeps the sessions of a working directory.
+"""Finds the CLI's folder for the sessions of a working directory.
 
-Its rule is known as far as it was measured (2.1.329), and is not documented. So the rule is the first guess. Where a
-file that the CLI has just written lies in another folder, that folder is noted: in `<var>/projects`, as a link to it.
-A note is for one place of the directory: where `var` was moved, the rule holds again.
+The CLI's naming rule is not documented, but measured (2.1.329), and used as the first guess. If the CLI writes a file
+in another folder, that folder is noted as a link in `<var>/projects`. A note is only valid for the directory's present
+path: if `var` is moved, the rule is used again.
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ from ....sandbox import Sandboxes, make_private
 from ....settings import Settings
 from .files import MEMORY, find_elsewhere, in_folder
 
-# UTF-16 units of a name; a longer one is cut, and a hash of the directory stands behind it.
+# UTF-16 units of a name; a longer one is cut, and a hash of the directory is appended.
 LONGEST = 200
 _DIGITS = "0123456789abcdefghijklmnopqrstuvwxyz"
-# A file is of this turn if it was written so long before its start at most: file systems have coarse clocks (s).
+# Seconds before its start at which a turn's file may be written: file systems have coarse clocks.
 COARSE = 2.0
 
 
 def plain_name(cwd: str) -> str:
-    """The directory's name, without a bound: what is no letter or digit becomes `-`, each UTF-16 unit of it."""
+    """The directory's uncut name: each UTF-16 unit that is no letter or digit becomes `-`."""
     units = re.sub(r"[^\x00-\uffff]", "--", cwd)
     return re.sub(r"[^a-zA-Z0-9]", "-", units)
 
@@ -41,7 +41,7 @@ def project_dir(config_dir: Path, cwd: Path) -> Path:
 
 
 def _hash(text: str) -> str:
-    """The CLI's: `h * 31 + c` over the UTF-16 units in 32 bits, its absolute value in base 36."""
+    """The CLI's hash: `h * 31 + c` over the UTF-16 units in 32 bits, its absolute value in base 36."""
     data, number = text.encode("utf-16-le", "surrogatepass"), 0
     for at in range(0, len(data), 2):
         number = (number * 31 + int.from_bytes(data[at : at + 2], "little")) & 0xFFFFFFFF
@@ -54,7 +54,7 @@ def _hash(text: str) -> str:
 
 
 class Projects:
-    """The folders of agents' directories. What was noted is read each time: another proxy may have noted it."""
+    """The folders of agents' directories. Notes are read each time: another proxy may have written them."""
 
     def __init__(self, settings: Settings, sandboxes: Sandboxes, config_dir: Path) -> None:
         self.config_dir = config_dir
@@ -76,11 +76,12 @@ class Projects:
         return in_folder(self.folder(cwd), session_id)
 
     def folders(self, cwd: Path) -> set[Path]:
-        """All in which sessions of this directory may lie."""
+        """All folders that may have sessions of this directory."""
         return {self.folder(cwd), project_dir(self.config_dir, cwd)}
 
     def written(self, cwd: Path, path: Path, since: float) -> Path:
-        """Where the CLI has written this transcript since that time, which was expected at `path`. It is noted."""
+        """The place at which the CLI has written this transcript since then, expected at `path`. Another place is
+        noted."""
         if path.exists():
             return path
         places = find_elsewhere(self.config_dir, path.stem, path)
@@ -96,16 +97,16 @@ class Projects:
         return places[0]
 
     def forget(self, cwd: Path) -> None:
-        """Go by the rule again."""
+        """Remove the note: use the rule again."""
         with contextlib.suppress(FileNotFoundError):
             os.unlink(self._note(cwd, project_dir(self.config_dir, cwd)))
 
     def is_of_agents(self, folder: Path) -> bool:
-        """Whether a session in this folder may be an agent's: it is the CLI's folder of some agent's directory."""
+        """Whether it is the CLI's folder of some agent's directory."""
         return folder.name.startswith(self._begins) or bool(self._notes_of(folder))
 
     def is_others(self, folder: Path, cwd: Path) -> bool:
-        """Whether somebody else has sessions, or is to have them, in a folder that was noted for this directory."""
+        """Whether a folder that was noted for this directory also belongs to others."""
         others = set(self._notes_of(folder)) - {self._note(cwd, project_dir(self.config_dir, cwd)).name}
         if others or folder.name.startswith(self._begins):
             return True

@@ -1,8 +1,8 @@
-"""What a record of a transcript must look like, as far as anything here reads it.
+"""Schemas of transcript records, for the fields that are read here.
 
-Others write to transcripts, too, and every reader relies on this: ids are texts that a store takes, what is a list or
-an object is one. A record of another shape is damage, like a line that is no JSON. Words may hold halves of characters:
-a CLI cuts a long output anywhere. What nobody here reads may be anything: a newer CLI may have more to say.
+Others write to transcripts, too, and every reader relies on these types. An invalid record counts as damage, like a
+line that is no JSON. Texts may have half surrogate pairs: a CLI cuts a long output anywhere. Other fields are not
+checked: a newer CLI may have more.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Media(TypedDict):
     id: NotRequired[Words]
 
 
-@with_config(ConfigDict(regex_engine="python-re"))  # the other one cannot say what must not follow
+@with_config(ConfigDict(regex_engine="python-re"))  # the default engine has no negative lookahead
 class _Other(TypedDict):
     type: NotRequired[
         Annotated[str, StringConstraints(pattern=r"^(?!(text|thinking|tool_use|tool_result|image|document)$)")]
@@ -99,6 +99,6 @@ class _Spoken(_TranscriptLine):
     message: _Message
 
 
-# For lines with a `uuid`: of users and assistants, and of all others.
+# For lines with a `uuid`: user and assistant records; all others.
 SPOKEN = TypeAdapter(_Spoken).validator
 RECORD = TypeAdapter(_Record).validator

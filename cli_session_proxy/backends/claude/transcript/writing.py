@@ -1,4 +1,4 @@
-"""A transcript written again from records, and records made where the CLI left none."""
+"""Writes transcripts from records, and makes records that the CLI did not write."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .entries import mark_of, parse_records
 from .files import checked, is_file, put_back, temporary
 from .loading import Loading, is_of_unknown_kind
 
-# The API wants a user message first; a history that opens with the assistant gets this one before it.
+# The API needs a user message first: this one precedes a history that begins with the assistant.
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 
-# What an assistant message without content is given, because the API refuses an empty one.
+# The content of an empty assistant message, which the API would refuse.
 NO_CONTENT = "(no content)"
 
 NEWEST = Loading()
@@ -33,14 +33,15 @@ _TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
 
 
 def with_session_id(line: str, session_id: str) -> str:
-    """The line under another session's id. Left alone where the field is not unmistakably the record's own."""
+    """The line with another session id. Unchanged if the field is not certainly the record's own."""
     if len(_SESSION_ID.findall(line)) != 1:
         return line
     return _SESSION_ID.sub(f'"sessionId":"{session_id}"', line, count=1)
 
 
 def in_strict_order(lines: Iterable[str]) -> list[str]:
-    """Distinct, increasing timestamps: CLI 1.0.120 picks the leaf by time and loses what shares one."""
+    """Make timestamps distinct and increasing: CLI 1.0.120 finds the leaf by time, and loses records with equal
+    ones."""
     out: list[str] = []
     last = 0
     for line in lines:
@@ -58,7 +59,7 @@ def in_strict_order(lines: Iterable[str]) -> list[str]:
 def write(path: Path, records: Sequence[Record], session_id: str, form: Loading = NEWEST) -> FileMark:
     """Replace the transcript atomically by these records, under this id, and put back the files beside it.
 
-    `form`: how the CLI that it is for loads. Nobody may have it open.
+    `form`: how the CLI loads it. Nobody may have the file open.
     """
     put_back(checked(path).parent, records)
     records = [record for record in records if not is_file(record)]
@@ -76,14 +77,14 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
             file.flush()
             os.fsync(file.fileno())
             os.replace(fresh, path)
-            stat = os.fstat(file.fileno())  # to be renamed is a change, too
+            stat = os.fstat(file.fileno())  # after the rename, which changes the ctime
     except BaseException:
         Path(fresh).unlink(missing_ok=True)
         raise
     uuids = [
         record.uuid
         for record in records
-        # The words first: nearly no record has them, and each of a long path would be parsed.
+        # Search the text first: few records have it, and parsing a whole long path is slow.
         if record.uuid and not ('"isSidechain":true' in record.line and json.loads(record.line).get("isSidechain"))
     ]
     return mark_of(stat, len(data), hashlib.sha256(data).hexdigest(), uuids[-1] if uuids else None)
@@ -94,7 +95,7 @@ def timestamp(now: float) -> str:
 
 
 def seconds(written: str) -> float | None:
-    """The time that a record names; None where that is no time of ours, before 1970 or far ahead."""
+    """A record's time; None if it is invalid, before 1970 or far in the future."""
     try:
         at = datetime.fromisoformat(written.replace("Z", "+00:00")).timestamp()
     except (ValueError, OverflowError):
@@ -104,9 +105,9 @@ def seconds(written: str) -> float | None:
 
 @dataclass(slots=True)
 class Scribe:
-    """Makes records where the CLI left none: of a client's history, or of a turn's frames.
+    """Makes records of a client's history or a turn's frames.
 
-    `at` (seconds) advances by a millisecond a record, so that no two share a timestamp.
+    `at` (seconds) advances by a millisecond per record, so that timestamps are distinct.
     """
 
     session_id: str
@@ -118,7 +119,7 @@ class Scribe:
     def record(self, message: Message, model: str, *, record_uuid: str | None = None) -> Record:
         body: dict[str, Any] = {"role": message.role, "content": list(message.content)}
         if message.role == "assistant":
-            # Equal message ids would be merged by the CLI; usage is trusted (990k triggered a compaction): write 0.
+            # The CLI merges equal message ids. It trusts the usage (990k triggered a compaction): write 0.
             body = {
                 "id": f"msg_{uuid.uuid4().hex}",
                 "type": "message",
@@ -132,7 +133,8 @@ class Scribe:
         return self._line({"type": message.role, "message": body}, record_uuid)
 
     def notice(self, words: str) -> Record:
-        """What a CLI shows the person who opens the session, and never the model (run on 2.1.71 and 2.1.332)."""
+        """A message that a CLI shows to a person who opens the session, never to the model (run on 2.1.71 and
+        2.1.332)."""
         return self._line({"type": "system", "subtype": "informational", "content": words, "level": "warning"})
 
     def _line(self, said: dict[str, Any], record_uuid: str | None = None) -> Record:
