@@ -301,7 +301,7 @@ class Execution(Protocol):
         """End the answer where it is: `Completed` follows soon."""
 
     async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
-        """What to store of the turn, with further links; and as evidence where the records came from, and what the backend
+        """What to store of the turn, with further links; as evidence where the records came from, and what the backend
         itself left out (`records`, `notes`)."""
 
     async def release(self) -> None:

@@ -168,7 +168,7 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
         return _asked(job)
     before = job.parent.options if job.parent is not None and job.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
-    # Only these depend on the model: its id is asked of a process that has not told it yet.
+    # Only these depend on the model: ask the process for its id, if unknown.
     wanted = options.parameters
     by_model = options.tool_choice.mode == "required" or carried or any(
         value is not None for value in (wanted.temperature, wanted.top_p, wanted.top_k, wanted.thinking)
@@ -186,7 +186,7 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
 
 
 def _asked(job: Job) -> tuple[Name, ...]:
-    """Requested parameters, where this CLI cannot be given any: none of them is honoured."""
+    """All requested parameters, for a CLI that accepts none."""
     options = job.turn.options
     asked: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
     if options.tool_choice.mode == "required" and job.offers:

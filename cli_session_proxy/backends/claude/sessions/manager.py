@@ -502,7 +502,7 @@ class Sessions:
     # --- after the turn
 
     async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> tuple[KeptTurn, Evidence]:
-        """Take over what the turn added to the transcript. What cannot be read is made from the frames."""
+        """Capture the turn's records from the transcript; if they cannot be read, make them from the frames."""
         before, session_id = ready.session, said.session_id
         forked = session_id != before.id
         path = before.transcript
