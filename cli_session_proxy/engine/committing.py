@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, did_you_mean
 from ..git_memory import records
 from ..git_memory.reading import Earlier, earlier
-from ..git_memory.recall import fix_of
+from ..git_memory.recall import fix_of, told
 from ..git_memory.records import FixAttempt
 from ..git_memory.writing import write
 from ..settings import GitMemory, Settings, fix_id_of
@@ -30,8 +30,9 @@ from ..stores.base import Store
 log = logs.get(__name__)
 
 Outcome = Literal["passed", "failed"]
-# Asks the model in a temporary copy of the chain for JSON of `SUMMARY`. Raises `ProxyError`.
-Ask = Callable[[Sequence[Turn], str, JSON], Awaitable[str]]
+# Asks the model, in a temporary chain of these messages with the options of the turn, for JSON of `SUMMARY`. Raises
+# `ProxyError`.
+Ask = Callable[[Turn, Sequence[Message], JSON], Awaitable[str]]
 
 # For an attempt without a summary: how many of its newest turns are listed, and characters of each line.
 STEPS = 400
@@ -140,20 +141,30 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
     if wanted.by_model:
         said = {None: "", "passed": "It passed.", "failed": "It failed."}[wanted.outcome]
         asked = ASK.format(outcome=f"{said} {wanted.why or ''}".strip())
-        summary = json.loads(await ask(path, asked.strip(), SUMMARY))
+        messages = (*_history(path, fix_id, known), Message.user(asked.strip()))
+        summary = json.loads(await ask(path[-1], messages, SUMMARY))
     attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, wanted)
     made = await write(memory.repo, message, note=wanted.note, options=wanted.options)
     log.info("attempt_committed", agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=made)
     return Committed(agent.agent_id, fix_id, attempt, made, wanted.note is not None, message)
 
 
-def history(path: Sequence[Turn]) -> tuple[Message, ...]:
-    """The conversation as a client would send it, without thinking: its signature is only valid in its own chain."""
+def _history(path: Sequence[Turn], fix_id: str, known: Earlier) -> list[Message]:
+    """The conversation as a client would send it, with the earlier attempts that the model was told in their place.
+    Without thinking: its signature is only valid in its own chain."""
     said: list[Message] = []
     for turn in path:
+        said += turn.input
+        recalled = turn.evidence.recalled
+        if recalled is not None and recalled.fix_id == fix_id:
+            shown = tuple(attempt for attempt in known.attempts if attempt.commit in recalled.commits)
+            block = told(fix_id, replace(known, attempts=shown))
+            if block is not None:
+                said[-1] = replace(said[-1], content=(block, *said[-1].content))
         answer = tuple(block for block in turn.output if block.get("type") not in THINKING)
-        said += [*turn.input, *([Message("assistant", answer)] if answer else [])]
-    return tuple(said)
+        if answer:
+            said.append(Message("assistant", answer))
+    return said
 
 
 def _written(

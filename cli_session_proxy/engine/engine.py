@@ -65,7 +65,7 @@ from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
 from .approvals import Question
 from .budgets import Budgets
 from .checks import Checks
-from .committing import CommitOrder, Committed, commit, history
+from .committing import CommitOrder, Committed, commit
 from .ends import Ends
 from .executor import Executor, adopt, not_run
 from .forgetting import Forgetting
@@ -970,14 +970,13 @@ class Engine:
         work = commit(self.settings, self.store, agent, wanted, partial(self._ask_beside, owner))
         return await asyncio.shield(self._tasks.own(work))
 
-    async def _ask_beside(self, owner: str, path: Sequence[Turn], said: str, schema: JSON) -> str:
-        """The model's answer to one more prompt behind this path, as JSON, in a chain that is removed again."""
-        last = path[-1]
+    async def _ask_beside(self, owner: str, last: Turn, messages: Sequence[Message], schema: JSON) -> str:
+        """The model's answer to these messages, as JSON, in a temporary chain with the model and system of `last`."""
         profile = self.settings.profile_for(last.profile)
         name = f"beside-{uuid.uuid4()}"
         request = TurnRequest(
             self.settings.model_for(last.model, profile),
-            (*history(path), Message.user(said)),
+            tuple(messages),
             name,
             owner,
             name,

@@ -65,6 +65,7 @@ async def attempts(settings: Settings, upstream: Upstream) -> None:
             assert "tools" not in side.body or not side.body["tools"]
             assert TRIED[model][1] in done.message
             before = upstream.requests[-2]
+            assert told(side) == told(before) == ([] if model == "haiku" else list(TRIED["haiku"]))
             await ask(engine, "thanks", agent=model, model=model)
             # The side turn is no part of the chain: what follows extends what was said before it.
             assert upstream.requests[-1].prefix_kept(before) == 1.0
