@@ -313,14 +313,6 @@ class Execution(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsFromSdk:
-    """Turns of a session that an application runs itself, made of its first `line_count` lines."""
-
-    adoptable: Adoptable
-    line_count: int
-
-
-@dataclass(frozen=True, slots=True)
 class ComparedRecord:
     """One record of a turn. `state`: equal, lost, changed, or on one side only. `chain` and `file`: the blocks on each
     side; None if there is no such record, or for `file` if both are equal."""
@@ -495,9 +487,9 @@ class Backend(ABC):
 
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
-    ) -> TurnsFromSdk | None:
-        """The complete exchanges at the start of these lines, as turns that follow `parent`; None where there are
-        none. Changes nothing."""
+    ) -> Adoptable | None:
+        """The complete exchanges at the start of these lines, as turns that follow `parent`, whose records are all of
+        their lines; None where there are none. Changes nothing."""
         return None
 
     async def facts(self) -> Facts:

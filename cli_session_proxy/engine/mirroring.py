@@ -110,6 +110,7 @@ class Mirroring:
                 path = await self._store.path(parent.id) if parent is not None else []
                 if not any(turn.id == session.tip_turn_id for turn in path):  # another branch
                     parent = await self._store.turn(session.tip_turn_id)
-            taken = await self._backend.turns_from_sdk(agent, parent, session, lines)
-            if taken is not None:
-                await adopt(self._store, lease, taken.adoptable, self._observers, Taken(key, taken.line_count))
+            found = await self._backend.turns_from_sdk(agent, parent, session, lines)
+            if found is not None:
+                taken = Taken(key, sum(len(whole.records) for whole in found.turns))
+                await adopt(self._store, lease, found, self._observers, taken)

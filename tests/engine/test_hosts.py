@@ -416,7 +416,7 @@ async def test_a_warm_turn_asks_the_store_for_nothing_that_leases_are_about(post
 
             setattr(one.store, name, noted)
 
-        for name in ("acquire", "renew", "release", "responds", "waiting"):
+        for name in ("acquire", "renew", "release", "responds", "unfinished_of"):
             counted(name)
         await ask(one.engine, "warm")
         assert not asked

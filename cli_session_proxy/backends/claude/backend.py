@@ -47,7 +47,6 @@ from ..base import (
     Job,
     Lost,
     Remedy,
-    TurnsFromSdk,
 )
 from . import transcript
 from .process import capability, environment, events, failures, logged_in, observed, permissions
@@ -137,7 +136,7 @@ class ClaudeBackend(Backend):
 
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
-    ) -> TurnsFromSdk | None:
+    ) -> Adoptable | None:
         # The records of the nearest turn on the path that has any with a uuid: the new lines should follow these.
         ancestor = parent
         known: list[Record] = []

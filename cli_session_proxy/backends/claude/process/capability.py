@@ -16,7 +16,7 @@ import os
 import re
 import shutil
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -464,28 +464,36 @@ async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path)
 async def _ask(binary: Path, flag: str, env: Mapping[str, str], cwd: Path) -> str:
     try:
         descriptors.check()
-        process = await asyncio.create_subprocess_exec(
-            binary, flag, env=dict(env), cwd=cwd, start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
+        code, output = await run((binary, flag), env, cwd, seconds=PROBE_TIMEOUT, most=PROBE_OUTPUT)
+    except TimeoutError as exc:
+        raise ClaudeUnavailable(f"{binary} {flag} did not answer within {PROBE_TIMEOUT:.0f} s: {INSTALL}") from exc
     except OSError as exc:
         if exc.errno in descriptors.NONE_FREE:
             raise descriptors.unavailable(exc) from exc
         raise ClaudeUnavailable(f"{binary} cannot be started ({exc.strerror}): {INSTALL}", retry=False) from exc
+    if code != 0:
+        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {code}: {INSTALL}", retry=False)
+    return output
+
+
+async def run(
+    command: Sequence[str | Path], env: Mapping[str, str], cwd: Path, *, seconds: float, most: int
+) -> tuple[int | None, str]:
+    """The exit code, and the first bytes of stdout. Raises `OSError` if it cannot be started, `TimeoutError`."""
+    process = await asyncio.create_subprocess_exec(
+        *command, env=dict(env), cwd=cwd, start_new_session=True,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
+    )  # fmt: skip
     assert process.stdout is not None
     output = b""
     try:
-        async with asyncio.timeout(PROBE_TIMEOUT):
+        async with asyncio.timeout(seconds):
             while chunk := await process.stdout.read(65536):
-                output = (output + chunk)[:PROBE_OUTPUT]
+                output = (output + chunk)[:most]
             await process.wait()
-    except TimeoutError as exc:
-        raise ClaudeUnavailable(f"{binary} {flag} did not answer within {PROBE_TIMEOUT:.0f} s: {INSTALL}") from exc
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):  # it has just ended
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
-    if process.returncode != 0:
-        raise ClaudeUnavailable(f"{binary} {flag} failed with exit code {process.returncode}: {INSTALL}", retry=False)
-    return output.decode(errors="replace")
+    return process.returncode, output.decode(errors="replace")

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
-import os
-import signal
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -97,24 +94,7 @@ async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
 async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
     """stdout, whatever the exit code (not logged in is 1); empty after a timeout."""
     try:
-        process = await asyncio.create_subprocess_exec(
-            claude, *arguments, env=dict(env), cwd="/", start_new_session=True,
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-        )  # fmt: skip
-    except OSError:
+        command = (str(claude), *arguments)
+        return (await capability.run(command, env, Path("/"), seconds=STATUS_TIMEOUT, most=STATUS_OUTPUT))[1]
+    except OSError:  # TimeoutError is one
         return ""
-    assert process.stdout is not None
-    output = b""
-    try:
-        async with asyncio.timeout(STATUS_TIMEOUT):
-            while chunk := await process.stdout.read(4096):
-                output = (output + chunk)[:STATUS_OUTPUT]
-            await process.wait()
-    except TimeoutError:
-        return ""
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):  # it has just ended
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
-    return output.decode(errors="replace")

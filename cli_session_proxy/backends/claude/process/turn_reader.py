@@ -174,8 +174,8 @@ class TurnReader:
                 subtype = str(frame.get("subtype"))
                 match subtype:
                     case "api_retry":
-                        told = _without_ids(frame).items()
-                        return [Retried({name: _short(value) for name, value in told if not _is_nested(value)})]
+                        told = [one for one in _without_ids(frame).items() if not isinstance(one[1], dict | list)]
+                        return [Retried({name: _short(value) for name, value in told})]
                     case "compact_boundary":
                         return [Compacted(_without_ids(frame))]
                     case "init" | "conversation_reset":
@@ -415,10 +415,6 @@ def _dict(value: object) -> JSON:
 
 def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
-
-
-def _is_nested(value: object) -> bool:
-    return isinstance(value, dict | list)
 
 
 def _short(value: T) -> T:

@@ -25,7 +25,7 @@ from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
 from ....stores.base import ChainPart, NewChain, Store, WholeTurn
-from ...base import Adoptable, TurnsFromSdk
+from ...base import Adoptable
 from .. import transcript
 from ..process import environment
 from . import paths
@@ -96,7 +96,7 @@ async def lines_of(store: Store, session: Session) -> list[str]:
 
 def turns_from_sdk(
     agent: Agent, parent: Turn | None, known: Sequence[Record], session: Session, lines: Sequence[Record]
-) -> TurnsFromSdk | None:
+) -> Adoptable | None:
     """The complete exchanges of these lines, as turns that follow `parent`. `known`: the last records before them.
 
     If the chain has grown meanwhile, the first of these records does not follow its leaf, and gets it as parent.
@@ -118,8 +118,7 @@ def turns_from_sdk(
     adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
     turns = tuple(adopter.turn(exchange) for exchange in found)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
-    count = sum(len(exchange.entries) for exchange in found)
-    return TurnsFromSdk(Adoptable(turns, session, {"note": BY_SDK}, True), count)
+    return Adoptable(turns, session, {"note": BY_SDK}, True)
 
 
 # --- a whole session ----------------------------------------------------------------------------------------
