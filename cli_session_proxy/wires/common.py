@@ -75,8 +75,7 @@ MAX_CLIENT = 200
 class Naming:
     """What the request says about itself outside its body: path, headers, key."""
 
-    path_agent: str | None = None
-    header_agent: str | None = None
+    agent: str | None = None  # in the path, else in a header
     fresh: bool = False
     keep: bool = True  # `X-Chain: none`: nothing, once the answer was delivered
     idempotency_key: str | None = None
@@ -91,8 +90,7 @@ class Naming:
         metadata = body.get("metadata")
         inner: Mapping[str, Any] = metadata if isinstance(metadata, dict) else {}
         for place, value in (
-            ("agent_id", self.path_agent),
-            ("agent_id", self.header_agent),
+            ("agent_id", self.agent),
             ("agent_id", body.get("agent_id")),
             ("metadata.agent_id", inner.get("agent_id")),
             ("litellm_session_id", body.get("litellm_session_id")),
@@ -172,8 +170,7 @@ def naming(
     # The openai and anthropic clients count their own retries here (openai 3.52, anthropic 2.11); all else is none.
     retries = headers.get("x-stainless-retry-count", "")
     return Naming(
-        path_agent=path_agent,
-        header_agent=header_agent,
+        agent=header_agent if path_agent is None else path_agent,
         fresh=chain is not None,
         keep=chain != "none",
         idempotency_key=idempotency_key,

@@ -299,8 +299,8 @@ def test_equal_requests_have_equal_fingerprints_and_others_do_not() -> None:
     assert mark(body) == mark(dict(reversed(body.items())))
     others = [
         mark({**body, "temperature": 0}),
-        mark(body, Naming(header_agent="a")),
-        mark(body, Naming(header_agent="b")),
+        mark(body, Naming(agent="a")),
+        mark(body, Naming(agent="b")),
         mark(body, Naming(owner="somebody")),
         mark(body, Naming(fresh=True)),
     ]

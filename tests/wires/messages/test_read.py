@@ -71,7 +71,7 @@ def test_the_agent_is_named_as_everywhere_but_never_by_its_user() -> None:
     assert read(metadata={"user_id": "u"}).request.agent_id is None
     assert read(metadata={"user_id": "u", "agent_id": "a"}).request.agent_id == "a"
     assert read(agent_id="b").request.agent_id == "b"
-    assert messages.read(HELLO, Naming(header_agent="c")).request.agent_id == "c"
+    assert messages.read(HELLO, Naming(agent="c")).request.agent_id == "c"
 
 
 @pytest.mark.parametrize(
