@@ -288,5 +288,6 @@ def _clean(name: str, value: Any) -> Any:
         return [_clean("", item) for item in value]
     if value is None or isinstance(value, bool | int | float):
         return value
-    text = _visible(redact.text(str(value)))
-    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(text)} characters)"
+    whole = str(value)
+    text = _visible(redact.head(whole, TEXT_LIMIT + 1))
+    return text if len(text) <= TEXT_LIMIT else f"{text[:TEXT_LIMIT]}… ({len(whole)} characters)"

@@ -117,6 +117,12 @@ def text(value: str) -> str:
     return _scrubbed(value) if _may_hold_one(value) else value
 
 
+def head(value: str, most: int) -> str:
+    """Its first characters, without secrets. A part of what follows is looked at, too: half of one would not be known.
+    Not all: in 16 MB that a shell says in its CLI's place there may be a minute of work."""
+    return text(value[: 8 * most])[:most]
+
+
 def _scrubbed(value: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         value = value.replace(secret, HIDDEN)

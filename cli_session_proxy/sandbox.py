@@ -34,6 +34,7 @@ HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
+MOST_FOLDERS = 10_000  # that are looked into for files
 # Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
 LOGINS = "~logins"
 # Directories beside the agents': of CLIs that are started ahead of time, and of those that strangers share.
@@ -123,15 +124,17 @@ class Sandboxes:
         return self.path(agent_dir).is_dir()
 
     def has_files(self, agent_dir: str) -> bool:
-        """Something was put into the sandbox: more than folders, and the links of the settings. Or nobody can see."""
+        """Something was put into the sandbox: more than some folders, and the links of the settings. Or nobody can
+        see."""
         sandbox = self.path(agent_dir)
         links = {sandbox.joinpath(*PurePosixPath(name).parts) for name in self._links}
-        unread = [sandbox]
+        unread, seen = [sandbox], 0
         while unread:
             try:
                 with os.scandir(unread.pop()) as entries:
                     for entry in entries:
-                        if entry.is_dir(follow_symlinks=False):
+                        seen += 1
+                        if entry.is_dir(follow_symlinks=False) and seen < MOST_FOLDERS:
                             unread.append(Path(entry.path))
                         elif Path(entry.path) not in links or not entry.is_symlink():
                             return True

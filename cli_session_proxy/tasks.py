@@ -6,6 +6,7 @@ import asyncio
 import sys
 import time
 from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
@@ -53,6 +54,16 @@ class Tasks:
             task.cancel()
         while tasks := self._work | self._services:
             await asyncio.wait(tasks)
+
+
+async def apart(function: Callable[..., T], *arguments: Any) -> T:
+    """Its result, from a thread of its own: what an agent's programs left may take minutes to remove, and the threads
+    that all share are as few as processors."""
+    thread = ThreadPoolExecutor(1, thread_name_prefix="apart")
+    try:
+        return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*arguments))
+    finally:
+        thread.shutdown(wait=False)
 
 
 @contextmanager

@@ -182,7 +182,7 @@ class FakeEngine:
     def store(self) -> Store:
         return cast(Store, self.fake_store)
 
-    told = store
+    view = store
 
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> FakeAnswer:
         self.requests.append(request)

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy import logs
+from cli_session_proxy import logs, redact
 from cli_session_proxy.domain import times
 from cli_session_proxy.settings import Settings
 
@@ -147,6 +147,21 @@ def test_nothing_in_a_line_steers_a_terminal_or_ends_the_line(
 def test_a_long_value_is_cut(settings: Settings) -> None:
     logs.get().info("big", error="x" * 100_000)
     assert len(logs.file_of(settings).read_text()) < 5_000
+
+
+def test_of_a_long_value_its_beginning_is_looked_at(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CLI said in 40 MB why it could not write: to look for secrets in it held everybody up for 27 s."""
+    looked: list[int] = []
+    text = redact.text
+
+    def look(value: str) -> str:
+        looked.append(len(value))
+        return text(value)
+
+    monkeypatch.setattr(redact, "text", look)
+    logs.get().info("big", error="_token=a" * 1_000_000)
+    assert max(looked) < 20_000
+    assert "(8000000 characters)" in logs.file_of(settings).read_text()
 
 
 def test_the_file_rotates_and_is_bounded(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:

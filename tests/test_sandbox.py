@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cli_session_proxy import sandbox
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.errors import InvalidRequest, SandboxError
 from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
@@ -425,3 +426,17 @@ def test_directories_lie_below_the_root_that_the_settings_name_whatever_var_is(t
     assert [host.tmpdir("a").parent for host in hosts] == [hosts[0].tmpdir("b").parent] * 2
     assert {host.beside("ahead") for host in hosts} == {(root / "ahead", hosts[0].beside("ahead")[1])}
     assert not [name for name in ("one", "two") if (tmp_path / name).exists()]
+
+
+def test_of_very_many_folders_nobody_says_that_they_hold_no_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The names of all of them were kept while they were looked into."""
+    monkeypatch.setattr(sandbox, "MOST_FOLDERS", 10)
+    boxes = sandboxes(tmp_path / "var")
+    box = boxes.prepare("a")
+    for n in range(9):
+        (box / str(n)).mkdir()
+    assert not boxes.has_files("a")
+    (box / "9").mkdir()
+    assert boxes.has_files("a")

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import threading
 import time
 
 import pytest
 
 from cli_session_proxy.errors import TurnTimeout
-from cli_session_proxy.tasks import Limited, LimitedByLife, awake_clock
+from cli_session_proxy.tasks import Limited, LimitedByLife, apart, awake_clock
 
 from .until import until
+
+
+async def test_what_takes_minutes_takes_no_thread_of_others() -> None:
+    """Eight agents were deleted, each with 20,000 folders: another one's turn waited 20 s for a thread."""
+    done = threading.Event()
+    long = [asyncio.create_task(apart(done.wait)) for _ in range(2 * min(32, (os.cpu_count() or 1) + 4))]
+    await asyncio.to_thread(done.set)
+    assert all(await asyncio.gather(*long))
 
 
 async def test_silence_ends_it() -> None:

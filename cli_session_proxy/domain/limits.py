@@ -101,6 +101,20 @@ def characters(value: Any) -> int:
     return total
 
 
+def size_of(parts: Iterable[Any], most: int) -> int | None:
+    """Characters of the texts and names in these JSON values, and one for each value; None where it is more."""
+    left, values = most, [*parts]
+    while values and left >= 0:
+        value = values.pop()
+        left -= len(value) + 1 if isinstance(value, str) else 1
+        if isinstance(value, dict):
+            values += value
+            values += value.values()
+        elif isinstance(value, list | tuple):
+            values += value
+    return None if left < 0 else most - left
+
+
 _CONTAINERS = (dict, list, tuple)
 _NESTING = frozenset(_CONTAINERS)
 

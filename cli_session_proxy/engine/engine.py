@@ -61,7 +61,7 @@ from ..settings import NO_PROFILE, OWNERS_SHARE, BudgetSettings, Settings
 from ..stores.auto import registry_for, store_for
 from ..stores.base import AgentState, Expiry, KeyTaken, Lease, MirrorKey, Store
 from ..stores.registry import Registry
-from ..tasks import Limited, Tasks, awake_clock, survived, uninterrupted
+from ..tasks import Limited, Tasks, apart, awake_clock, survived, uninterrupted
 from .approvals import Question
 from .budgets import Budgets
 from .checks import Checks
@@ -855,7 +855,7 @@ class Engine:
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
             await self.backend.forget(agent, named)
-            await asyncio.to_thread(self._sandboxes.remove, agent.dir)
+            await apart(self._sandboxes.remove, agent.dir)
             if not await self.store.delete_agent(agent.key, expiry):
                 return False
         if self.registry is not None:
@@ -895,7 +895,7 @@ class Engine:
                 return "an application keeps lines of a transcript with it that are no turn yet"
         if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.missing(agent):
             return "its files are on another host"
-        if await asyncio.to_thread(self._sandboxes.has_files, agent.dir):
+        if await apart(self._sandboxes.has_files, agent.dir):
             return "there are files in its sandbox, which are no part of a chain: move them away first"
         now = await self.store.agent_by_key(agent.key)
         head = await self.store.turn(now.head) if now is not None and now.head is not None else None

@@ -56,6 +56,9 @@ _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
     "committed": "storing",
 }  # fmt: skip
+# The most events that a client is given at once. A program that imitates the CLI can report 600,000: to write them in
+# one piece held the event loop for 6 s.
+AT_ONCE = 1000
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
 TAIL = 8000
 # The longest Retry-After that the SDKs of OpenAI and Anthropic wait for, in seconds. A client that does not stream
@@ -405,10 +408,12 @@ class LiveTurn:
         at = 0
         while True:
             while at < len(self._events):
-                there = self._events[at:]
+                there = self._events[at : at + AT_ONCE]
                 at += len(there)
                 self._given = max(self._given, at)
                 yield there
+                if len(there) == AT_ONCE:
+                    await asyncio.sleep(0)
             if self._error is not None:
                 raise errors.from_dict(self._error.as_dict())
             if self._done:

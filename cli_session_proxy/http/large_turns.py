@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
 from .. import redact
 from ..aside.pool import Helpers, OutOfBoundsError
+from ..domain.limits import size_of
 from ..domain.models import PLAIN, Block, Link, Message, Turn
 from ..export.shown import Show, T
 
@@ -47,16 +48,3 @@ def is_large(row: Turn) -> bool:
     for message in row.input:
         blocks += message.content
     return size_of(blocks, LARGE - len(row.system or "")) is None
-
-
-def size_of(blocks: Iterable[Any], most: int) -> int | None:
-    """Characters of the texts in these blocks, plus one per value; None if more than `most`."""
-    left, values = most, [*blocks]
-    while values and left >= 0:
-        value = values.pop()
-        left -= len(value) + 1 if isinstance(value, str) else 1
-        if isinstance(value, dict):
-            values += value.values()
-        elif isinstance(value, list):
-            values += value
-    return None if left < 0 else most - left

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.base import Abandoned, Compacted, Event, Retried, ToolActivity, Used
+from cli_session_proxy.backends.base import Abandoned, AnswerBlocks, Compacted, Event, Retried, ToolActivity, Used
 from cli_session_proxy.domain.models import BlockStart, Usage
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
@@ -106,6 +106,26 @@ async def test_a_backend_that_tells_of_more_than_any_turn_has_ends_its_turn(
     async with Watched(tmp_path, [event] * 1002) as watched:
         with pytest.raises(UpstreamError, match="in one turn"):
             await (await watched.engine.submit(request("another"))).turn()
+
+
+async def test_of_an_answer_and_of_its_tools_as_much_is_kept_as_a_model_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A shell in a CLI's place said 200 MB: it was stored on the event loop, which took 4 s, and read at each look."""
+    monkeypatch.setattr(attempt, "MOST_SAID", 1000)
+    monkeypatch.setattr(attempt, "MOST_TOLD", 1000)
+    long = {**RESULT, "content": "x" * 900, "is_error": False}
+    async with Watched(tmp_path, [ToolActivity(long)] * 3) as watched:
+        turn = await (await watched.engine.submit(request("hello"))).turn()
+        assert [{**one, "at": 0} for one in turn.tools] == [
+            {**long, "at": 0}, *[{"type": "tool_result", "tool_use_id": "toolu_1", "at": 0}] * 2,
+        ]  # fmt: skip
+    async with Watched(tmp_path, [ToolActivity(long)] * 30) as watched:
+        with pytest.raises(UpstreamError, match="in one turn"):
+            await (await watched.engine.submit(request("another"))).turn()
+    async with Watched(tmp_path, [AnswerBlocks(({"type": "text", "text": "x" * 900},), None)] * 2) as watched:
+        with pytest.raises(UpstreamError, match="more than 1,000 characters"):
+            await (await watched.engine.submit(request("one more"))).turn()
 
 
 async def test_of_many_compactions_of_a_turn_one_is_stored_before_its_end(

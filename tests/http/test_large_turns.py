@@ -97,7 +97,7 @@ def test_of_a_transcript_that_a_shell_filled_up_a_part_is_shown_which_differs_fi
     compared, large = views.compared(Comparison("equal", (), same))
     told = views.comparison(compared, len(same))
     assert (large, told["records"][0]["chain"]) == (True, "x" * views.SHOWN)
-    assert sum(one["chain"] == TOO_LARGE for one in told["records"]) == views.MOST_RECORDS - 399
+    assert sum(one["chain"] == TOO_LARGE for one in told["records"]) == views.MOST_RECORDS - 398
     assert views.newest_sent(RequestSeen(1, (), 0, (("user", said[0]),) * 1000, None))[1]
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from sqlalchemy import Connection, Row
 
+from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Agent, Block, Placed, Turn
 from cli_session_proxy.stores.sql import rows
 from cli_session_proxy.stores.sql.database import Urgency
@@ -65,6 +67,33 @@ async def test_a_large_turn_is_read_beside_the_loop(
     latest, _ = await store.arrival("local", "", "a")  # the fingerprint of "t1"
     assert latest == done
     assert seen == [on_the_loop] * 2
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"tools": ({"type": "tool_result", "content": "x" * 50_000},)},
+        {"output": ({"type": "thinking", "thinking": "x" * 50_000},)},
+        {"evidence": Evidence(retries=({"error": "x" * 50_000},))},
+    ],
+    ids="".join,
+)
+async def test_a_large_commit_is_written_beside_the_loop(
+    store: SqliteStore, monkeypatch: pytest.MonkeyPatch, said: dict[str, Any]
+) -> None:
+    """Also one whose records are small: a shell said 200 MB in its CLI's place, and nobody was served for 4 s."""
+    seen: list[bool] = []
+    make = rows.answer_values
+
+    def made(*given: Any) -> dict[str, Any]:
+        seen.append(threading.current_thread() is threading.main_thread())
+        return make(*given)
+
+    monkeypatch.setattr(rows, "answer_values", made)
+    agent = await an_agent(store)
+    await complete(store, agent, "t1")
+    await complete(store, agent, "t2", "t1", **said)
+    assert seen == [True, False]
 
 
 async def test_what_accepting_a_turn_takes_does_not_grow_with_its_agents_turns(store: SqliteStore) -> None:

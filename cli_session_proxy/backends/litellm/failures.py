@@ -77,7 +77,7 @@ def said(exc: Exception, secret: str | None) -> str:
         text = str(error.get("message") or text) if isinstance(error, dict) else text
     if secret:
         text = text.replace(secret, "[key]")
-    return redact.text(text)[:TEXT_LIMIT] or type(exc).__name__
+    return redact.head(text, TEXT_LIMIT) or type(exc).__name__
 
 
 def _status(exc: Exception) -> int | None:

@@ -14,12 +14,13 @@ from typing import Any
 from ... import redact
 from ...backends.base import ComparedRecord, Comparison, RequestSeen
 from ...domain.evidence import tool_calls
+from ...domain.limits import size_of
 from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn, Usage
 from ...export import brief, explain, shown
 from ...export.schema import TurnDump
 from ...export.words import shallow
 from ...stores.base import TurnPage
-from ..large_turns import LARGE, TOO_LARGE, size_of
+from ..large_turns import LARGE, TOO_LARGE
 
 # A row is two lines on a screen; the whole text is shown when the turn is opened.
 PREVIEW = 240

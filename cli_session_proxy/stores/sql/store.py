@@ -17,6 +17,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 from sqlalchemy import Connection
 
 from ... import logs
+from ...domain.limits import size_of
 from ...domain.models import (
     JSON,
     Agent,
@@ -391,7 +392,7 @@ def _is_small(turn: Turn) -> bool:
 
 
 def _is_small_commit(turn: Turn, kept: KeptTurn | None) -> bool:
-    """The same for a commit. Its records, if any, have the whole content."""
+    """The same for a commit. What a program reports that imitates the CLI is in no record."""
     lines = () if kept is None else kept.records
-    size = sum(len(record.line) for record in lines) + sum(len(block.get("text", "")) for block in turn.output)
-    return size < SMALL and len(lines) <= FEW
+    told = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
+    return len(lines) <= FEW and size_of(told, SMALL - sum(len(record.line) for record in lines)) is not None

@@ -30,8 +30,10 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Lau
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.backends.claude.transcript import Projects, files
 from cli_session_proxy.commands import inspecting
+from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError, SandboxError
+from cli_session_proxy.export import feed
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
 from turnfault.provider.script import Fail, Reply, ToolUse
@@ -823,6 +825,58 @@ async def test_calls_that_a_shell_makes_up_between_turns_are_not_kept(shells: Sh
         await until((sandbox / "said").exists)
         assert psutil.Process().memory_info().rss - before < 100 * 1024**2
         assert "still" in await shells.run(engine, "confined", "echo still")
+
+
+# One call of a sub-agent's, whose name is long, and results that nobody keeps.
+FRAMES = """
+import ctypes, json, os, select, sys
+libc = ctypes.CDLL(None, use_errno=True)
+out = libc.syscall(438, libc.syscall(434, int(sys.argv[1]), 0), 1, 0)  # pidfd_getfd of pidfd_open
+calls = [{"type": "tool_use", "id": f"t{n}", "name": "x", "input": {}} for n in range(60)]
+result = {"type": "tool_result", "tool_use_id": "t0", "content": "x" * 900_000}
+retry = {"retry_delay_ms": 10**400, "error": "unknown"}
+for number, frame in enumerate((
+    {"type": "assistant", "parent_tool_use_id": "p" * 1_000_000, "message": {"content": calls}},
+    *[{"type": "user", "message": {"content": [result]}}] * 4,
+    {"type": "system", "subtype": "api_retry", **retry},
+)):
+    data = json.dumps({**frame, "uuid": f"u{number}"}).encode() + b"\\n"
+    while data:
+        select.select([], [out], [])
+        data = data[os.write(out, data):]
+open("said", "w").close()
+while not os.path.exists("go"):
+    pass
+"""
+
+
+async def test_what_a_shell_says_in_its_clis_place_is_stored_with_a_bound_and_shown_to_others(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A frame of 10 MB became 600 MB at the commit, which held everybody up for 20 s; the delay broke the overview."""
+    monkeypatch.setattr(attempt, "MOST_TOLD", 2_000_000)
+    async with running(shells.settings) as engine:
+        await shells.run(engine, "confined", "true")
+        sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
+        (sandbox / "left.py").write_text(FRAMES)
+        saying = asyncio.create_task(shells.run(engine, "confined", "python3 left.py $PPID && echo left"))
+        await until((sandbox / "said").exists)
+        await until(lambda: engine.progress()[0].doing == "retry")
+        assert "is asked again" in feed.progress(engine.progress())[0]["says"]
+        (sandbox / "go").touch()
+        assert "left" in await saying
+        agent = await engine.store.agent("local", "confined")
+        assert agent is not None
+        assert agent.head is not None
+        turn = await engine.store.turn(agent.head)
+        assert turn is not None
+        assert len([one for one in turn.tools if one.get("parent_tool_use_id")]) == 60
+        assert [len(one.get("content", "")) for one in turn.tools if one.get("tool_use_id") == "t0"] == [
+            900_000,
+            0,
+            0,
+            0,
+        ]
 
 
 async def test_a_shell_that_speaks_without_end_between_turns_ends_its_cli_alone(

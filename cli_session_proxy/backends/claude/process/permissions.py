@@ -21,7 +21,8 @@ REFUSED = (
     "The user doesn't want to proceed with this tool use. The tool use was rejected (eg. if it was a file edit, the "
     "new_string was NOT written to the file). "
 )
-LONGEST_TOOL = 4096  # characters of its name, which is shown to watchers
+# Characters of its name, which is shown to watchers, and of the ids that are stored with it.
+LONGEST_TOOL = 4096
 STOP = "STOP what you are doing and wait for the user to tell you how to proceed."
 SAID = "To tell you how to proceed, the user said:\n"
 
@@ -43,13 +44,14 @@ def is_asked(frame: JSON) -> bool:
 def read(frame: JSON) -> Asks:
     request: dict[str, Any] = frame["request"]
     given = request.get("input")
-    call, agent = request.get("tool_use_id"), request.get("agent_id")
+    ids = (request.get(name) for name in ("tool_use_id", "agent_id"))
+    call, agent = (one if isinstance(one, str) and len(one) <= LONGEST_TOOL else None for one in ids)
     return Asks(
         str(frame.get("request_id")),
         str(request.get("tool_name"))[:LONGEST_TOOL],
         given if isinstance(given, dict) else {},
-        call if isinstance(call, str) else None,
-        agent if isinstance(agent, str) else None,
+        call,
+        agent,
     )
 
 

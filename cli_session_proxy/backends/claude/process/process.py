@@ -592,7 +592,7 @@ class ClaudeProcess:
             replied = coming.result()
             self._spoiled = replied is None
             if replied is not None and replied.get("subtype") != "success" and subtype not in MAY_REFUSE:
-                why = redact.text(str(replied.get("error")))[:200]
+                why = redact.head(str(replied.get("error")), 200)
                 self._failed(subtype, f"it refused: {why}")
             return replied
         finally:

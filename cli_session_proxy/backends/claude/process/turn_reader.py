@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import TypeVar
 
 from ....domain.client_tools import ToolPolicy
 from ....domain.evidence import CacheMiss
-from ....domain.limits import MOST_USD, count, is_session_id
+from ....domain.limits import MOST_COUNTED, MOST_USD, count, is_session_id
 from ....domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Usage
 from ...base import Abandoned, Activity, Called, Compacted, PermissionWithdrawn, PlanTold, Retried, ToolActivity
 from . import permissions
@@ -23,6 +24,7 @@ ANSWER_BLOCKS = frozenset({"text", "thinking", "redacted_thinking"})
 PIECES = frozenset({"text", "thinking", "signature"})  # fields of deltas
 WORDS = frozenset({"text", "tool_use"})  # without one of these an answer says nothing
 LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a tool, a call or a reason
+FEW = 32  # fields that are kept of a retry or a compaction
 # Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
 HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
@@ -150,7 +152,7 @@ class TurnReader:
             self._tagged = True
         kind = str(frame.get("type"))
         if frame.get("parent_tool_use_id") is not None:
-            return self._tools(frame, agent=str(frame["parent_tool_use_id"])) or [Activity("sub_agent")]
+            return self._tools(frame, agent=_short(str(frame["parent_tool_use_id"]))) or [Activity("sub_agent")]
         match kind:
             case "stream_event":
                 return self._stream(_dict(frame.get("event")), frame.get("abandoned_blocks")) or [Activity(kind)]
@@ -174,10 +176,9 @@ class TurnReader:
                 subtype = str(frame.get("subtype"))
                 match subtype:
                     case "api_retry":
-                        told = [one for one in _without_ids(frame).items() if not isinstance(one[1], dict | list)]
-                        return [Retried({name: _short(value) for name, value in told})]
+                        return [Retried(_facts(frame))]
                     case "compact_boundary":
-                        return [Compacted(_without_ids(frame))]
+                        return [Compacted({"compact_metadata": _facts(_dict(frame.get("compact_metadata")))})]
                     case "init" | "conversation_reset":
                         return [_seen(frame, subtype)]
                 return [Activity(subtype)]
@@ -239,7 +240,7 @@ class TurnReader:
                 if delta.get("stop_reason") == REFUSAL and not self._truncated:
                     details = _dict(delta.get("stop_details"))
                     category, explanation = _text(details.get("category")), _text(details.get("explanation"))
-                    return [*self._close_all(), Declined(category, explanation, self.used)]
+                    return [*self._close_all(), Declined(_short(category), _short(explanation), self.used)]
             case "message_stop":
                 has_begun, self._streaming = self._streaming is not None, None
                 self._used = self._used.plus(_usage(self._using))
@@ -422,8 +423,16 @@ def _short(value: T) -> T:
     return value[:LONGEST_NAME] if isinstance(value, str) else value  # type: ignore[return-value]  # a text, too
 
 
-def _without_ids(frame: JSON) -> JSON:
-    return {name: value for name, value in frame.items() if name not in {"type", "subtype", "uuid", "session_id"}}
+def _facts(told: JSON) -> JSON:
+    """The texts and numbers among the first of these, but for ids. They are kept and shown as they are, so none is
+    longer than a name, or more than can be counted."""
+    few = [(name, _short(value)) for name, value in islice(told.items(), FEW) if len(name) <= LONGEST_REASON]
+    plain = {name: value for name, value in few if isinstance(value, str) or _is_countable(value)}
+    return {name: value for name, value in plain.items() if name not in ("type", "subtype", "uuid", "session_id")}
+
+
+def _is_countable(value: object) -> bool:
+    return isinstance(value, int | float) and abs(value) <= MOST_COUNTED
 
 
 def _blocks(message: JSON) -> list[Block]:
@@ -474,7 +483,7 @@ def _cache_miss(diagnostics: JSON) -> CacheMiss | None:
     """Why the provider's cache missed; available if the CLI's account has cache diagnostics."""
     said = _dict(diagnostics.get("cache_miss_reason"))
     reason, tokens = _text(said.get("type")), said.get("cache_missed_input_tokens")
-    return CacheMiss(reason[:LONGEST_REASON], tokens if isinstance(tokens, int) else None) if reason else None
+    return CacheMiss(reason[:LONGEST_REASON], count(tokens) or None) if reason else None
 
 
 def _as_stream(block: Block) -> tuple[Block, list[Block]]:

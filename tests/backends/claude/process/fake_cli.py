@@ -68,8 +68,9 @@ def respond(request_id: str, request: dict[str, object]) -> None:
     gate = os.environ.get("FAKE_GATE", "/")
     while request["subtype"] == "initialize" and not os.path.exists(gate):
         time.sleep(0.01)
-    well = MODE != "unclaimed" or request["subtype"] != "claim_session"
-    say(type="control_response", response={"subtype": "success" if well else "error", "request_id": request_id})
+    well = MODE != "refuses" and (MODE != "unclaimed" or request["subtype"] != "claim_session")
+    how = {"subtype": "success"} if well else {"subtype": "error", "error": "_token=a" * 1_000_000}
+    say(type="control_response", response={**how, "request_id": request_id})
 
 
 def main() -> None:

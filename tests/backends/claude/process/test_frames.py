@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cli_session_proxy.backends.base import Abandoned, Activity, Called, Compacted, Retried, ToolActivity
 from cli_session_proxy.backends.claude.process import permissions
 from cli_session_proxy.backends.claude.process.capability import Capability
-from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Result, SessionFrame
+from cli_session_proxy.backends.claude.process.events import AssistantMessage, CliEvent, Declined, Result, SessionFrame
 from cli_session_proxy.backends.claude.process.failures import error_for
 from cli_session_proxy.backends.claude.process.frames import (
     FrameTooDeep,
@@ -465,6 +465,34 @@ def test_a_cost_that_is_no_sum_is_not_taken_from_a_frame(cost: object) -> None:
     *_, end = TurnReader(FRAME).feed({"type": "result", "user_message_uuids": [FRAME], "total_cost_usd": cost})
     assert isinstance(end, Result)
     assert end.cost_total_usd is None
+
+
+def test_what_a_turn_is_shown_to_have_waited_for_has_a_bound() -> None:
+    """An overview of all agents failed with a delay of 400 digits. A name of 10 MB was stored with each of 60 calls."""
+    reader = TurnReader(FRAME)
+    said = {"attempt": 1, "error": "x" * 10_000, "retry_delay_ms": 10**400, "y" * 100: 1, "error_status": [529]}
+    (retried,) = reader.feed({"type": "system", "subtype": "api_retry", "uuid": "u", **said})
+    assert retried == Retried({"attempt": 1, "error": "x" * LONGEST_NAME})
+    metadata = {"trigger": "auto", "pre_tokens": float("inf"), "preserved": ["z" * 100_000]}
+    compacted = {"type": "system", "subtype": "compact_boundary", "compact_metadata": metadata, "w": "w" * 100_000}
+    assert reader.feed(compacted) == [Compacted({"compact_metadata": {"trigger": "auto"}})]
+    called = {
+        "parent_tool_use_id": "p" * 10_000,
+        "message": {"content": [{"type": "tool_use", "id": "c", "name": "x"}]},
+    }
+    (activity,) = reader.feed({"type": "assistant", **called})
+    assert isinstance(activity, ToolActivity)
+    assert activity.entry["parent_tool_use_id"] == "p" * LONGEST_NAME
+    why = {"stop_reason": "refusal", "stop_details": {"category": "c", "explanation": "e" * 10_000}}
+    (declined,) = reader.feed({"type": "stream_event", "event": {"type": "message_delta", "delta": why}})
+    assert declined == Declined("c", "e" * LONGEST_NAME, Usage())
+
+
+def test_ids_of_a_question_that_are_longer_than_any_are_none() -> None:
+    """They are stored with each of 500 questions of a turn, and all of these at each one."""
+    request = {"subtype": "can_use_tool", "tool_name": "Bash", "tool_use_id": "c" * 10_000, "agent_id": "a"}
+    asked = permissions.read({"type": "control_request", "request_id": "r", "request": request})
+    assert (asked.call, asked.agent) == (None, "a")
 
 
 KEYS = st.sampled_from(["type", "event", "message", "content", "subtype", "index", "usage", "session_id"])

@@ -18,6 +18,7 @@ import psutil
 import pytest
 import uvloop
 
+from cli_session_proxy import redact
 from cli_session_proxy.backends.base import Activity
 from cli_session_proxy.backends.claude.process import child, frames
 from cli_session_proxy.backends.claude.process.capability import probe
@@ -388,6 +389,22 @@ async def test_a_control_request_that_is_not_answered_says_so_and_is_not_tried_a
         await process.set_env({"A": "b"})
     known = await probe(process.launch.capability.path, dict(process.launch.env))
     assert not known.takes_parameters
+
+
+async def test_of_a_long_refusal_its_beginning_is_looked_at(
+    fake: Fake, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To look for secrets in 16 MB held everybody up for 46 s."""
+    looked: list[int] = []
+    text = redact.text
+
+    def look(value: str) -> str:
+        looked.append(len(value))
+        return text(value)
+
+    monkeypatch.setattr(redact, "text", look)
+    assert not await (await start(await fake("refuses"))).set_env({"A": "b"})
+    assert max(looked) < 20_000
 
 
 async def test_a_turn_that_no_interrupt_ends_is_ended_by_its_process(
