@@ -23,6 +23,8 @@ from .served import served_at, server_pid
 log = logs.get(__name__)
 
 BACKLOG = 2048
+# An address and its counterpart in the other family. A server on `::` listens on IPv6 only.
+_OTHERS = {"127.0.0.1": "::1", "::1": "127.0.0.1", "0.0.0.0": "::", "::": "0.0.0.0"}  # noqa: S104 - held, not served
 # Seconds to connect: a program that listens on a unix socket accepts at once, or is stuck.
 ANSWERS_WITHIN = 1.0
 
@@ -89,15 +91,17 @@ def _tcp(settings: Settings) -> socket.socket:
 
 @contextlib.contextmanager
 def _other_localhost(listener: socket.socket) -> Iterator[None]:
-    """Also occupy the other loopback address (::1 or 127.0.0.1), and refuse connections there: clients of `localhost`
-    may try it first, and send their key to another program."""
+    """Also occupy the same address of the other family (::1 for 127.0.0.1, :: for 0.0.0.0), and refuse connections
+    there: clients that call this machine by a name may try it first, and send a key or a prompt to another program."""
     name = listener.getsockname()
-    other = {"127.0.0.1": "::1", "::1": "127.0.0.1"}.get(name[0]) if listener.family != socket.AF_UNIX else None
+    other = _OTHERS.get(name[0]) if listener.family != socket.AF_UNIX else None
     if other is None or not socket.has_ipv6:
         yield
         return
     with socket.socket(socket.AF_INET6 if ":" in other else socket.AF_INET) as held:
         try:
+            if held.family == socket.AF_INET6:
+                held.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
             held.bind((other, name[1]))
         except OSError as exc:
             if exc.errno == errno.EADDRINUSE:  # other errors: this machine has no such address

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from pydantic import SecretStr
 
 from cli_session_proxy.commands import asking, changing, status
 from cli_session_proxy.commands.asking import alive, client_of, key_of
@@ -113,6 +114,23 @@ async def test_a_program_on_the_port_of_a_killed_proxy_holds_no_command_up(
         where = Served(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", secret="ours")
         async with asyncio.timeout(SOON):
             assert not await alive(where)
+
+
+@pytest.mark.parametrize(
+    ("host", "others"), [("0.0.0.0", ("::1", "::")), ("::", ("127.0.0.1", "0.0.0.0")), ("::1", ("127.0.0.1",))]
+)
+def test_nobody_else_listens_at_an_address_of_the_other_family(
+    tmp_path: Path, host: str, others: tuple[str, ...]
+) -> None:
+    """A program that is told a name of the machine may go there first, with its key; so may another proxy, with a
+    prompt: who listened there had the proof from us."""
+    keys = {"alice": SecretStr("alices-secret-0123456789")}
+    with bound(Settings(var=tmp_path, host=host, port=0, keys=keys)) as listener:
+        port = listener.getsockname()[1]
+        for other in others:
+            family = socket.AF_INET6 if ":" in other else socket.AF_INET
+            with pytest.raises(OSError, match="in use"), socket.create_server((other, port), family=family):
+                pass
 
 
 def test_nobody_else_listens_at_the_other_address_of_localhost(tmp_path: Path) -> None:
