@@ -24,9 +24,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from ... import logs
 from ...domain.models import JSON, Finished, Turn
 from ...engine.engine import Engine
-from ...errors import InvalidRequest, ProxyError
+from ...errors import InvalidRequest, ProxyError, RequestTooLarge
 from ..asgi import as_proxy_error, named, owner_of, read_aside
-from ..common import Naming, optional, retry_headers, wrong_type
+from ..common import Naming, optional, required, retry_headers, wrong_type
 from ..openai import openai_error
 from . import body as responses
 from .body import ResponsesCall, response_id
@@ -45,18 +45,22 @@ POLICY_VIOLATION, RESTARTS = 1008, 1012
 
 @dataclass(frozen=True, slots=True)
 class SocketRequest:
-    """What a message asks. `ahead` is its body, where it is only there for the next message to go on from."""
+    """What a message asks. `ahead` is its body as JSON, where it is only there for the next message to go on from."""
 
     call: ResponsesCall
     stream_id: str | None
-    ahead: JSON | None
+    ahead: bytes | None
 
 
-def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -> SocketRequest:
-    """The call that a message means; `ahead` is the response that was made of one before, and its body.
+def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketRequest:
+    """The call that a message means. `ahead`: the id of the response that was made of one before; the body of that one
+    is then under `ahead`, and the message under `message`.
 
     Raises `InvalidRequest`, which names the field.
     """
+    before: JSON = {}
+    if ahead is not None:
+        before, body = body["ahead"], required(body, "message", dict, "an object")
     if body.get("type") != CREATE:
         raise InvalidRequest(f"type must be {CREATE}: nothing else is understood here", param="type")
     stream_id = optional(body, "stream_id", str, "a string")
@@ -64,11 +68,11 @@ def read(body: JSON, naming: Naming, *, ahead: tuple[str, JSON] | None = None) -
     if body.get("background"):
         raise InvalidRequest("background is not possible over a WebSocket: send a POST", param="background")
     body = {name: value for name, value in body.items() if name not in ("type", "stream_id", "generate")}
-    if ahead is not None and body.get("previous_response_id") == ahead[0]:
-        before = ahead[1]
+    if ahead is not None and body.get("previous_response_id") == ahead:
         said = [*_items(before.get("input")), *_items(body.get("input"))]
         body = {**before, **body, "input": said, "previous_response_id": before.get("previous_response_id")}
-    return SocketRequest(responses.read(body, naming), stream_id, body if generate is False else None)
+    kept = json.dumps(body).encode() if generate is False else None
+    return SocketRequest(responses.read(body, naming), stream_id, kept)
 
 
 def _items(given: object) -> list[Any]:
@@ -111,7 +115,10 @@ class _Connection:
         self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # those are of one request
         self._count = 0
         self._own: deque[str] = deque(maxlen=CONTINUABLE)
-        self._ahead: tuple[str, JSON] | None = None
+        self._ahead: tuple[str, bytes] | None = None
+        self._ahead_held = ExitStack()  # what it takes of the owner's bounds
+        self._bounds, self._owner = socket.scope["state"]["held"].bounds, owner_of(socket)
+        self._most = engine.settings.max_body
 
     async def run(self) -> None:
         server = self._socket.scope["state"].get("socket")  # of ours; another server's drain is its own
@@ -145,6 +152,7 @@ class _Connection:
             await asyncio.gather(reading, return_exceptions=True)
             for _, held in self._inbox:
                 held.close()
+            self._ahead_held.close()
 
     async def _next(self, reading: asyncio.Task[None]) -> bool:
         """Wait for a message; False where none can come any more."""
@@ -159,14 +167,13 @@ class _Connection:
 
     async def _read(self) -> None:
         """Take in messages until the client leaves: it is noticed while an answer is on its way, too."""
-        bounds, owner = self._socket.scope["state"]["held"].bounds, owner_of(self._socket)
         while (event := await self._socket.receive())["type"] == "websocket.receive":
             given = event.get("text")
             raw: bytes = event.get("bytes") or b"" if given is None else given.encode()
             message: bytes | ProxyError = raw
             held = ExitStack()
             try:
-                held.enter_context(bounds.request(owner)).body(len(raw))
+                held.enter_context(self._bounds.request(self._owner)).body(len(raw))
             except ProxyError as full:
                 held.close()
                 message = full
@@ -189,7 +196,13 @@ class _Connection:
         try:
             if isinstance(message, ProxyError):
                 raise message
-            asked = await read_aside(self._aside, message, about, partial(read, ahead=self._ahead))
+            ahead = None
+            if self._ahead is not None and self._ahead[0].encode() in message:
+                ahead, before = self._ahead
+                if len(before) + len(message) > self._most:
+                    raise RequestTooLarge(f"with what was sent ahead this is over {self._most} bytes: send less ahead")
+                message = b'{"ahead":%b,"message":%b}' % (before, message)
+            asked = await read_aside(self._aside, message, about, partial(read, ahead=ahead))
             if asked.ahead is not None:
                 await self._say(asked, self._kept_ahead(asked.call, asked.ahead))
                 return
@@ -212,8 +225,12 @@ class _Connection:
             error = as_proxy_error(exc)
             await self._say(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
 
-    def _kept_ahead(self, call: ResponsesCall, body: JSON) -> Iterable[bytes]:
-        """The events of a response without an answer: its input is kept for the next request."""
+    def _kept_ahead(self, call: ResponsesCall, body: bytes) -> Iterable[bytes]:
+        """The events of a response without an answer: its input is kept for the next request. Raises `QueueFull`."""
+        with ExitStack() as held:
+            held.enter_context(self._bounds.request(self._owner)).body(len(body))
+            self._ahead_held.close()
+            self._ahead_held = held.pop_all()
         now, asked = time.time(), call.request
         turn = Turn(
             id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=asked.model,

@@ -22,6 +22,7 @@ from cli_session_proxy.http import connection as connections
 from cli_session_proxy.http.binding import bind
 from cli_session_proxy.http.server import Server, create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.wires.asgi import read_aside
 from cli_session_proxy.wires.responses import socket as sockets
 from turnfault.provider.upstream import Upstream
 
@@ -159,6 +160,40 @@ async def test_what_was_sent_ahead_is_part_of_what_goes_on_from_it(tmp_path: Pat
         assert (response["instructions"], response["previous_response_id"]) == ("Be brief.", None)
         again = await asked(socket, previous_response_id=response["id"], input="third")
     assert said(again) == "You said: third (3)"
+
+
+async def test_what_was_sent_ahead_is_one_body_and_is_read_beside_the_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each message added up to 64 MB to what one connection kept, and a small one behind it held everybody up."""
+    sizes, made = list[int](), list[bounds.Bounds]()
+    of = bounds.Bounds.of
+
+    async def noted(aside: Any, raw: bytes, *more: Any) -> Any:
+        sizes.append(len(raw))
+        return await read_aside(aside, raw, *more)
+
+    def noted_bounds(settings: Settings) -> bounds.Bounds:
+        made.append(of(settings))
+        return made[-1]
+
+    monkeypatch.setattr(sockets, "read_aside", noted)
+    monkeypatch.setattr(bounds.Bounds, "of", staticmethod(noted_bounds))
+    async with opened(tmp_path, max_body=10_000) as (_, _, place):
+        async with at(place) as socket:
+            first = (await asked(socket, input="x" * 6000, generate=False))[-1]["response"]["id"]
+            [error] = await asked(socket, input="y" * 6000, generate=False, previous_response_id=first)
+            assert (error["status"], error["code"]) == (413, "request_too_large")
+            await until(lambda: 6000 < made[0].bytes["local"] < 6200)  # what is kept counts
+            assert said(await asked(socket, input="z", previous_response_id=first)) == "You said: z (2)"
+            assert sizes[-1] > 6000
+            assert said(await asked(socket, input="another")) == "You said: another (1)"
+            assert sizes[-1] < 200
+        await until(lambda: not made[0].open)
+        async with at(place) as socket:
+            for _ in range(3):  # it is replaced
+                await asked(socket, input="x" * 9000, generate=False)
+            await until(lambda: made[0].bytes["local"] < 10_000)
 
 
 async def test_only_the_connection_goes_on_from_what_was_not_to_be_stored(tmp_path: Path) -> None:
