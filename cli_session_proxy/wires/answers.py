@@ -1,7 +1,7 @@
-"""How an answer reaches its client, and how we know that it did.
+"""Delivers an answer to its client, and finds out whether it arrived.
 
-`acknowledge` is called when the last byte was handed to the connection, `leave` in every other case: a client
-that goes away is noticed by its `http.disconnect`, whatever we are doing then.
+`acknowledge` is called when the last byte was handed to the connection, `leave` in every other case. A disconnect is
+noticed at any time by `http.disconnect`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ log = logs.get(__name__)
 
 C = TypeVar("C", bound=WireCall)
 
-# Where tokens are counted before a turn: only the provider can do that.
+# A header for token counts before a turn: they are estimates, because only the provider can count.
 ESTIMATED = {"X-Estimated": "true"}
 
 
-# OpenAI's and Anthropic's clients heed it: the same request would end in the same way.
+# OpenAI's and Anthropic's clients follow it: a retry would end in the same way.
 NO_RETRY = {"x-should-retry": "false"}
 
 
@@ -47,11 +47,11 @@ class ClientGoneError(Exception):
 
 
 class Client:
-    """One connection's side of a request: sends in order, and knows whether the client is still connected."""
+    """The client of a request: sends in order, and knows whether it is still connected."""
 
     def __init__(self, scope: Scope, receive: Receive, send: Send, leaves: Callable[[], None]) -> None:
-        """`leaves` is called as soon as the client is known to have left, and before anything else runs then: what it
-        asks next may be here already."""
+        """`leaves` is called as soon as the client has left, before anything else: its next request may already be
+        here."""
         self._scope = scope
         self._receive = receive
         self._send = send
@@ -72,7 +72,7 @@ class Client:
         try:
             await work
         except asyncio.CancelledError:
-            if self._cut and here.uncancel() <= before:  # by the watcher alone
+            if self._cut and here.uncancel() <= before:  # cancelled only by the watcher
                 raise ClientGoneError from None
             raise
         finally:
@@ -82,32 +82,32 @@ class Client:
     async def _watch(self, working: asyncio.Task[Any]) -> None:
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        if not self.finished:  # the server says "disconnect" after a complete answer too
+        if not self.finished:  # the server also sends "disconnect" after a complete answer
             self._gone = self._cut = True
             self._leaves()
             working.cancel()
 
     async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
-        """Send a piece of the body, and the head before the first one; nothing after the last.
+        """Send a piece of the body, and the head before the first one. Ignored after the last one.
 
         Raises `ClientGoneError`.
         """
         async with self._one_at_a_time:
             if self.finished:
                 return
-            # uvicorn drops what is sent after a disconnect without a word. It may know of one before the watcher has
-            # run: a dropped end is not to be taken for a delivered one.
+            # uvicorn silently drops data after a disconnect, and may know of it before the watcher has run: do not
+            # count a dropped last piece as delivered.
             if self._gone or (last and has_left(self._scope, self._receive)):
                 self._gone = True
                 self._leaves()
                 raise ClientGoneError
             if not self.started:
-                # Head and body in one turn of the loop: they leave as one piece.
+                # Head and body in one loop iteration, so that they are sent together.
                 self.started = True
                 await self._send({"type": "http.response.start", "status": 200, "headers": encoded(headers)})
             try:
                 await self._send({"type": "http.response.body", "body": data, "more_body": not last})
-            except OSError as exc:  # how ASGI servers other than uvicorn report it (ASGI spec 2.4)
+            except OSError as exc:  # a disconnect, with ASGI servers other than uvicorn (spec 2.4)
                 self._leaves()
                 raise ClientGoneError from exc
             if self._gone:
@@ -116,7 +116,7 @@ class Client:
             self.last_sent = asyncio.get_running_loop().time()
 
     async def fail(self, scope: Scope, error: ProxyError, headers: dict[str, str]) -> None:
-        """A whole answer that is an error; only before the first `write`."""
+        """Send an error as the whole answer; only before the first `write`."""
         async with self._one_at_a_time:
             self.started = self.finished = True
             await send_error(self._send, scope, error, headers)
@@ -129,14 +129,14 @@ def named_by(answer: Answer) -> dict[str, str]:
 class TurnResponse(Response):
     """An ASGI response that delivers a turn, then acknowledges it. `deliver` is the wire's part.
 
-    `call` is None where the client asks for a turn that an earlier request began.
+    `call` is None if an earlier request began the turn.
     """
 
     def __init__(self, answer: Answer, call: WireCall | None) -> None:
         super().__init__()
         self._answer = answer
         self._call = call
-        # What is known before the turn runs; a session, and what it does not honour, are added when the turn has one.
+        # Headers that are known before the turn runs; its session and ignored parameters are added later.
         self._head_fields = named_by(answer)
         if call is not None and call.ignored:
             self._head_fields |= ignored_header(call.ignored)
@@ -158,7 +158,7 @@ class TurnResponse(Response):
         raise NotImplementedError
 
     def _in_session(self, at: Started | Turn) -> None:
-        """The headers of a turn that has its session, or has ended."""
+        """Add the headers of a turn that has its session or has ended."""
         if isinstance(at, Started):
             unmet, note, model = at.unmet, header(at.notes), at.model
         else:
@@ -174,12 +174,12 @@ class TurnResponse(Response):
             fields["X-Continuity-Note"] = note
         if at.backend is not None and model is not None:
             fields |= {"X-Backend": at.backend, "X-Model": model}
-        if isinstance(at, Turn) and at.status == "refused":  # of a stream, where nothing was said before the end
+        if isinstance(at, Turn) and at.status == "refused":  # of a stream without earlier text
             fields |= NO_RETRY
 
 
 class JsonAnswer(TurnResponse):
-    """The whole answer at once. `render` makes the wire's object of the committed turn."""
+    """The whole answer as one JSON object, which `render` makes of the committed turn."""
 
     def __init__(self, answer: Answer, call: WireCall, render: Callable[[Turn], JSON]) -> None:
         super().__init__(answer, call)
@@ -194,15 +194,15 @@ class JsonAnswer(TurnResponse):
         self._answer.acknowledge()
 
 
-# Seconds until a client of a stream knows at the latest that its turn runs. An error that comes later is an event.
+# Seconds after which the head of a stream is sent at the latest. A later error becomes an event.
 FIRST_SIGN = 5.0
 
 
 class StreamAnswer(TurnResponse):
     """Server-sent events as they come.
 
-    The head waits for the first bytes of the wire, so that an error until then has its real status, but no
-    longer than `FIRST_SIGN` seconds; after that, every `keepalive` seconds of silence bring a comment.
+    The head waits for the wire's first bytes, so that an earlier error has its real status, but at most `FIRST_SIGN`
+    seconds; after that, a comment is sent after every `keepalive` seconds of silence.
     """
 
     def __init__(self, answer: Answer, call: WireCall | None, writer: Writer, keepalive: float) -> None:
@@ -228,7 +228,7 @@ class StreamAnswer(TurnResponse):
                 if any(isinstance(event, Waits) for event in events):
                     await self._tell_wait(client)
                 data = b"".join(piece for event in events for piece in self._said(event))
-                # The finish event and the end of the body go in one send: a client that closes after the former
+                # The finish event and the end of the body are sent together: a client that closes after the event
                 # has the whole answer.
                 last = isinstance(events[-1], Finished)
                 if data or last:
@@ -242,9 +242,9 @@ class StreamAnswer(TurnResponse):
             raise RuntimeError("a turn's events ended without Finished")
 
     async def _tell_wait(self, client: Client) -> None:
-        """The turn waits for a limit: until when, at once."""
+        """Tell the client at once until when the turn waits for a limit."""
         wait = self._answer.wait
-        if wait is None:  # it did
+        if wait is None:  # it no longer waits
             return
         self._head_fields["Retry-After"] = str(max(1, math.ceil(wait.until - time.time())))
         at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
@@ -271,7 +271,7 @@ class StreamAnswer(TurnResponse):
     @asynccontextmanager
     async def _kept_alive(self, client: Client) -> AsyncIterator[None]:
         tasks: list[asyncio.Task[None]] = []
-        # Most answers begin before that: they need no task.
+        # Most answers begin before that, and need no task.
         first = min(self._keepalive, FIRST_SIGN)
         timer = asyncio.get_running_loop().call_later(
             first, lambda: tasks.append(asyncio.create_task(self._keep_alive(client)))
@@ -302,7 +302,7 @@ def answered(
     render: Callable[[Turn], JSON],
     writer: Callable[[C, str], Writer],
 ) -> Callable[[Request], Awaitable[Response]]:
-    """What handles an address where each body is a turn: it is read, run and written, whole or as a stream.
+    """A handler for a route whose requests are turns: reads the body, runs the turn, and answers, whole or streamed.
 
     `writer` takes the call and the turn's id.
     """
@@ -318,7 +318,7 @@ def answered(
 def reply(
     answer: Answer, call: WireCall, keepalive: float, render: Callable[[Turn], JSON], writer: Callable[[], Writer]
 ) -> Response:
-    """The answer as the call wants it: the whole that `render` makes of its turn, or the stream of a `writer`."""
+    """The answer as requested: whole, by `render`, or streamed, by a `writer`."""
     if not call.stream:
         return JsonAnswer(answer, call, render)
     return StreamAnswer(answer, call, writer(), keepalive)
@@ -332,9 +332,9 @@ def kept_reply(
     render: Callable[[Turn], JSON],
     writer: Callable[[Turn], Writer],
 ) -> Response:
-    """The same of a wire whose turns may run in the background: those run to their end without a client, too.
+    """The same for a wire with background turns, which run to their end without a client.
 
-    `render` and `writer` take the turn as it was accepted, too.
+    `render` and `writer` also take the accepted turn.
     """
     if call.background:
         engine.keep(answer.another() if call.stream else answer)
@@ -344,6 +344,6 @@ def kept_reply(
 
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
-    """Names of fields that had no effect, as the answer's headers tell them."""
+    """The header with names of fields that had no effect."""
     told = ", ".join(names)
     return {"X-Ignored-Params": told} if told else {}

@@ -1,7 +1,7 @@
-"""What HTTP is to every wire: addresses, bodies as they come in, headers and errors as they go out.
+"""HTTP for all wires: routes, request bodies, headers and errors.
 
-How a body is read goes by its size: a small one on the event loop, a middling one in a thread, a large one in a process
-of its own (see `aside`). Each step of the first two takes less than 50 ms at the worst body of that size.
+A small body is parsed on the event loop, a medium one in a thread, a large one in a helper process (see `aside`). Each
+step of the first two takes less than 50 ms for the worst body of that size.
 """
 
 from __future__ import annotations
@@ -32,24 +32,24 @@ log = logs.get(__name__)
 
 T = TypeVar("T")
 
-# Seconds for a whole body: it is sent by a program on this machine, and one that takes longer is stuck.
+# Seconds for a whole body: a program on this machine that takes longer is stuck.
 BODY_TIMEOUT = 300.0
-# The extension of a scope by which our own server tells whether the client has closed the connection (`is_closed`).
+# The scope extension with which our server reports whether the client has closed the connection (`is_closed`).
 CLOSED = "cli_session_proxy.closed"
-# Bytes that are read on the event loop: under 1 ms of text, 10 ms of the worst JSON (2,000 messages of one letter).
+# Bytes that are parsed on the event loop: under 1 ms for text, 10 ms for the worst JSON (2,000 one-letter messages).
 SMALL = 64 * 1024
-# Bytes that are read in a thread: the longest call into C, which holds the event loop too, takes 20 ms of the worst
-# JSON. Most agent programs send between these two.
+# Bytes that are parsed in a thread: the longest call into C, which also blocks the event loop, takes 20 ms for the
+# worst JSON. Most agent programs send sizes between these two.
 MIDDLING = 512 * 1024
 
 
 async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming], T]) -> T:
-    """What the wire's `read` makes of the body, at most `limit` bytes of it. Raises `InvalidRequest`."""
+    """Read the body (at most `limit` bytes), and parse it with the wire's `read`. Raises `InvalidRequest`."""
     return await read_aside(request.app.state.aside, await read_body(request, limit), named(request), read)
 
 
 async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
-    """The same of a body that is there: beside the event loop, where it is large."""
+    """Parse a received body with `read`, outside the event loop if it is large."""
     if len(raw) <= SMALL:
         return read_bytes(raw, about, read)
     if len(raw) <= MIDDLING:
@@ -61,7 +61,7 @@ async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JS
 
 
 def named(request: HTTPConnection) -> Naming:
-    """What the request says about itself outside its body."""
+    """The names and options in a request's path and headers."""
     state = request.scope["state"]
     return naming(state["headers"], path_agent=state["agent_id"], request_id=state["request_id"], owner=state["owner"])
 
@@ -73,10 +73,9 @@ def owner_of(request: HTTPConnection) -> str:
 
 
 def at_once(receive: Receive) -> Message | None:
-    """The server's next message of a request, where it is there already; None where it would have to be waited for.
+    """The server's next message of a request, if it is already there; else None.
 
-    The receiver runs as far as it comes without waiting, and what it has taken by then it returns: to ask needs no
-    timer and no turn of the loop.
+    Runs the receiver only as far as possible without waiting, so it needs no timer and no loop iteration.
     """
     asking = receive().__await__()
     try:
@@ -89,7 +88,7 @@ def at_once(receive: Receive) -> Message | None:
 
 
 def has_left(scope: Scope, receive: Receive) -> bool:
-    """The client of a request whose body was read has disconnected: the server knows it, or the kernel by now."""
+    """Whether the client has disconnected, by the server or the kernel. Only after the body was read."""
     message = at_once(receive)
     if message is not None and message["type"] == "http.disconnect":
         return True
@@ -98,9 +97,8 @@ def has_left(scope: Scope, receive: Receive) -> bool:
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading where the length is declared.
-
-    Raises `QueueFull` where the bodies of this owner's requests are too much together.
+    """The body, at most `limit` bytes. Raises `RequestTooLarge`, before reading if the length is declared, and
+    `QueueFull` if this owner's bodies are too large together.
     """
     state = request.scope["state"]
     declared = state["headers"].get("content-length", "")
@@ -119,7 +117,7 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise _too_large(limit)
         return bool(message.get("more_body", False))
 
-    there = at_once(request.receive)  # nearly every body is small, and comes with its head: no timer is set for it
+    there = at_once(request.receive)  # most bodies are small and arrive with the head: no timer needed
     if there is None or take(there):
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
@@ -135,7 +133,7 @@ def _too_large(limit: int) -> RequestTooLarge:
 
 
 def is_on(request: Request, name: str, *, default: bool) -> bool:
-    """A switch of the address: 1 or 0. Raises `InvalidRequest`."""
+    """A query parameter that is 1 or 0. Raises `InvalidRequest`."""
     given = request.query_params.get(name)
     if given not in (None, "0", "1"):
         raise InvalidRequest(f"{name} must be 1 or 0", param=name)
@@ -143,11 +141,11 @@ def is_on(request: Request, name: str, *, default: bool) -> bool:
 
 
 def whole_number(request: Request, name: str, default: int | None) -> int | None:
-    """A parameter of the address, 1 or more. Raises `InvalidRequest`."""
+    """A query parameter that is an integer of at least 1. Raises `InvalidRequest`."""
     given = request.query_params.get(name)
     if given is None:
         return default
-    # SQLite's whole numbers have 64 bits.
+    # SQLite's integers have 64 bits.
     if not given.isascii() or not given.isdigit() or len(given) > 18 or int(given) == 0:
         raise InvalidRequest(f"{name} must be a whole number from 1", param=name)
     return int(given)
@@ -157,7 +155,7 @@ def whole_number(request: Request, name: str, default: int | None) -> int | None
 
 
 class Table:
-    """All wires, found by a request's first segments. Raises `ValueError` where no wire claims the rest."""
+    """All wires, found by a path's first segments. Raises `ValueError` if no wire claims all other paths."""
 
     def __init__(self, wires: Sequence[Wire]) -> None:
         self.wires = tuple(wires)
@@ -169,7 +167,7 @@ class Table:
             raise ValueError(f"one wire must claim {ANY}: it answers for addresses that are no wire's own")
         for claims in self._claims.values():
             claims.sort(key=lambda one: (one[0].form is None, one[0].by is None))
-        # Roots that are one wire's alone: nearly every request is known by one look at its address.
+        # Roots of a single wire: most requests need only one lookup.
         self._sole = {root: claims[0][1] for root, claims in self._claims.items() if claims[0][0] == AddressClaim(root)}
         bases = dict.fromkeys(base for wire in wires for base in wire.bases)
         self._prefixed = re.compile(rf"/agents/(.*?)((?:{'|'.join(map(re.escape, bases))}).*)".encode(), re.S)
@@ -187,7 +185,7 @@ class Table:
         raise AssertionError(f"{ANY} is claimed without a condition")
 
     def all_of(self, path: str) -> tuple[Wire, ...]:
-        """The wires that this path can belong to, for any client."""
+        """All wires that may handle this path."""
         found: list[Wire] = []
         for root in _roots(path):
             for claim, wire in self._claims.get(root, ()):
@@ -199,7 +197,7 @@ class Table:
         raise AssertionError(f"{ANY} is claimed without a condition")
 
     def agent_of(self, raw_path: bytes) -> tuple[bytes, bytes] | None:
-        """The agent that a path begins with, still encoded, and the rest of the path; None where there is none."""
+        """The agent in the path's prefix, still encoded, and the rest of the path; None without such a prefix."""
         if not raw_path.startswith(b"/agents/"):
             return None
         prefixed = self._prefixed.fullmatch(raw_path)
@@ -221,9 +219,9 @@ STREAMED = ("application/json", EVENT_STREAM)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What `/openapi.json` says of an address: the schema of its body and of its query, the media of its answers.
+    """Data for `/openapi.json` about a route: the schemas of its body and query, the media types of its answers.
 
-    `turn`: it makes a turn, so an agent may be named in its headers.
+    `turn`: it creates a turn, so its headers may name an agent.
     """
 
     body: JSON | None = None
@@ -233,22 +231,22 @@ class About:
 
 
 class Address(Route):
-    """A route that answers just the one method. `handler` takes `request` and the path's parameters, as far as it
-    names them, and returns a `Response` or the object of a JSON answer; its docstring describes it.
+    """A route with one method. `handler` takes `request` and those of the path's parameters that it names; it returns a
+    `Response` or the object of a JSON answer. Its docstring is the route's description.
 
-    `shown` are the addresses that stand for a path with a form of its own, such as `{model}:{method}`."""
+    `shown`: the documented paths for one with a special form, such as `{model}:{method}`."""
 
     def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
         super().__init__(path, _endpoint(handler, self), methods=[method])
-        self.methods = {method}  # without the HEAD that Starlette adds: a dump would be written for nobody
+        self.methods = {method}  # without HEAD, which Starlette adds: it would render a whole dump
         self.description = inspect.getdoc(handler) or ""
         self.shown = shown
 
 
 class Exact:
-    """The addresses without parameters, found by one lookup.
+    """Routes without path parameters, found by one lookup.
 
-    They are answered without what Starlette puts around all routes and each of them: the gate answers for their errors.
+    They skip Starlette's routing and its wrappers; the gate handles their errors.
     """
 
     def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
@@ -300,7 +298,7 @@ def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitab
 
 
 class JSONAnswer(Response):
-    """In ASCII: what a model says may hold half a surrogate pair."""
+    """JSON in ASCII, because a model's text may have half a surrogate pair."""
 
     media_type = "application/json"
 
@@ -308,11 +306,11 @@ class JSONAnswer(Response):
         return compact(content)
 
 
-# --- Headers, and an error in the words of its wire
+# --- Headers, and errors in the wire's format
 
 
 def headers_of(scope: Scope) -> dict[str, str]:
-    """Lower-case names, latin-1 values; the first of equal names, as a proxy in front would read it."""
+    """Headers with lower-case names and latin-1 values. Of equal names the first counts, as for a proxy in front."""
     headers: dict[str, str] = {}
     for name, value in scope["headers"]:
         headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
@@ -320,13 +318,13 @@ def headers_of(scope: Scope) -> dict[str, str]:
 
 
 def raw_path(scope: Scope) -> bytes:
-    """The path as it was sent, still percent-encoded: only there an encoded slash differs from a real one."""
+    """The raw path, still percent-encoded, so that an encoded slash differs from a real one."""
     raw = scope.get("raw_path")
     return raw if isinstance(raw, bytes) else quote(scope["path"]).encode()
 
 
 def as_proxy_error(exc: Exception) -> ProxyError:
-    """The error to show. Of an unexpected one only the frames are logged: its text may hold a prompt."""
+    """The error for the client. Of an unexpected one only stack frames are logged: its message may have a prompt."""
     if isinstance(exc, ProxyError):
         return exc
     frames = "".join(traceback.format_tb(exc.__traceback__))
@@ -335,14 +333,14 @@ def as_proxy_error(exc: Exception) -> ProxyError:
 
 
 def error_body(scope: Scope, error: ProxyError) -> JSON:
-    """The error in the words of the wire that this request speaks."""
+    """The error in the format of the request's wire."""
     state = scope["state"]
     wire: Wire = state["wire"]
     return wire.errors.write(error, state["request_id"])
 
 
 async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
-    """The whole answer for an error, before anything else was sent."""
+    """Send an error as the whole answer; nothing else may have been sent."""
     await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
 
 

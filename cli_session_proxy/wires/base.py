@@ -1,8 +1,7 @@
-"""What a wire says of itself.
+"""The interface of a wire.
 
-A wire is a folder with a `Wire` in it and a line in `registry`. It brings its routes, bodies, answers, streams and
-error shape; it touches no other wire. The server asks the table of all wires (`asgi.Table`)
-and knows none by name.
+A wire is a folder with a `Wire` in it and a line in `registry`. It has its own routes, bodies, answers, streams and
+error format, and does not use other wires. The server only knows the table of all wires (`asgi.Table`).
 """
 
 from __future__ import annotations
@@ -15,19 +14,19 @@ from typing import TYPE_CHECKING, Protocol
 from ..domain.models import JSON, TurnEvent
 from ..errors import ProxyError
 
-if TYPE_CHECKING:  # bodies are read in a process of their own too, which needs no server and no engine
+if TYPE_CHECKING:  # not imported in helper processes, which only parse bodies
     from starlette.applications import Starlette
 
     from ..engine.engine import Engine
     from ..settings import Settings
 
-# The root of all addresses that no wire claims.
+# The root for all paths that no wire claims.
 ANY = "/"
 
 
 @dataclass(frozen=True, slots=True)
 class ErrorShape:
-    """How an error looks. `write` takes the error and the id of its request; `schema` is the JSON Schema of it."""
+    """The format of errors. `write` takes the error and the request's id; `schema`: its JSON Schema."""
 
     name: str
     write: Callable[[ProxyError, str], JSON]
@@ -36,7 +35,8 @@ class ErrorShape:
 
 @dataclass(frozen=True, slots=True)
 class RequestAddress:
-    """The parts of a request that identify its wire: the path without an agent's prefix, lower-case header names."""
+    """The parts of a request that identify its wire: the path without an agent's prefix; headers with lower-case
+    names."""
 
     path: str
     headers: Mapping[str, str]
@@ -45,9 +45,9 @@ class RequestAddress:
 
 @dataclass(frozen=True, slots=True)
 class AddressClaim:
-    """Addresses that a wire speaks: `root` (its first one or two segments) and all below it.
+    """Paths of a wire: `root` (the first one or two segments) and everything below.
 
-    Where several wires have the same root, a whole path's `form` decides, then who asks (`by`), then nothing more.
+    If several wires have the same root, the `form` of the whole path decides, then the client (`by`).
     """
 
     root: str
@@ -62,15 +62,16 @@ class AddressClaim:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """The list of models at an address that wires share. `info` takes a name, the time of our start, and
-    whose it is."""
+    """The list of models at a path that wires share. `info` takes a model's name, the time of our start, and the
+    model's owner."""
 
     info: Callable[[str, int, str], JSON]
     listed: Callable[[list[JSON]], JSON]
 
 
 class Writer(Protocol):
-    """A wire's stream: events in, bytes out. One for each stream; it ends with what `Finished` or `error` gives."""
+    """Converts a turn's events to bytes of a stream. One per stream; it ends with the bytes of `Finished` or
+    `error`."""
 
     @property
     def media_type(self) -> str: ...
@@ -78,11 +79,11 @@ class Writer(Protocol):
     def feed(self, event: TurnEvent) -> Iterable[bytes]: ...
 
     def error(self, error: ProxyError) -> Iterable[bytes]:
-        """The end of a stream that has begun and failed."""
+        """The last bytes of a stream that failed after its begin."""
 
     def keep_alive(self, words: str = "keep-alive") -> bytes:
-        """What says nothing to a client's program, and may be sent at any time before the end. `words` are for people,
-        where the protocol has a place for them."""
+        """Bytes that clients ignore, and that may be sent at any time before the end. `words`: for people, if the
+        protocol has a place for them."""
 
 
 class EventStream:
@@ -96,11 +97,11 @@ class EventStream:
 
 @dataclass(frozen=True, slots=True)
 class Wire:
-    """`bases` are what an agent's own base URL goes on with: `/agents/{agent_id}/v1/…`. `routes` adds the wire's own to
-    an application.
+    """`bases`: path prefixes after an agent's own: `/agents/{agent_id}/v1/…`. `routes` adds the wire's routes to an
+    application.
 
-    `key_in_address`: its clients know no other way than `?key=`. An address ends up in logs and histories.
-    `sockets`: paths that speak WebSocket too.
+    `key_in_address`: its clients can only send `?key=` (which is less safe: URLs are logged). `sockets`: paths that
+    also accept WebSockets.
     """
 
     name: str

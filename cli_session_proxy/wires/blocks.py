@@ -1,4 +1,4 @@
-"""What several wires read and count alike beside texts: images, files, calls without ids, efforts, estimates. Pure."""
+"""Shared by several wires: images, files, calls without ids, efforts, token estimates. Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from ..domain.models import Block, Message, Tool
 from ..errors import InvalidRequest
 
-# What the Messages API takes as an image (its documentation, "Vision").
+# Image types of the Messages API (its documentation, "Vision").
 IMAGE_TYPES = ("image/jpeg", "image/png", "image/gif", "image/webp")
 
 # Files that the Messages API takes as documents, beside `text/*`.
@@ -38,13 +38,13 @@ def is_web_address(url: str) -> bool:
 
 
 def base64_image(media_type: str, data: str, param: str) -> Block:
-    """An image block of standard base64. Raises `InvalidRequest`."""
+    """An image block from standard base64. Raises `InvalidRequest`."""
     media_type = media_type.lower()
     if media_type not in IMAGE_TYPES:
         raise InvalidRequest(f"{param}: the image must be one of {', '.join(IMAGE_TYPES)}", param=param)
     try:
         empty = not base64.b64decode(data, validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: letters beyond ASCII
+    except (binascii.Error, ValueError) as exc:  # ValueError: not ASCII
         raise InvalidRequest(f"{param} is not valid base64", param=param) from exc
     if empty:
         raise InvalidRequest(f"{param} holds no image", param=param)
@@ -81,7 +81,7 @@ def document(source: Block, title: str | None) -> Block:
 
 
 def named_file(data: str, name: str | None, param: str) -> Block:
-    """A file as OpenAI's wires bring it: a data URL, or base64 whose type its name tells. Raises `InvalidRequest`."""
+    """A file of OpenAI's wires: a data URL, or base64 whose type follows from its name. Raises `InvalidRequest`."""
     head = _DATA_URL.match(data)
     if head is not None and head[2].lower() == ";base64":
         return base64_file(head[1], data[head.end() :], param, name)
@@ -91,7 +91,7 @@ def named_file(data: str, name: str | None, param: str) -> Block:
 
 
 def image_block(url: str, param: str) -> Block:
-    """An image by http(s) URL or as a data URL; `param` is the field it stood in. Raises `InvalidRequest`."""
+    """An image by http(s) URL or as a data URL; `param`: the name of its field. Raises `InvalidRequest`."""
     if is_web_address(url):
         return {"type": "image", "source": {"type": "url", "url": url}}
     head = _DATA_URL.match(url)
@@ -101,17 +101,16 @@ def image_block(url: str, param: str) -> Block:
 
 
 class OpenCalls:
-    """The calls of a history that wait for a result, on wires whose clients may give them no ids."""
+    """Calls in a history without a result yet, for wires on which calls may have no ids."""
 
     def __init__(self) -> None:
         self._open: set[str] = set()
-        # Ids by function, and under None all of them; those that are answered are still among them.
+        # Ids by function, and under None all of them, including answered ones.
         self._of: dict[str | None, deque[str]] = {None: deque()}
         self._count = 0
 
     def next_answer(self) -> None:
-        """The model speaks again: what is open of its earlier answers was given up, as by a client whose tool failed.
-        No later result is theirs."""
+        """A new answer of the model begins: open calls of earlier answers were given up, and get no later results."""
         self._open.clear()
 
     def call(self, given: str | None, name: str) -> str:
@@ -123,7 +122,7 @@ class OpenCalls:
         return made
 
     def result(self, given: str | None, name: str | None) -> str:
-        """The id of the call this answers: the one it names, else the oldest open call (of that function)."""
+        """The id of the call to which a result belongs: the named one, else the oldest open call (of that function)."""
         if given is not None:
             self._open.discard(given)
             return given
@@ -151,7 +150,7 @@ def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Ite
         tokens += TOKENS_PER_MESSAGE
         for block in message.content:
             if block["type"] == "image" or block.get("source", {}).get("type") == "base64":
-                tokens += TOKENS_PER_IMAGE  # of a PDF, a page
+                tokens += TOKENS_PER_IMAGE  # or one page of a PDF
                 continue
             text = block.get(block["type"])
             tokens += _tokens(text if isinstance(text, str) else json.dumps(block, ensure_ascii=False))
@@ -163,7 +162,7 @@ def _tokens(text: str) -> float:
 
 
 def opened(block: Block) -> tuple[Block, list[Block]]:
-    """A whole block as a stream tells it: what it starts as, and its deltas."""
+    """A whole block in the form of a stream: its start and its deltas."""
     kind = block["type"]
     if kind == "text":
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]

@@ -1,4 +1,4 @@
-"""What every wire shares: who the agent is, how a body and the conversation in it are read, how errors and events look.
+"""Shared by all wires: naming the agent, reading bodies and conversations, writing errors and events.
 
 Pure, no I/O.
 """
@@ -27,40 +27,39 @@ from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 
 T = TypeVar("T")
 
-# A part of a content as the wire sent it, and what reads one of its type, at its place in the body.
+# A content part of the request, and a function that reads a part at its place in the body.
 Part = Mapping[str, Any]
 Reader = Callable[[Part, str], "Block | None"]
 
-# The parameters of a turn under a wire's own names, with their place in its body: so they are read, and so one that the
-# turn runs without is named in X-Ignored-Params.
+# A wire's own names of a turn's parameters (with their place in the body), for reading and for X-Ignored-Params.
 Names = Mapping[Name, str]
 
-# Idempotency keys are random ids in the field; Stripe's documented bound for the same header.
+# The longest idempotency key: Stripe's documented limit.
 MAX_IDEMPOTENCY_KEY = 255
-# Of `metadata`, what is kept with a turn: OpenAI takes 16 pairs of 64 and 512 characters, LiteLLM adds its own.
+# Limits for stored `metadata`: OpenAI takes 16 pairs of 64 and 512 characters; LiteLLM adds its own.
 MAX_NOTES = 32
 NOTE_NAME = 64
 NOTE_LENGTH = 512
-# What LiteLLM puts in front of a model's name when it routes to an OpenAI-compatible endpoint or to us.
+# Prefixes of a model's name from LiteLLM's routing to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
 
-# Vendors add fields all the time, so an unknown one is taken, and named as one without effect: at most this many.
+# Vendors often add fields, so unknown ones are accepted, and reported as ignored: at most this many.
 MAX_UNREAD = 16
-# A name goes into a header, so it is one that a vendor could have.
+# Names of fields that may be put into a header.
 _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
-# Between which numbers each may be (None: there is no bound), and whether only whole ones. Of temperature it is
-# OpenAI's and Google's scale, Anthropic's goes to 1; a seed is any whole number of 64 bits.
+# Each parameter's minimum and maximum (None: unbounded), and whether it is an integer. Temperature has OpenAI's and
+# Google's scale (Anthropic's goes to 1); a seed is any 64-bit integer.
 NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
     "max_tokens": (1, None, True), "temperature": (0, 2.0, False), "top_p": (0, 1, False), "top_k": (0, None, True),
     "seed": (-(2**63), 2**63 - 1, True),
 }  # fmt: skip
 
-# Made once: `json.dumps` makes one for each call where it is told anything.
+# Made once: `json.dumps` with options makes an encoder at each call.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
 
-# Why an answer is not whole.
+# Reasons for an incomplete answer.
 INCOMPLETE = ("max_tokens", "model_context_window_exceeded", "refusal")
 
 
@@ -73,20 +72,20 @@ MAX_CLIENT = 200
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What the request says about itself outside its body: path, headers, key."""
+    """The names and options of a request outside its body: from path, headers and key."""
 
     agent: str | None = None  # in the path, else in a header
     fresh: bool = False
-    keep: bool = True  # `X-Chain: none`: nothing, once the answer was delivered
+    keep: bool = True  # False for `X-Chain: none`: delete everything after the delivery
     idempotency_key: str | None = None
     is_retry: bool = False
     request_id: str | None = None
     owner: str = LOCAL_OWNER
     window: Window | None = None
-    client: str = ""  # which program asks, in its own words
+    client: str = ""  # the client program's User-Agent
 
     def agent_id(self, body: Mapping[str, Any]) -> str | None:
-        """The agent's name, by the first place that gives one; None where the history has to name it."""
+        """The agent's name from the first place that has one; None: to be found by the history."""
         metadata = body.get("metadata")
         inner: Mapping[str, Any] = metadata if isinstance(metadata, dict) else {}
         for place, value in (
@@ -115,8 +114,8 @@ class Naming:
         options: TurnOptions = PLAIN,
         call: JSON | None = None,
     ) -> TurnRequest:
-        """What a body of this wire asks, with what is said outside of it. `address`: what else tells two requests with
-        the same body apart."""
+        """The turn request of a body, with the names and options outside of it. `address`: distinguishes requests with
+        equal bodies at different routes."""
         agent_id = self.agent_id(body)
         return TurnRequest(
             model=model,
@@ -134,7 +133,7 @@ class Naming:
             wire=wire,
             request_id=self.request_id,
             options=replace(options, window=self.window, metadata=noted(body)),
-            # What is not kept cannot be asked for later.
+            # A deleted answer cannot be asked for later.
             call=call if call is None or self.keep else {**call, "store": False},
             kept=self.keep,
         )
@@ -167,7 +166,7 @@ def naming(
         window = Window.parse(headers["x-window"]) if "x-window" in headers else None
     except ValueError as exc:
         raise InvalidRequest(f"X-Window: {exc}", param="X-Window") from exc
-    # The openai and anthropic clients count their own retries here (openai 3.52, anthropic 2.11); all else is none.
+    # The openai and anthropic clients count their retries here (openai 3.52, anthropic 2.11).
     retries = headers.get("x-stainless-retry-count", "")
     return Naming(
         agent=header_agent if path_agent is None else path_agent,
@@ -192,17 +191,19 @@ def decoded_agent_id(raw: bytes) -> str:
 
 def encoded_agent_id(agent_id: str) -> str:
     named = quote(agent_id, safe="")
-    return named if named.strip(".") else named.replace(".", "%2E")  # a path with dots alone is shortened by clients
+    return (
+        named if named.strip(".") else named.replace(".", "%2E")
+    )  # clients drop segments of dots
 
 
-# --- what a body asks
+# --- calls
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireCall:
-    """A request for the engine, and how its client wants the answer. Wires add what is their own.
+    """A request for the engine, and the form of its answer. Wires add fields of their own.
 
-    `ignored`: names of what was accepted without effect. `parameters`: what the wire calls those that a turn may run
+    `ignored`: names of accepted fields without effect. `parameters`: the wire's names of parameters that a turn may run
     without.
     """
 
@@ -214,8 +215,8 @@ class WireCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptCall(WireCall):
-    """Of a wire that keeps its turns. `previous` names the one to continue, by the wire's own id. `background`: the
-    turn runs to its end without its client."""
+    """A call of a stateful wire. `previous`: the wire's id of the turn to continue. `background`: the turn runs to its
+    end without its client."""
 
     previous: str | None
     background: bool
@@ -225,14 +226,14 @@ class KeptCall(WireCall):
 
 
 def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
-    """What a wire's `read` makes of a body. Raises `InvalidRequest`."""
+    """Parse a body with a wire's `read`. Raises `InvalidRequest`."""
     return read(parse_body(raw), about)
 
 
 def noted(body: Mapping[str, Any]) -> JSON:
-    """What the client notes of its request in `metadata`: short values by short names, kept with the turn for people.
+    """The client's `metadata`: short values by short names, stored with the turn for people.
 
-    It names nobody and decides nothing; only `agent_id` and `litellm_session_id` in it do (see `Naming`).
+    It has no effect, except for `agent_id` and `litellm_session_id` (see `Naming`).
     """
     given = body.get("metadata")
     notes = islice(given.items(), MAX_NOTES) if isinstance(given, dict) else ()
@@ -245,7 +246,7 @@ def noted(body: Mapping[str, Any]) -> JSON:
 
 
 def parse_body(raw: bytes) -> JSON:
-    """The request's JSON object. Raises `InvalidRequest` for all that is not one within the limits."""
+    """The request's JSON object. Raises `InvalidRequest` if it is invalid or exceeds the limits."""
     try:
         body = limits.loads(raw.decode("utf-8"), strict=True)
     except UnicodeDecodeError as exc:
@@ -253,11 +254,11 @@ def parse_body(raw: bytes) -> JSON:
     except limits.TooDeep as exc:
         raise InvalidRequest(f"the body's JSON cannot be used: {exc}; send it flatter") from exc
     except ValueError as exc:
-        # A JSONDecodeError's message holds a position and never the text.
+        # A JSONDecodeError's message has a position, never the text.
         raise InvalidRequest(f"the body is not valid JSON: {exc}") from exc
     if not isinstance(body, dict):
         raise InvalidRequest("the body must be a JSON object")
-    # Each value takes two bytes at least: a small body is not counted.
+    # Each value takes at least two bytes, so a small body need not be counted.
     if len(raw) > 2 * limits.VALUES and limits.holds_more(body, limits.VALUES):
         raise InvalidRequest(f"the body has more than {limits.VALUES:,} JSON values: send less")
     return body
@@ -269,7 +270,8 @@ def fingerprint(owner: str, agent_id: str | None, wire: str, body: Mapping[str, 
 
 
 def canonical(value: Any) -> bytes:
-    """Equal for equal values. Raises `InvalidRequest` for what Python reads and no JSON can carry on."""
+    """Canonical JSON: equal for equal values. Raises `InvalidRequest` for values that Python reads but JSON cannot
+    have."""
     try:
         return _CANONICAL.encode(value).encode("utf-8")
     except UnicodeEncodeError as exc:
@@ -279,7 +281,7 @@ def canonical(value: Any) -> bytes:
 
 
 def model_name(value: object) -> str:
-    """The CLI's name of the model; a LiteLLM prefix is taken off, and no model means `default`."""
+    """The CLI's name of the model, without a LiteLLM prefix; `default` without a model."""
     if value is None:
         return "default"
     if not isinstance(value, str):
@@ -292,7 +294,7 @@ def model_name(value: object) -> str:
 
 
 class Fields(dict[str, Any]):
-    """An object of a body that records which of its fields are read: the others have no effect."""
+    """An object of a body that records which fields were read: the others have no effect."""
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
@@ -303,15 +305,15 @@ class Fields(dict[str, Any]):
         return super().get(name, default)
 
     def given(self, names: Collection[str]) -> tuple[str, ...]:
-        """Those of these fields that are there and not null, in this order. It asks for all of them at once."""
+        """Those of these fields that are present and not null, in this order. All of them count as read."""
         self._asked.update(names)
-        if self.keys().isdisjoint(names):  # nearly every body
+        if self.keys().isdisjoint(names):  # the usual case
             return ()
         return tuple(name for name in names if self.get(name) is not None)
 
     def unread(self, where: str = "") -> tuple[str, ...]:
-        """The fields that say something and were not asked for: they have no effect. Call it when all has been read."""
-        if self.keys() <= self._asked:  # nearly every body
+        """Fields with a value that were not read, and so have no effect. Call it after reading everything."""
+        if self.keys() <= self._asked:  # the usual case
             return ()
         unread = (
             name for name in self if name not in self._asked and self[name] is not None and _FIELD.fullmatch(name)
@@ -326,9 +328,9 @@ def wrong_type(param: str, wanted: str) -> InvalidRequest:
 def optional(
     body: Mapping[str, Any], name: str, kind: type[T] | tuple[type[T], ...], wanted: str, *, where: str = ""
 ) -> T | None:
-    """The field's value, None where it is absent or null, `InvalidRequest` for another type.
+    """The field's value; None if it is absent or null; `InvalidRequest` for another type.
 
-    A boolean is no number, though Python thinks so.
+    A boolean is no number, although it is an `int` in Python.
     """
     value = body.get(name)
     if value is None:
@@ -338,7 +340,7 @@ def optional(
     return value
 
 
-# What JSON has as a number.
+# JSON's numbers.
 NUMBER: tuple[type[int], type[float]] = (int, float)
 
 
@@ -356,7 +358,7 @@ def read_parameters(
     thinking: bool | None = None,
     get: Callable[[Mapping[str, Any], str], Any] | None = None,
 ) -> Parameters:
-    """What these fields say. `get` finds one of them where it may be spelt otherwise. Raises `InvalidRequest`, which
+    """The parameters in these fields. `get`: reads a field that has several spellings. Raises `InvalidRequest`, which
     names the field."""
     given: dict[str, Any] = {}
     for name, (least, most, whole) in NUMBERS.items():
@@ -380,11 +382,11 @@ def read_parameters(
     return Parameters(thinking=thinking, **given)
 
 
-# --- the conversation of a body, in the blocks of the Messages API
+# --- conversations, converted to blocks of the Messages API
 
 
 def by_role(messages: Sequence[object]) -> Iterator[tuple[str, str, Part]]:
-    """Each message of a body with its place and its role. Raises `InvalidRequest`."""
+    """(place in the body, role, message) of each message. Raises `InvalidRequest`."""
     limits.at_most(messages, limits.MESSAGES, "messages")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
@@ -394,7 +396,7 @@ def by_role(messages: Sequence[object]) -> Iterator[tuple[str, str, Part]]:
 
 
 def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
-    """What `kinds` make of parts by their `type`; those that say nothing are left out. Raises `InvalidRequest`."""
+    """Read each part with the reader in `kinds` for its `type`; empty parts are left out. Raises `InvalidRequest`."""
     read: list[Block] = []
     for index, part in enumerate(parts):
         here = f"{where}[{index}]"
@@ -409,7 +411,7 @@ def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader
 
 
 def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: str) -> tuple[Block, ...]:
-    """The `content` of a message: a text, or a list of `parts` (as the wire calls them). Raises `InvalidRequest`."""
+    """The `content` of a message: a text, or a list of `parts` (the wire's word for them). Raises `InvalidRequest`."""
     content = message.get("content")
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
@@ -419,20 +421,20 @@ def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: 
 
 
 def read_text(part: Part, where: str) -> Block | None:
-    """A part of type `text`; None where it says nothing."""
+    """A part of type `text`; None if it is empty."""
     text = required(part, "text", str, "a string", where=f"{where}.")
     return {"type": "text", "text": text} if text else None
 
 
 def without_blank_texts(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
-    """Without white text blocks, which the Messages API refuses, where another block says something."""
+    """Without blank text blocks, which the Messages API refuses; unchanged if there are no other blocks."""
     return tuple(block for block in blocks if block["type"] != "text" or block["text"].strip()) or blocks
 
 
 @dataclass(slots=True)
 class Instructions:
-    """The system and developer messages of one body: those before the conversation are its system prompt, a later one
-    stays where it is (`reminders`)."""
+    """The system and developer messages of a body: those before the conversation form its system prompt, later ones
+    stay at their place as `reminders`."""
 
     system: list[str] = field(default_factory=list)
 
@@ -445,13 +447,13 @@ class Instructions:
             self.system.append(text)
 
     def ask_last(self, where: str, conversation: list[tuple[str, Message]]) -> None:
-        """The body has no other message: the last instruction becomes the question."""
+        """If the body has no other message, the last instruction becomes the prompt."""
         if self.system:
             conversation.append((where, reminder(self.system.pop())))
 
 
 def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[Message, ...]:
-    """The messages without their places in the body. Raises `InvalidRequest` where the last one asks nothing."""
+    """The messages without their places in the body. Raises `InvalidRequest` if the last one is no prompt or result."""
     if not conversation:
         raise InvalidRequest("messages must hold a user message", param="messages")
     where, last = conversation[-1]
@@ -459,9 +461,9 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
         raise InvalidRequest("the last message must be the user's or a tool's", param=f"{where}.role")
     if not any(block["type"] != "text" or block["text"].strip() for block in last.content):
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    # A program that resumes may send the results of its last calls again: equal ones count once.
+    # A program that resumes may repeat the results of its last calls: equal ones count once.
     out: list[Message] = []
-    told: dict[str, Block] = {}  # since the last message of the model's
+    told: dict[str, Block] = {}  # results since the model's last message
     for _, message in conversation:
         if message.role == "assistant":
             told = {}
@@ -481,7 +483,7 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
 
 
 def stop_texts(given: object, where: str) -> tuple[str, ...]:
-    """The texts before which the answer ends; empty ones say nothing. Raises `InvalidRequest`."""
+    """The stop sequences, without empty ones. Raises `InvalidRequest`."""
     if not isinstance(given, list) or not all(isinstance(stop, str) for stop in given):
         raise wrong_type(where, "a list of strings")
     limits.at_most(given, limits.STOPS, where)
@@ -491,8 +493,8 @@ def stop_texts(given: object, where: str) -> tuple[str, ...]:
 
 
 def arguments(text: str | None, where: str) -> JSON:
-    """The arguments of a call in a client's history. What is no JSON object (a call that was cut off) is kept as text:
-    refused, it would make every later request of that client fail. Raises `InvalidRequest`."""
+    """The arguments of a call in a client's history. If they are no JSON object (e.g. of a cut call), they are stored
+    as text: refusing them would make every later request of that client fail. Raises `InvalidRequest`."""
     try:
         given = limits.loads(text or "{}")
     except limits.TooDeep as exc:
@@ -503,7 +505,8 @@ def arguments(text: str | None, where: str) -> JSON:
 
 
 def checked_arguments(conversation: Iterable[Message], where: str) -> None:
-    """Arguments that came as text are JSON, and of all calls together as large as a body. Raises `InvalidRequest`."""
+    """Check arguments that came as text: valid JSON, and all together within a body's limits. Raises
+    `InvalidRequest`."""
     arguments = [block["input"] for message in conversation for block in message.content if block["type"] == "tool_use"]
     if not arguments:
         return
@@ -511,30 +514,30 @@ def checked_arguments(conversation: Iterable[Message], where: str) -> None:
         raise InvalidRequest(
             f"{where}: the arguments of the calls have more than {limits.VALUES:,} JSON values: send less", param=where
         )
-    try:  # the fingerprint has seen them as a text; half a character in one stays: a model may have said it
+    try:  # the fingerprint only saw a text; half a surrogate pair is allowed: it may be a model's
         json.dumps(arguments, allow_nan=False)
     except ValueError as exc:
         raise InvalidRequest(f"{where}: the arguments of a call hold a number that is not JSON", param=where) from exc
 
 
-# --- how it is answered
+# --- answers
 
 
 def own_names(names: Names, unmet: Iterable[Name]) -> list[str]:
-    """The wire's own names of these."""
+    """The wire's names of these parameters."""
     return [names[name] for name in unmet if name in names]
 
 
 def turn_id_in(name: str, prefix: str) -> str | None:
-    """The turn that a wire's own id names; None where it cannot be one of ours."""
+    """The turn id in a wire's own id; None if it is not one of ours."""
     key = name.removeprefix(prefix)
     return f"turn_{key}" if key != name and key else None
 
 
 def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
-    """A turn's state in the words of a wire that knows incomplete answers.
+    """A turn's status in the words of a wire that has incomplete answers.
 
-    A turn that was ended by anybody but its client, such as a proxy that stopped, has failed.
+    A turn that was cancelled by anybody but its client, e.g. by a stopping proxy, has failed.
     """
     if turn.status == "cancelled" and ((turn.error or {}).get("detail") or {}).get("by") != "client":
         return "failed"
@@ -544,19 +547,19 @@ def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
 
 
 def refusal_words(turn: Turn) -> str | None:
-    """Why a turn was refused, as its client is told; None where it was not."""
+    """The message for the client of a refused turn; None for other turns."""
     return turn.evidence.refusal.words if turn.status == "refused" and turn.evidence.refusal is not None else None
 
 
 def retry_headers(error: ProxyError) -> dict[str, str]:
-    """Retry-After in whole seconds, rounded up so that no client comes too early; and, for the SDKs of OpenAI and
-    Anthropic, that a retry of theirs cannot help."""
+    """Retry-After in whole seconds, rounded up so that no client retries too early; and a header that tells the SDKs of
+    OpenAI and Anthropic not to retry if that cannot help."""
     after = {} if error.retry_after is None else {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
     return after if error.retry else {**after, "x-should-retry": "false"}
 
 
 def compact(data: Any) -> bytes:
-    """ASCII JSON, as every wire sends it."""
+    """Compact ASCII JSON."""
     return _COMPACT.encode(data).encode()
 
 
@@ -566,7 +569,7 @@ def sse(data: JSON) -> bytes:
 
 
 def sse_event(name: str, data: JSON) -> bytes:
-    """The same with a name, for the wires that have an `event:` line."""
+    """The same with an `event:` line."""
     return b"event: " + name.encode() + b"\n" + sse(data)
 
 
