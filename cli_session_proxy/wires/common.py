@@ -191,9 +191,7 @@ def decoded_agent_id(raw: bytes) -> str:
 
 def encoded_agent_id(agent_id: str) -> str:
     named = quote(agent_id, safe="")
-    return (
-        named if named.strip(".") else named.replace(".", "%2E")
-    )  # clients drop segments of dots
+    return named if named.strip(".") else named.replace(".", "%2E")  # clients drop segments of dots
 
 
 # --- calls

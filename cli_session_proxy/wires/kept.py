@@ -1,4 +1,4 @@
-"""Turns that a stateful wire has given an id for: found again, cancelled, their id taken away."""
+"""Turns of stateful wires by their ids: find, stream, cancel, and delete the id."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from .common import encoded_agent_id
 
 class Replay(Writer, Protocol):
     def whole(self, turn: Turn) -> Iterable[bytes]:
-        """All events of a turn that has ended, well or not."""
+        """All events of an ended turn."""
 
 
 class KeptTurns:
-    """Over one engine, for one wire: `turn_id_of` reads its ids, `unknown` is its error.
+    """For one engine and one wire: `turn_id_of` parses its ids, `unknown` is its error.
 
-    Ids of another owner, deleted ones and those of calls that were not to be stored are as unknown as made-up ones.
+    Ids of other owners, deleted ones and those of calls with `store: false` count as unknown.
     """
 
     def __init__(
@@ -34,7 +34,7 @@ class KeptTurns:
         self._unknown = unknown
 
     async def turn(self, owner: str, given: str, *, stored: bool = True) -> Turn:
-        """Raises the wire's `NotFound`. `stored` is False where a call that was not to be stored is known too."""
+        """Raises the wire's `NotFound`. `stored` False: also find calls with `store: false`."""
         turn_id = self._turn_id_of(given)
         turn = None if turn_id is None else await self._engine.view.turn(turn_id)
         agent = None if turn is None else await self._engine.store.agent_by_key(turn.agent_key)
@@ -45,7 +45,7 @@ class KeptTurns:
         return turn
 
     async def about(self, turn: Turn) -> dict[str, str]:
-        """The answer's headers for a turn that is not run by this request."""
+        """The headers for a turn that another request has run."""
         agent = await self._engine.store.agent_by_key(turn.agent_key)
         known = {
             "X-Agent-Id": encoded_agent_id(agent.agent_id) if agent else None, "X-Turn-Id": turn.id,
@@ -55,24 +55,23 @@ class KeptTurns:
         return {name: value for name, value in known.items() if value is not None}
 
     async def stream(self, owner: str, given: str, writer: Callable[[Turn], Replay], keepalive: float) -> Response:
-        """The events of a turn, while it runs (in whichever proxy) or long after."""
+        """The events of a turn, while it runs (in any proxy) or later."""
         turn = await self.turn(owner, given)
         answer = None if turn.status in FINISHED else await self._engine.watch(turn)
         if answer is not None:
             return StreamAnswer(answer, None, writer(answer.accepted), keepalive)
-        turn = await self.turn(owner, given)  # it may have ended in between
+        turn = await self.turn(owner, given)  # it may have just ended
         written = writer(turn)
         return Response(b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.about(turn))
 
     async def cancel(self, owner: str, given: str) -> Turn:
-        """The turn after its end was asked for, and waited for. Raises `SessionBusy` where another proxy does not end
-        it."""
+        """Cancel the turn, and wait for its end. Raises `SessionBusy` if another proxy does not end it."""
         turn = await self.turn(owner, given)
         if turn.status not in FINISHED:
             await self._engine.end(turn, "client")
         return await self.turn(owner, given)
 
     async def delete(self, owner: str, given: str) -> None:
-        """Take the id away; the words stay in the chain for those who go on from later turns of it."""
+        """Delete the id. The messages stay in the chain, for clients that continue later turns."""
         turn = await self.cancel(owner, given)
         await self._engine.store.add_to_call(turn.id, {"deleted": True})

@@ -1,7 +1,7 @@
-"""What LiteLLM passes to a custom handler, read into the chat request that our own endpoint would have got.
+"""Converts the arguments of a LiteLLM custom handler to the chat request that our own endpoint would have got.
 
-Where LiteLLM puts what its client sent was measured on 1.106.2: unknown body fields arrive in
-`optional_params`, `metadata` and the client's headers in `litellm_params`, `extra_headers` in `headers`.
+Measured on LiteLLM 1.106.2: unknown body fields arrive in `optional_params`, `metadata` and the client's headers in
+`litellm_params`, `extra_headers` in `headers`.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ...domain.models import JSON
 from ...errors import InvalidRequest
 from ...wires.common import checked_agent_id, decoded_agent_id, encoded_agent_id
 
-# What names and de-duplicates a request; nothing else of the client's headers goes on.
+# The client's headers that are forwarded: those that name or deduplicate a request.
 FORWARDED = ("x-chain", "idempotency-key", "x-stainless-retry-count", "x-request-id")
-# LiteLLM's own bookkeeping that it leaves among the parameters.
+# LiteLLM's own parameters among those of the client.
 NOT_OURS = ("max_retries", "extra_body", "extra_headers", "stream", "stream_options")
-# Set by the LiteLLM proxy when it made the session id up (`missing_session_id: generate`): new for each request.
+# Set by the LiteLLM proxy if it generated the session id (`missing_session_id: generate`): different for each request.
 GENERATED_SESSION = "litellm_session_id_generated"
 
 
 @dataclass(frozen=True, slots=True)
 class ProviderCall:
-    """One call: the chat body, the headers that name it (lower case), where to, and how long (seconds)."""
+    """One call: the chat body, its headers (lower case), the address and the timeout in seconds."""
 
     model: str
     body: JSON
@@ -39,7 +39,7 @@ class ProviderCall:
 
 
 def read(kwargs: Mapping[str, Any], *, stream: bool) -> ProviderCall:
-    """The call that LiteLLM's keyword arguments describe. Raises `InvalidRequest` for a name that is no name."""
+    """Convert LiteLLM's keyword arguments. Raises `InvalidRequest` for an invalid agent name."""
     params = _mapping(kwargs.get("litellm_params"))
     sent = _client_headers(kwargs, params)
     body = _body(kwargs, stream=stream)
@@ -61,7 +61,8 @@ def read(kwargs: Mapping[str, Any], *, stream: bool) -> ProviderCall:
 
 
 def _seconds(timeout: Any) -> float | None:
-    """How long LiteLLM's caller waits for an answer. It may be the client's word: no number would never be over."""
+    """The timeout of LiteLLM's caller. It may come from the client, so it is checked: NaN or infinity would never
+    end."""
     if isinstance(timeout, httpx.Timeout):
         timeout = timeout.read
     try:

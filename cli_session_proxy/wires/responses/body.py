@@ -2,8 +2,8 @@
 
     POST /v1/responses ─ read() ─▶ ResponsesCall ─ dialogues ─▶ the engine ─▶ response() or EventWriter
 
-A response is a turn, and its id is the turn's: `turn_abc` is `resp_abc`. What the chain does not keep by itself
-(metadata, `store`, the parameters to echo) is the turn's `call`.
+A response is a turn, with the turn's id: `turn_abc` is `resp_abc`. Data that the chain does not have (metadata,
+`store`, echoed parameters) is in the turn's `call`.
 """
 
 from __future__ import annotations
@@ -53,15 +53,15 @@ _TEXTS = (
 )  # fmt: skip
 _FLAGS = ("stream", "background", "store", "parallel_tool_calls")
 
-# What a Response says of parameters that its client left out, or that have no effect: OpenAI's defaults. Strict readers
-# want every field.
+# Values in a Response for parameters that were not sent or have no effect: OpenAI's defaults. Strict clients need every
+# field.
 DEFAULTS: JSON = {
     "temperature": 1.0, "top_p": 1.0, "max_output_tokens": None, "max_tool_calls": None, "parallel_tool_calls": True,
     "tool_choice": "auto", "truncation": "disabled", "service_tier": "default", "top_logprobs": 0,
     "prompt_cache_key": None, "safety_identifier": None, "user": None, "presence_penalty": 0.0,
     "frequency_penalty": 0.0, "instructions": None, "metadata": {},
 }  # fmt: skip
-# What is used, and what only names something.
+# Fields that are used, and fields with ids or labels only.
 _SAMPLED = ("temperature", "top_p", "max_output_tokens")
 _ECHOED = (
     *_SAMPLED, "parallel_tool_calls", "prompt_cache_key", "safety_identifier", "user", "instructions", "metadata",
@@ -69,7 +69,7 @@ _ECHOED = (
 _LOGPROBS = "message.output_text.logprobs"
 
 METADATA_PAIRS = 16
-# What the answer says of its text's; another one has no effect.
+# The values that the answer reports; others have no effect.
 VERBOSITY = "medium"
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "completed",
@@ -83,9 +83,9 @@ _INCOMPLETE = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponsesCall(KeptCall):
-    """What a body asks for: a request that `composing` completes by what its conversation holds.
+    """A parsed body. `composing` completes its request with the conversation's items.
 
-    `system` are texts among its input. `conversation` is a conversation's id. `client`: which program asks.
+    `system`: system texts in its input. `conversation`: a conversation's id. `client`: the client program.
     """
 
     system: tuple[str, ...]
@@ -95,7 +95,7 @@ class ResponsesCall(KeptCall):
 
 
 def read(body: JSON, naming: Naming) -> ResponsesCall:
-    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    """Parse a body. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
     if body.get("prompt") is not None:
         raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
@@ -158,7 +158,8 @@ def _call(
     conversation: str | None,
     offered: Given,
 ) -> JSON:
-    """What is kept with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`, `shapes`."""
+    """The data that is stored with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`,
+    `shapes`."""
     echo = {name: body[name] for name in _ECHOED if body.get(name) is not None}
     if isinstance(body.get("tool_choice"), str | dict):
         echo["tool_choice"] = body["tool_choice"]
@@ -174,7 +175,7 @@ def _call(
         "format": format,
         "reasoning": {
             "effort": reasoning.get("effort"),
-            # "none" is no word of the Response's own type
+            # the Response's type has no "none"
             "summary": None if reasoning.get("summary") == "none" else reasoning.get("summary"),
         },
     }
@@ -196,7 +197,7 @@ def _check_types(body: Mapping[str, Any]) -> None:
 
 
 def checked_metadata(value: object) -> JSON:
-    """Up to 16 pairs of texts, `{}` for none. Raises `InvalidRequest`."""
+    """Valid metadata: up to 16 pairs of texts. Raises `InvalidRequest`."""
     if value is None:
         return {}
     if not isinstance(value, dict) or not all(isinstance(text, str) for text in value.values()):
@@ -242,7 +243,7 @@ status_of = partial(common.status_of, names=_STATUSES)
 
 
 def response(turn: Turn, status: str | None = None) -> JSON:
-    """The Response of a turn as it stands, every field of the wire present. `status` shows an earlier state."""
+    """The Response of a turn in its present state, with all fields. `status`: show an earlier status."""
     call = turn.call or {}
     status = status or status_of(turn)
     ended = status in ("completed", "incomplete")
@@ -253,10 +254,10 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     reason = _INCOMPLETE.get(turn.stop_reason or "") if status == "incomplete" else None
     incomplete = None if reason is None else {"reason": reason}
     if incomplete is not None and (words := common.refusal_words(turn)) is not None:
-        incomplete["message"] = words  # ours: what the provider said of a refusal
+        incomplete["message"] = words  # our own field: the provider's message
     conversation = call.get("conversation")
     error = turn.error or {}
-    # With our own code, as on every wire: OpenAI's clients take any, though their types name a closed list.
+    # With our own code, as on every wire: OpenAI's clients accept any, although their types have a fixed list.
     failure = {
         "code": error.get("code", "upstream_error"),
         "message": redact.text(str(error.get("message", "the turn failed"))),

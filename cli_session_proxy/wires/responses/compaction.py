@@ -1,7 +1,7 @@
-"""A conversation in one item: what POST /v1/responses/compact gives, and what stands for it in a later input. Pure.
+"""A whole conversation in one item: made by POST /v1/responses/compact, and read in a later input. Pure.
 
-The item is opaque to its client. Here it holds the whole conversation as text: the chain keeps all of it anyway, and
-the CLI compacts by itself where the model's context is full.
+The item is opaque to its client. It has the whole conversation as text: the chain stores all of it anyway, and the CLI
+compacts by itself if the model's context is full.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...domain.reminders import reminder
 from ..common import optional
 
 _SEAL = "csp1:"
-# Of an item that is read again: text presses well, and a small item must not become a large one.
+# The largest decompressed item: a small item must not become huge.
 LARGEST = 32 * 1024 * 1024
 UNKNOWN = "The earlier part of this conversation was compacted by another service and cannot be read here."
 
@@ -30,8 +30,8 @@ def sealed(messages: Sequence[Message]) -> str:
 
 
 def unsealed(item: Mapping[str, Any], where: str) -> Message:
-    """What the model is told in its place: what came before it, in words of ours. Another's is sealed: nobody can read
-    it here."""
+    """The message that replaces the item: the earlier conversation. An item of another server is encrypted and cannot
+    be read."""
     content = optional(item, "encrypted_content", str, "a string", where=f"{where}.")
     if content is None or not content.startswith(_SEAL):
         return reminder(UNKNOWN)

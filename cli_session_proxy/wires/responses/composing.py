@@ -1,4 +1,4 @@
-"""Puts together what a turn sends to the model: the conversation, then the client's input. Pure, no I/O."""
+"""Composes a turn's prompt: the conversation's items, then the client's input. Pure, no I/O."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .tools import with_brought
 
 @dataclass(frozen=True, slots=True)
 class OpenDialogue:
-    """What a conversation holds: the turns of its path with the items of each, and the `free` items, which no turn on
-    the path has sent yet. `removed`: ids of items that were taken out."""
+    """A conversation: the turns of its path with their items, and the `free` items, which no turn on the path has sent
+    yet. `removed`: ids of removed items."""
 
     metadata: JSON
     removed: frozenset[str]
@@ -33,11 +33,11 @@ class OpenDialogue:
         return on_path + [entry_of(item) for item in self.free]
 
     def rest(self) -> tuple[Turn | None, list[ConversationItem]]:
-        """The last turn before anything was removed, and what is left of what was said after it."""
+        """The last turn before any removed item, and the remaining items after it."""
         touched = (at for at, said in enumerate(self.said) if any(entry.id in self.removed for entry in said))
         start = next(touched, len(self.path))
         left = [[entry for entry in said if entry.id not in self.removed] for said in self.said]
-        # An answer whose question was taken out belongs to the answer before it.
+        # An answer whose prompt was removed belongs to the answer before it.
         while start:
             roles = (entry.message.role for said in left[start:] for entry in said if entry.message is not None)
             if next(roles, "user") == "user":
@@ -51,7 +51,7 @@ def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[C
 
 
 def carried(parent: Turn | None) -> tuple[str, ...]:
-    """System texts that stay in force after a turn: items, and another wire's system prompt, but not `instructions`."""
+    """System texts that still apply after a turn: items, and another wire's system prompt, but not `instructions`."""
     if parent is None:
         return ()
     call = parent.call or {}
@@ -69,9 +69,9 @@ def compose(
     held: OpenDialogue | None = None,
     rest: Sequence[ConversationItem] = (),
 ) -> TurnRequest:
-    """The request that follows the turn `ran`. With `delta` the system texts and tools of that turn stay in force.
+    """The request that follows the turn `ran`. With `delta` the system texts and tools of that turn still apply.
 
-    `rest`: what the conversation holds after the turn `continues`. It goes in front, then its free items.
+    `rest`: the conversation's items after the turn `continues`. They come first, then the free items.
     """
     composed = _Composition(dict.fromkeys(carried(ran)) if delta else {}, begun=delta and ran is not None)
     if held is not None:
@@ -101,9 +101,9 @@ def compose(
 
 
 class _Composition:
-    """A turn's messages while they are put together. `begun`: the conversation has turns already.
+    """Collects a turn's messages. `begun`: the conversation already has turns.
 
-    `system_texts`: the parts of the system prompt, each with its id where it is a hand-written item.
+    `system_texts`: the parts of the system prompt, each with its id if it is an item of the client.
     """
 
     def __init__(self, system_texts: dict[str, str | None], *, begun: bool) -> None:
@@ -111,12 +111,12 @@ class _Composition:
         self.begun = begun
         self.messages: list[Message] = []
         self.ids: list[str | None] = []  # for each message the id of its item
-        self.takes: list[str] = []  # ids of hand-written items
+        self.takes: list[str] = []  # ids of the client's own items
         self._system_sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their item ids
-        self._other_items: list[str] = []  # hand-written items that are no messages
+        self._other_items: list[str] = []  # the client's own items that are no messages
 
     def add_path(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
-        """Add what was said on the path. Thinking alone is left out: its signature holds for its own answer only."""
+        """Add items of the path. Thinking is left out: its signature is only valid in its own answer."""
         for entry in entries:
             if entry.id in written:
                 self.takes.append(entry.id)
@@ -152,7 +152,7 @@ class _Composition:
                 self._add(reminder(text), None)
         for message in call.request.messages:
             self._add(message, None)
-        if not self.begun and not self.messages and self.system_texts:  # no other message: the last one asks
+        if not self.begun and not self.messages and self.system_texts:  # no other message: the last text is the prompt
             text, item_id = self.system_texts.popitem()
             if item_id is None:
                 self._system_sent.pop()

@@ -73,9 +73,9 @@ class ConversationsRoutes:
         return await self._dialogues.remove_item(named(request).owner, conversation_id, item_id)
 
     async def _read(self, request: Request, read: Callable[[JSON], T]) -> tuple[T, dict[str, str]]:
-        """What the body means, and the headers of the answer: they name what has no effect.
+        """The parsed body, and headers that name ignored fields.
 
-        `read` is importable by its name: a large body is read in another process.
+        `read` must be importable by name: a large body is parsed in another process.
         """
         meant, unread = await read_call(request, self._settings.max_body, partial(conversations.noted, read=read))
         return meant, ignored_header(unread)

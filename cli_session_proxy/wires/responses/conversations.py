@@ -1,7 +1,7 @@
 """OpenAI Conversations: ids, bodies and objects. Pure, no I/O.
 
-A conversation is an agent's chain. One that was made here is an agent whose name is the conversation's id; any
-other agent has an id too, so that a chain begun on another wire can be gone on with here.
+A conversation is an agent's chain. One that was created here is an agent named by the conversation's id. Any other
+agent has a conversation id, too, so that a chain of another wire can be continued here.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .items import written
 
 T = TypeVar("T")
 
-# OpenAI's bound for one call.
+# OpenAI's limit for one call.
 ITEMS_LIMIT = 20
 
 
@@ -34,9 +34,9 @@ class NewConversation:
 
 
 def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
-    """What a body means by one of those below, and its fields that have no effect. Raises `InvalidRequest`.
+    """Parse a body with one of the functions below; also returns its ignored fields. Raises `InvalidRequest`.
 
-    Nothing here becomes a turn, whose fingerprint would refuse what cannot be written down again.
+    Invalid numbers and texts are checked here, because these bodies have no fingerprint that would refuse them.
     """
     canonical(body)
     fields = Fields(body)

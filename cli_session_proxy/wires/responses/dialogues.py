@@ -1,6 +1,6 @@
-"""What the stateful wires of OpenAI name: responses and conversations, found and gone on with.
+"""Finds and continues responses and conversations, for OpenAI's stateful wires.
 
-A response is a turn, a conversation is an agent's chain. Ids of another owner are as unknown as made-up ones.
+A response is a turn, a conversation is an agent's chain. Ids of other owners count as unknown.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def new_id(kind: str) -> str:
 
 
 class Dialogues:
-    """Over one engine. `owner` is the name of the key that the client came with."""
+    """One per engine. `owner`: the name of the client's key."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -55,7 +55,7 @@ class Dialogues:
     # --- responses
 
     async def cancel(self, owner: str, given: str) -> Turn:
-        """End the turn. Raises `InvalidRequest` when it has ended in another way."""
+        """Cancel the turn. Raises `InvalidRequest` if it has ended in another way."""
         turn = await self.kept.cancel(owner, given)
         if turn.status in FINISHED and turn.status != "cancelled":
             kind = responses.status_of(turn) if (turn.call or {}).get("background") else "synchronous"
@@ -65,10 +65,9 @@ class Dialogues:
     async def submit(
         self, call: ResponsesCall, *, own: Collection[str] | None = None, has_left: HasLeft | None = None
     ) -> Answer:
-        """Accept what a client of Responses asks. Raises `ProxyError`.
+        """Accept a call of a Responses client. Raises `ProxyError`.
 
-        `own` are responses that were not to be stored, and that its connection (a WebSocket) may go on from all the
-        same.
+        `own`: ids of responses with `store: false` that its connection (a WebSocket) may still continue.
         """
         call = await self._with_items(call)
         if call.conversation is not None:
@@ -89,7 +88,7 @@ class Dialogues:
         return await self._engine.submit(request, has_left)
 
     async def parent(self, call: ResponsesCall) -> Turn | None:
-        """The turn that the call would continue, as far as that is known before it runs."""
+        """The turn that the call would continue, if known before it runs."""
         if call.conversation is not None:
             agent = await self._conversation_agent(call.request.owner, call.conversation)
             return await self._engine.tip(agent)
@@ -98,7 +97,7 @@ class Dialogues:
         return await self._head(call)
 
     async def _with_items(self, call: ResponsesCall) -> ResponsesCall:
-        """The call with the items that it names by their ids (as the Vercel AI SDK does) in their places."""
+        """The call with items in place of item references (as the Vercel AI SDK sends)."""
         messages: list[Message] = []
         for message in call.request.messages:
             block = message.content[0] if message.content else {}
@@ -161,12 +160,12 @@ class Dialogues:
         return conversations.conversation(agent, metadata)
 
     async def delete(self, owner: str, given: str) -> None:
-        """The conversation is the chain: it goes with everything that is its own."""
+        """Delete the conversation with its chain and agent."""
         agent = await self._conversation_agent(owner, given)
         await self._engine.delete(owner, agent.agent_id)
 
     async def items(self, owner: str, given: str) -> list[JSON]:
-        """Every item: of the turns on the path, then those written by hand that none of these has taken in."""
+        """All items: of the turns on the path, then the client's own that no turn has used yet."""
         held = await self._held(await self._conversation_agent(owner, given))
         return [entry.item for entry in held.entries]
 
@@ -176,7 +175,7 @@ class Dialogues:
         return [item.data for item in new]
 
     async def remove_item(self, owner: str, given: str, item_id: str) -> JSON:
-        """Take an item out. One of an earlier turn is on the path no more: the next turn leaves it off."""
+        """Remove an item. If it belongs to an earlier turn, the next turn leaves it off the path."""
         agent = await self._conversation_agent(owner, given)
         held = await self._held(agent)
         if all(entry.id != item_id for entry in held.entries):
@@ -192,13 +191,13 @@ class Dialogues:
         return agent
 
     async def _held(self, agent: Agent) -> OpenDialogue:
-        """All that the conversation holds now."""
+        """The whole conversation at its present head."""
         return await self._behind(agent.key, await self._engine.tip(agent), whole=True)
 
     async def _behind(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> OpenDialogue:
-        """What the conversation holds where its next turn continues this one.
+        """The conversation whose next turn continues `tip`.
 
-        Its turns are read only for the `whole` of it, or where something was taken out or off the path.
+        Its turns are only read for the `whole` of it, or if items were removed or are off the path.
         """
         store = self._engine.store
         notes = await store.conversation(agent_key) or Conversation({})
@@ -209,7 +208,7 @@ class Dialogues:
         path = await store.path(tip.id)
         written = {item.id: item for item in await store.items(agent_key)}
         said = [entries_of(turn, written) for turn in path]
-        # A turn that is on the path again was not the last one to begin with its items.
+        # After a rewind another turn off the path may have used the items last.
         there = removed | {entry.id for entries in said for entry in entries}
         return OpenDialogue(
             notes.metadata, removed, path, said, [item for item in free if item.id not in there], written
@@ -218,22 +217,22 @@ class Dialogues:
     # --- a turn in a conversation
 
     async def _in_conversation(self, call: ResponsesCall, agent: Agent, has_left: HasLeft | None) -> Answer:
-        """Continue the head, with what was written by hand since; without what was taken out.
+        """Continue the head with the client's new items, without removed ones.
 
-        What that is, is decided when the turn runs: then no other turn moves the head, in whichever proxy.
+        The prompt is composed when the turn runs: then no other turn, in any proxy, moves the head.
         """
         call = replace(call, request=replace(call.request, agent_id=agent.agent_id))
         decide = partial(self._composed, call, agent.key)
         if call.request.messages:
-            said = compose(call, None)  # until it runs
-        else:  # what was written by hand is what is asked
+            said = compose(call, None)  # preliminary, until it runs
+        else:  # the client's own items are the prompt
             said = replace(await decide(await self._engine.tip(agent)), messages=(), continues=None)
         return await self._engine.submit(replace(said, compose=decide), has_left)
 
     async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> TurnRequest:
         held = await self._behind(agent_key, before)
         kept, rest = held.rest() if held.removed else (before, [])
-        # What holds on was said in a turn that was run here, not in exchanges that were brought in.
+        # Options that still apply come from a turn that was run here, not from imported ones.
         ran = before
         while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
             ran = await self._engine.store.turn(ran.parent_id)
@@ -241,6 +240,6 @@ class Dialogues:
 
 
 async def _behind_head(call: ResponsesCall, accepted: TurnRequest, before: Turn | None) -> TurnRequest:
-    """What it says behind the agent's head, which may have moved since it was accepted."""
+    """The prompt after the agent's head, which may have moved since acceptance."""
     continues = before.id if before else None
     return accepted if continues == accepted.continues else compose(call, before, continues=continues)

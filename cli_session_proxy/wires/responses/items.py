@@ -1,6 +1,6 @@
-"""The items of OpenAI's Responses and Conversations, in the blocks of the Messages API and back. Pure.
+"""Converts items of OpenAI's Responses and Conversations to blocks of the Messages API and back. Pure.
 
-Ids of items that stand in a turn are made from the turn's: `msg_<turn>_in0`, `msg_<turn>_0`, `rs_<turn>_1`.
+Ids of a turn's items are derived from the turn's id: `msg_<turn>_in0`, `msg_<turn>_0`, `rs_<turn>_1`.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from .published import PUBLISHED
 from .published import result as published_result
 from .tools import Shapes, flat
 
-# What a client may ask for in one page; OpenAI's bounds and default.
+# Page sizes: OpenAI's limits and default.
 PAGE_LIMIT = 100
 PAGE = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """What a client's items say: the system and developer texts that they begin with, and the conversation."""
+    """Parsed items: the system and developer texts at their beginning, and the conversation."""
 
     system: tuple[str, ...]
     messages: tuple[Message, ...]
@@ -39,10 +39,10 @@ class Input:
 
 
 def read(given: object, where: str = "input", *, references: bool = False) -> Input:
-    """A string or a list of items. Reasoning items say nothing and are dropped. Raises `InvalidRequest`.
+    """Parse a string or a list of items. Reasoning items are dropped. Raises `InvalidRequest`.
 
-    With `references`, an item may be named by its id: such a message holds nothing but a block that says which
-    (`reference_of`), until somebody who knows the turns puts the item in its place.
+    With `references`, an item may be given by its id. This becomes a message with a single reference block
+    (`reference_of`), which is later replaced by the item.
     """
     if isinstance(given, str):
         if not given.strip():
@@ -80,14 +80,14 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
 
 
 def brought(given: object) -> list[object]:
-    """The tools that items of this input bring (`additional_tools`)."""
+    """The tools in items of this input (`additional_tools`)."""
     items = given if isinstance(given, list) else []
     lists = [item.get("tools") for item in items if isinstance(item, dict) and item.get("type") == "additional_tools"]
     return [tool for tools in lists if isinstance(tools, list) for tool in tools]
 
 
 def turn_id_of_item(item_id: str) -> str | None:
-    """The turn that an item's id was made from; None for an id that no turn gave."""
+    """The turn id in an item's id; None if it is not derived from a turn."""
     parts = item_id.split("_")
     return f"turn_{'_'.join(parts[1:-1])}" if len(parts) > 2 else None
 
@@ -101,7 +101,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
     if role != "user":
         raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
     blocks = _content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file})
-    # The Messages API refuses white text blocks; beside another block such a part says nothing.
+    # The Messages API refuses blank text blocks; beside other blocks they can be dropped.
     said = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
     if not said:
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
@@ -109,7 +109,7 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
 
 
 def _call(item: Mapping[str, Any], where: str) -> Message:
-    """Of a function, or of a custom tool, which takes a text."""
+    """A call of a function, or of a custom tool, which takes a text."""
     if item["type"] == "custom_tool_call":
         given: JSON = {"input": optional(item, "input", str, "a string", where=f"{where}.") or ""}
     else:
@@ -139,13 +139,13 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
     **{f"{kind}_call": known.message for kind, known in PUBLISHED.items()},
     **{f"{kind}_call_output": published_result for kind in PUBLISHED},
 }  # fmt: skip
-# What the id of an item begins with.
+# Prefixes of item ids.
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
     **{f"{kind}_call": known.prefix for kind, known in PUBLISHED.items()},
 }  # fmt: skip
-# Items that say nothing here: thoughts sealed by another, tools that `brought` reads, tools that somebody else ran.
+# Ignored items: encrypted reasoning, tools (read by `brought`), and tools that OpenAI ran.
 _SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})
 _HOSTED = frozenset({"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search"})
 
@@ -196,7 +196,7 @@ _TEXTS = {"input_text": _text, "output_text": _text, "text": _text, "refusal": _
 
 @dataclass(frozen=True, slots=True)
 class ConversationItem:
-    """An item as a client sees it, with what it says to the model (`message` is None for system texts)."""
+    """An item as clients see it, with its message to the model (None for system texts)."""
 
     item: JSON
     message: Message | None
@@ -206,12 +206,12 @@ class ConversationItem:
         return str(self.item["id"])
 
     def under(self, item_id: str | None) -> ConversationItem:
-        """With this id; with its own for None."""
+        """The item with this id; None: with its own."""
         return self if item_id is None else replace(self, item={**self.item, "id": item_id})
 
     @property
     def system(self) -> str | None:
-        """The text of a system or developer message that is no part of the conversation's messages."""
+        """The text, if it is a system or developer item outside of the messages."""
         if self.message is not None or self.item.get("role") not in ("system", "developer"):
             return None
         return "".join(str(part.get("text", "")) for part in self.item["content"])
@@ -238,7 +238,7 @@ def reasoning_item(item_id: str, status: str | None, summary: list[JSON]) -> JSO
 
 
 def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
-    """The blocks of an answer that have an item: texts, thinking in words and, where asked, calls of tools."""
+    """The blocks of an answer that have an item: texts, readable thinking and, with `calls`, tool calls."""
     return [
         block
         for block in output
@@ -248,7 +248,7 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
 
 
 def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
-    """An item for each block of the answer that is shown, in order; for a hand-written one of several blocks, one."""
+    """An item for each shown block of the answer, in order; a client's own item may have several blocks."""
     brought = turn.evidence.brought is not None and turn.evidence.brought.by == "client"
     blocks = shown(turn.output, calls=brought or turn.status == "requires_action")
     ids = dict(zip(map(id, turn.output), _ids(turn, "output"), strict=False))
@@ -276,16 +276,16 @@ def _told(turn: Turn, block: Block, n: int) -> ConversationItem:
 
 
 def _ids(turn: Turn, part: str) -> Sequence[str | None]:
-    """Which items of the conversation the messages of the input are, or the blocks of the output."""
+    """The ids of the conversation's items for the input's messages, or for the output's blocks."""
     ids: Sequence[str | None] = (turn.call or {}).get("items", {}).get(part, ())
     return ids
 
 
 def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
-    """What the client said in this turn. `written` are the hand-written items of its conversation."""
+    """The items of the turn's input. `written`: the client's own items of its conversation."""
     call = turn.call or {}
     ids, beside = _ids(turn, "input"), call.get("beside", ())
-    if "shown" in call:  # of a turn that 0.1 ran
+    if "shown" in call:  # a turn of 0.1
         known = [item_id for item_id in call["shown"] if item_id in written]
         ids = [item_id for item_id in known if read([written[item_id].data]).messages]
         beside = [item_id for item_id in known if item_id not in ids]
@@ -347,13 +347,13 @@ def _input_part(block: Block) -> JSON:
 
 
 def entry_of(item: Item) -> ConversationItem:
-    """A hand-written item with what it says by itself."""
+    """A client's own item with its message."""
     said = read([item.data], "items").messages
     return ConversationItem(item.data, said[0] if said else None)
 
 
 def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
-    """Items for a conversation, as they are kept: with an id and a list of parts. Raises `InvalidRequest`."""
+    """Items for a conversation in the stored form: with an id and a list of parts. Raises `InvalidRequest`."""
     if not isinstance(given, list):
         raise wrong_type(where, "a list of items")
     read(given, where)
@@ -380,7 +380,8 @@ def _written(item: JSON, new_id: Callable[[str], str]) -> Item:
 
 
 def page(items: Sequence[JSON], query: Mapping[str, str]) -> JSON:
-    """OpenAI's list object: newest first unless `order=asc`, from behind `after`. Raises `InvalidRequest`."""
+    """OpenAI's list object: newest first unless `order=asc`, starting after the item `after`. Raises
+    `InvalidRequest`."""
     order = query.get("order", "desc")
     if order not in ("asc", "desc"):
         raise InvalidRequest("order must be asc or desc", param="order")

@@ -1,7 +1,7 @@
-"""Tools that OpenAI publishes and the client runs: its models know them by a type, ours by these schemas. Pure.
+"""Tools that OpenAI defines and the client runs: its models know them by type, ours get these schemas. Pure.
 
-A call goes back as an item of the tool's own. Sent again by the client, such an item is read as the very call, so that
-its history is known. As the types of openai 2.54 have them.
+A call is sent to the client as an item of the tool's own type. When the client sends that item back, it is read as the
+same call, so that its history is recognised. Types as in openai 2.54.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class Published:
     read: Callable[[JSON], JSON] = dict
 
     def item(self, kind: str, block: Block, key: str, n: int) -> JSON:
-        """A call as its client wants it."""
+        """A call as an item for the client."""
         item: JSON = {"id": f"{self.prefix}_{key}_{n}", "type": f"{kind}_call", "status": "completed"}
         item |= {"call_id": block["id"], self.key: self.shown(block["input"])}
         return {**item, "pending_safety_checks": []} if kind == "computer" else item
 
     def message(self, item: Mapping[str, Any], where: str) -> Message:
-        """What such an item of a client's history says."""
+        """The message of such an item in a client's history."""
         call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
         given = optional(item, self.key, dict, "an object", where=f"{where}.") or {}
         return Message(
@@ -53,7 +53,7 @@ def _object(names: Mapping[str, JSON], *wanted: str) -> JSON:
 
 
 def _shell(tool: Mapping[str, Any], where: str) -> Tool | None:
-    """None for one whose container OpenAI would run."""
+    """The shell tool; None if OpenAI would run its container."""
     environment = optional(tool, "environment", dict, "an object", where=f"{where}.") or {}
     if environment.get("type") not in (None, "local"):
         return None
@@ -132,7 +132,7 @@ def _said(action: JSON) -> JSON:
     return {name: value for name, value in action.items() if value is not None}
 
 
-# By the type of the tool, but for `computer_use_preview`, whose items are `computer_call`.
+# By tool type, except for `computer_use_preview`, whose items are `computer_call`.
 PUBLISHED: Mapping[str, Published] = {
     "shell": Published("shell", "action", "sh", _shell, read=_said),
     "local_shell": Published("local_shell", "action", "lsh", _local_shell, _executed, _execution),
@@ -146,7 +146,7 @@ TYPES: Mapping[str, str] = {
 
 
 def result(item: Mapping[str, Any], where: str) -> Message:
-    """What a client's own tool brought: of a shell its outputs as they came, of a computer a screenshot."""
+    """The result of such a tool: a shell's outputs, or a computer's screenshot."""
     call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
     output = item.get("output")
     content: str | list[Block]

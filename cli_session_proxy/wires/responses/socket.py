@@ -1,9 +1,10 @@
-"""Responses over a WebSocket: each message of the client's is a request, each event of its answer is a message.
+"""Responses over a WebSocket: each message of the client is a request, and each event of its answer is a message.
 
     {"type": "response.create", …the body of POST /v1/responses} ─ read() ─▶ dialogues ─▶ the engine ─▶ EventWriter
 
-Requests of one connection are answered one after the other. Two things only the connection knows: which responses that
-were not to be stored it may go on from, and what a request with `generate: false` has sent ahead.
+Requests of one connection are answered one after the other. A connection has two things of its own: ids of responses
+with `store: false`, which it may continue, and the body of a request with `generate: false`, for the next one to
+continue.
 """
 
 from __future__ import annotations
@@ -36,16 +37,16 @@ from .stream import ResponsesWriter
 log = logs.get(__name__)
 
 CREATE = "response.create"
-# Messages that wait behind the one that is answered; and responses of `store: false` that can be continued. Clients
-# send one at a time, and go on from the last.
+# The most queued messages, and responses of `store: false` that can be continued. Clients send one message at a time,
+# and continue the last response.
 AHEAD, CONTINUABLE = 16, 256
-# RFC 6455: closed because too much was sent, because the service restarts.
+# Close codes of RFC 6455: too many messages; the service restarts.
 POLICY_VIOLATION, RESTARTS = 1008, 1012
 
 
 @dataclass(frozen=True, slots=True)
 class SocketRequest:
-    """What a message asks. `ahead` is its body as JSON, where it is only there for the next message to go on from."""
+    """A parsed message. `ahead`: its body as JSON, if it is only stored for the next message (`generate: false`)."""
 
     call: ResponsesCall
     stream_id: str | None
@@ -84,7 +85,7 @@ def _items(given: object) -> list[Any]:
 
 
 def error_event(error: ProxyError) -> JSON:
-    """An error before the first event of its answer: as OpenAI sends it, and with the fields of its SDK's type."""
+    """An error before the first event of an answer, as OpenAI sends it, and with the fields of its SDK's type."""
     said: JSON = openai_error(error)["error"]
     headers = {name.lower(): value for name, value in retry_headers(error).items()}
     told = {name: said[name] for name in ("code", "message", "param")}
@@ -112,7 +113,7 @@ class _Connection:
         self._socket = socket
         self._inbox: deque[tuple[bytes | ProxyError, ExitStack]] = deque()
         self._came = asyncio.Event()
-        self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # those are of one request
+        self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # they are for a single request
         self._count = 0
         self._own: deque[str] = deque(maxlen=CONTINUABLE)
         self._ahead: tuple[str, bytes] | None = None
@@ -121,7 +122,7 @@ class _Connection:
         self._most = engine.settings.max_body
 
     async def run(self) -> None:
-        server = self._socket.scope["state"].get("socket")  # of ours; another server's drain is its own
+        server = self._socket.scope["state"].get("socket")  # only with our own server
         reading = asyncio.create_task(self._read())
         try:
             while await self._next(reading):
@@ -132,7 +133,7 @@ class _Connection:
                 try:
                     await asyncio.wait({answering, reading}, return_when=asyncio.FIRST_COMPLETED)
                 finally:
-                    if not answering.done():  # the client left, or the server ends
+                    if not answering.done():  # the client left, or the server stops
                         answering.cancel()
                     await asyncio.gather(answering, return_exceptions=True)
                     held.close()
@@ -155,7 +156,7 @@ class _Connection:
             self._ahead_held.close()
 
     async def _next(self, reading: asyncio.Task[None]) -> bool:
-        """Wait for a message; False where none can come any more."""
+        """Wait for a message; False at the end."""
         self._came.clear()
         if not self._inbox and not reading.done():
             came = asyncio.create_task(self._came.wait())
@@ -211,7 +212,7 @@ class _Connection:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():
                     if isinstance(events[-1], Finished):
-                        await asyncio.sleep(0)  # so that a disconnect that has already come is noticed first
+                        await asyncio.sleep(0)  # notice an earlier disconnect first
                         if (asked.call.request.call or {})["store"] is False:
                             self._own.append(response_id(answer.turn_id))
                     await self._say(asked, (piece for event in events for piece in writer.feed(event)))

@@ -1,7 +1,7 @@
 """The events of a streamed Response. Pure.
 
-The events of a turn are a function of its blocks: a text is cut into deltas by place, not by arrival. So a
-stream that was cut can be read on from `starting_after`, long after the turn, with the same `sequence_number`s.
+The events of a turn depend only on its blocks: a text is split into deltas by position, not by arrival. So a
+broken stream can be resumed from `starting_after`, even long after the turn, with the same `sequence_number`s.
 
     created  [queued]  in_progress
     each block: output_item.added, content_part.added, output_text.delta × n, output_text.done,
@@ -30,7 +30,7 @@ _FINAL = {"completed": "completed", "incomplete": "incomplete"}
 
 
 class Pieces:
-    """Cuts a growing text into deltas whose bounds depend on the text alone."""
+    """Splits a growing text into deltas at positions that depend only on the text."""
 
     def __init__(self) -> None:
         self._at = 0
@@ -52,7 +52,7 @@ class Pieces:
 
 
 class _Part:
-    """One item of the output while it is being said: a message, or a reasoning item."""
+    """One streamed item of the output: a message or a reasoning item."""
 
     def __init__(self, kind: str, key: str, index: int) -> None:
         self.kind = kind
@@ -108,9 +108,9 @@ class _Part:
 
 
 class ResponsesWriter(EventStream):
-    """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
+    """Converts a turn's events to server-sent events. `accepted`: the turn at its acceptance. One per stream.
 
-    Events up to `starting_after` are counted, not sent. `frame` and `end` are how an event, and the end of all, look.
+    Events up to `starting_after` are counted, not sent. `frame` formats an event; `end`: the bytes at the end.
     """
 
     def __init__(
@@ -127,8 +127,8 @@ class ResponsesWriter(EventStream):
         self._after = starting_after
         self._number = 0
         self._begun = False
-        self._kinds: dict[int, str] = {}  # of the open blocks that are shown, by the block's index
-        self._parts: dict[int, _Part] = {}  # those of them that have said something
+        self._kinds: dict[int, str] = {}  # by index: the type of each open, shown block
+        self._parts: dict[int, _Part] = {}  # by index: the items of non-empty ones
         self._items = 0
 
     def feed(self, event: TurnEvent) -> list[bytes]:
@@ -148,13 +148,13 @@ class ResponsesWriter(EventStream):
                 return self._end(event.turn)
 
     def whole(self, turn: Turn) -> list[bytes]:
-        """All events of a turn that has ended, well or not."""
+        """All events of an ended turn."""
         if responses.status_of(turn) in _FINAL:
             return self._end(turn)
         return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """The end of a stream whose turn failed on the way."""
+        """The last events of a stream whose turn failed."""
         cancelled = error.code == "turn_cancelled"
         turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
         return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
@@ -177,7 +177,7 @@ class ResponsesWriter(EventStream):
         kind = str(block.get("type"))
         if kind not in ("text", "thinking"):
             return []
-        # The item is opened by its first words: an empty block (thinking that is only signed) has none.
+        # The item begins with the first text: an empty block (only a signature) has no item.
         self._kinds[index] = kind
         return self._words(index, str(block.get(kind) or ""))
 
@@ -201,7 +201,7 @@ class ResponsesWriter(EventStream):
         out = self._begin()
         for index in list(self._parts):
             out += self._stop(index)
-        # What was committed but never came as a block: a replayed turn, or calls of the client's tools.
+        # Committed blocks that were not streamed: of a replayed turn, or calls of the client's tools.
         for n, block in enumerate(shown(turn.output, calls=turn.status == "requires_action")):
             if n < self._items:
                 continue
@@ -223,7 +223,7 @@ class ResponsesWriter(EventStream):
 
 
 def _call_events(item: JSON, n: int) -> list[JSON]:
-    """A call of a client's tool: its arguments come whole."""
+    """The events of a client's tool call, with the arguments in one piece."""
     if item["type"] == "custom_tool_call":
         within = {"item_id": item["id"], "output_index": n}
         opened = {**item, "status": "in_progress", "input": ""}
@@ -233,7 +233,7 @@ def _call_events(item: JSON, n: int) -> list[JSON]:
             {"type": "response.custom_tool_call_input.done", **within, "input": item["input"]},
             {"type": "response.output_item.done", "output_index": n, "item": item},
         ]
-    if "arguments" not in item:  # of a tool that OpenAI publishes
+    if "arguments" not in item:  # a tool defined by OpenAI
         opened = {**item, "status": "in_progress"}
         return [
             {"type": "response.output_item.added", "output_index": n, "item": opened},

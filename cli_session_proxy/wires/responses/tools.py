@@ -1,7 +1,7 @@
-"""The tools of OpenAI's Responses: functions, some of them in namespaces or with free text for arguments, and those of
-OpenAI's that the client runs (`published`). Pure.
+"""The tools of OpenAI's Responses: functions, also in namespaces or with free text as arguments, and tools of OpenAI
+that the client runs (`published`). Pure.
 
-What the model is offered are functions in one list. How a call of one goes back is kept with the turn (`Shapes`).
+The model gets one list of functions. How each call is sent back to the client is stored with the turn (`Shapes`).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from .published import PUBLISHED, TYPES
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """By the name that the model calls: [`function`, `custom_tool` or a key of `PUBLISHED`, the tool's namespace or "",
-    its name there]."""
+    """By the model's name of a tool: [`function`, `custom_tool` or a key of `PUBLISHED`, its namespace or "", its name
+    there]."""
 
     of: Mapping[str, list[str]] = field(default_factory=dict)
 
     def item(self, block: Block, key: str, n: int) -> JSON:
-        """A call as its client wants it."""
+        """A call as an item for the client."""
         name = str(block["name"])
         kind, space, name = self.of.get(name, ["function", "", name])
         if kind in PUBLISHED:
@@ -42,8 +42,8 @@ class Shapes:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """`tools` as the model is offered them, `shown` as the Response lists them, and what is not offered. The last
-    `brought` of `shown` came with an item: they hold on as items do."""
+    """Parsed tools: `tools` for the model, `shown` for the Response, and names of tools that are not offered. The last
+    `brought` of `shown` came with an item, and so apply to later turns, too."""
 
     tools: tuple[Tool, ...]
     shapes: Shapes
@@ -53,7 +53,7 @@ class Given:
 
     @property
     def kept(self) -> JSON:
-        """What of it is kept with the turn."""
+        """The part that is stored with the turn."""
         out: JSON = {"tools": self.shown}
         if self.shapes.of:
             out["shapes"] = dict(self.shapes.of)
@@ -61,12 +61,12 @@ class Given:
 
 
 def flat(namespace: str, name: str) -> str:
-    """One name for a tool in a namespace."""
+    """A single name for a tool in a namespace."""
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
 
 
 def read(body: Mapping[str, Any], more: list[object]) -> Given:
-    """`more` are tools that the conversation itself brought. Raises `InvalidRequest`, which names the field."""
+    """Parse the tools. `more`: from items of the conversation. Raises `InvalidRequest`, which names the field."""
     offers = _Offers()
     for at, tool in enumerate([*(optional(body, "tools", list, "a list") or []), *more]):
         offers.add(tool, f"tools[{at}]")
@@ -75,8 +75,8 @@ def read(body: Mapping[str, Any], more: list[object]) -> Given:
 
 
 def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any]) -> tuple[tuple[Tool, ...], JSON]:
-    """The tools of a request that says only what is new, and its `call`: with those that items of the conversation
-    brought (`before` is the call of the turn that it continues), but for names that are offered already."""
+    """Add tools of earlier items to a request with only the new message, and to its `call`, unless their names are
+    already used. `before`: the call of the turn that it continues."""
     count = before.get("brought", 0)
     if not count:
         return tools, call
@@ -90,7 +90,7 @@ def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any])
 
 
 class _Offers:
-    """The tools of one body as they are read."""
+    """Collects the tools of one body."""
 
     def __init__(self) -> None:
         self.tools: list[Tool] = []
@@ -117,7 +117,7 @@ class _Offers:
         self.shown.append(dict(tool))
 
     def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
-        """The tool as the model is offered it; None for one that OpenAI would run, or that has no schema here."""
+        """The tool for the model; None for one that OpenAI would run, or without a known schema."""
         kind = optional(tool, "type", str, "a string", where=f"{here}.") or "function"
         if kind in TYPES and not space and (known := PUBLISHED[TYPES[kind]].tool(tool, here)) is not None:
             self.shapes[known.name] = [TYPES[kind], "", known.name]
@@ -136,8 +136,8 @@ class _Offers:
 
 
 def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The body with a `tool_choice` of functions where it names other kinds. Raises `InvalidRequest` where it forces a
-    tool that is not offered."""
+    """The body with its `tool_choice` converted to functions. Raises `InvalidRequest` if it forces a tool that is not
+    offered."""
     wanted = body.get("tool_choice")
     if not isinstance(wanted, dict):
         return body
@@ -155,7 +155,7 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _chosen(wanted: JSON) -> JSON | None:
-    """A tool of a choice as a function; None for one that is not offered."""
+    """A tool of a choice as a function; None if it is not offered."""
     kind = optional(wanted, "type", str, "a string", where="tool_choice.") or "function"
     if kind in ("function", "custom"):
         return {**wanted, "type": "function"}
