@@ -310,9 +310,9 @@ def find(
     wanted = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed, told_of = asyncio.run(finding.find(settings, wanted))
     if as_json:
-        from .export.found import as_json as told
+        from .export.found import as_json
 
-        _say(json.dumps(told(wanted, found, indexed), indent=1))
+        _say(json.dumps(as_json(wanted, found, indexed), indent=1))
     else:
         finding.print_found(wanted, found, told_of)
 

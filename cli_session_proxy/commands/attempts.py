@@ -14,7 +14,7 @@ from ..engine.engine import Engine
 from ..errors import ConfigError, InvalidRequest
 from ..export.words import count, visible
 from ..git_memory.reading import earlier
-from ..git_memory.recall import told
+from ..git_memory.recall import block_of
 from ..settings import GitMemory, Settings, fix_id_of
 from ..stores.auto import store_for
 from .migrating import migrating
@@ -69,7 +69,7 @@ async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> J
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     known = await earlier(place, wanted, configured.attempts)
-    block = told(wanted, known)
+    block = block_of(wanted, known)
     attempts = [{**one.trailers, "commit": one.commit, "at": one.at} for one in known.attempts]
     text = None if block is None else block["text"]
     return {"repo": str(place), "fix_id": wanted, "text": text, "attempts": attempts, "fixes": {}}

@@ -64,7 +64,7 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapp
             if (turn := await store.turn(hit.turn_id or "")) is not None:
                 asked = [block for message in shown.said(turn)["input"] for block in message["content"]]
                 links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
-                repairs = tuple(one.says for one in brief.told(turn, links) if one.kind == "repair")
+                repairs = tuple(one.says for one in brief.events(turn, links) if one.kind == "repair")
                 told[turn.id] = Told(shown.line(asked, WORDS), repairs)
         return found, indexed, told
 

@@ -218,7 +218,7 @@ class Evidence(Sparse):
     approvals: tuple[Approval, ...] = ()
 
     @property
-    def told(self) -> tuple[Note, ...]:
+    def header_notes(self) -> tuple[Note, ...]:
         """The notes for an answer's headers."""
         return self.notes if self.files_at is None else (*self.notes, Note("files_elsewhere"))
 
@@ -226,8 +226,8 @@ class Evidence(Sparse):
     def note(self) -> str:
         """The value of `X-Continuity-Note`: the notes, compaction and retries; "" for none."""
         asked_again = len(self.retries) + len(self.cuts)
-        told = self.told
-        said = [header(told)] if told else []
+        notes = self.header_notes
+        said = [header(notes)] if notes else []
         said += [] if self.compacted is None else ["cli_compacted=1"]
         said += [f"cli_asked_again={asked_again}"] if asked_again else []
         return ", ".join(said)

@@ -111,7 +111,7 @@ class Attempt:
             at = self.exchange
             ids = self.agent.agent_id, self.live.turn.id, at.session_id
             model = self.fallback.model if self.fallback is not None and self.stands_in else self.live.turn.model
-            ignored = self.evidence.unmet, self.evidence.told
+            ignored = self.evidence.unmet, self.evidence.header_notes
             self.live.publish(Started(*ids, at.continuity, *ignored, at.backend, model))
 
     def check(self) -> None:

@@ -37,13 +37,13 @@ async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
     """None without earlier attempts. Raises `ConfigError` if the repository cannot be read."""
     fix_id = fix_of(memory, agent)
     known = await earlier(memory.repo, fix_id, memory.attempts)
-    block = told(fix_id, known)
+    block = block_of(fix_id, known)
     if block is None:
         return None
     return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts)))
 
 
-def told(fix_id: str, known: Earlier) -> Block | None:
+def block_of(fix_id: str, known: Earlier) -> Block | None:
     block = prompt.block(fix_id, known.attempts, partly=known.partly)
     # A commit may have a secret in it.
     return None if block is None else {**block, "text": redact.text(block["text"])}

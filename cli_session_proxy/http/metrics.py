@@ -137,7 +137,7 @@ class BudgetMetrics(Collector):
 
     def __init__(self, budgets: Budgets) -> None:
         self._refused = budgets.refused
-        self.told: Sequence[JSON] = ()
+        self.rows: Sequence[JSON] = ()
 
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         text = "Requests that were refused because a budget was used up"
@@ -147,7 +147,7 @@ class BudgetMetrics(Collector):
         yield refused
         for name, text in (("used", "Spent of a key's budget in this period"), ("limit", "A key's budget")):
             gauge = GaugeMetricFamily(f"{NAMESPACE}_budget_{name}", text, labels=["key", "unit", "per"])
-            for one in self.told:
+            for one in self.rows:
                 gauge.add_metric([one["name"], one["unit"], one["per"]], one[name])
             yield gauge
 
@@ -235,5 +235,5 @@ class MetricsRoute:
             told = await self._engine.budgets.shown(store, whose, None, now)
         except StoreUnavailable:  # all other metrics do not need the store
             told = []
-        self._budgets.told = told
+        self._budgets.rows = told
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

@@ -97,7 +97,7 @@ def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, st
     if turn.status == "failed" and turn.error is not None:
         why = redact.text(str(turn.error.get("message") or explain.failed(turn.error.get("code"))))
         yield turn.id, "failed", why
-    for one in brief.told(turn, links):
+    for one in brief.events(turn, links):
         came_in = [link.detail.get("turns") for link in links if link.reason == "adopted"]
         if one.kind == "adopted" and came_in and isinstance(came_in[0], list):
             yield from ((turn_id, KINDS[one.kind], one.says) for turn_id in came_in[0])

@@ -58,7 +58,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
 @pytest.mark.parametrize("number", range(1, len(CASES) + 1), ids=[case.name for case in CASES])
 def test_a_list_tells_it_in_one_short_line_without_paths_and_ids(number: int) -> None:
     rows, links = every_repair()
-    told = brief.told(rows[number - 1], [link for link in links if link.turn_id == f"turn_{number}"])
+    told = brief.events(rows[number - 1], [link for link in links if link.turn_id == f"turn_{number}"])
     assert len(told) == (CASES[number - 1].reason != "started")
     for _, says in told:
         assert len(says) <= 80
@@ -72,7 +72,7 @@ def test_each_of_them_has_its_one_name() -> None:
         evidence=Evidence(refusal=Refusal(), retries=({}, {}), exit_code=-9),
     )  # fmt: skip
     links = [Link(SESSION, SESSION, "turn_1", "branched", {}, now), Link(None, SESSION, "turn_1", "started", {}, now)]
-    kinds = [one.kind for one in brief.told(many, links)]
+    kinds = [one.kind for one in brief.events(many, links)]
     assert kinds == ["branch", "fallback", "refusal", "repair", "retry"]
 
 

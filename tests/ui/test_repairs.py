@@ -49,7 +49,7 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
                 sentences = [*(shown.link(link)["says"] for link in made), *shown.says(rows[number - 1], made)]
                 assert " ".join(sentences) == case.says
                 row = page.locator(f"#chain .row[data-turn=turn_{number}]")
-                short = [f"{kind} {says}" for kind, says in brief.told(rows[number - 1], made)]
+                short = [f"{kind} {says}" for kind, says in brief.events(rows[number - 1], made)]
                 await expect(row.locator(".told")).to_have_text(short)
                 await row.click()
                 await expect(page.locator("#turn h2")).to_contain_text(f"Turn {number} ")

@@ -64,7 +64,7 @@ class Target:
     """One configured model, with what LiteLLM knows of it."""
 
     name: str
-    told: ModelSettings
+    configured: ModelSettings
     provider: str
     key: str | None = field(repr=False)
     images: bool
@@ -76,7 +76,7 @@ class Target:
         """US dollars by LiteLLM's price list; None for a model that is not in it."""
         try:
             asked, said = litellm().cost_per_token(
-                model=self.told.litellm,
+                model=self.configured.litellm,
                 prompt_tokens=used.prompt_tokens,
                 completion_tokens=used.output_tokens,
                 cache_read_input_tokens=used.cache_read_tokens,
@@ -90,7 +90,7 @@ class Target:
     def honoured(self, **asked: Any) -> bool:
         """Whether this parameter reaches the provider: LiteLLM drops what the model does not take."""
         optional = litellm().utils.get_optional_params
-        known = {"model": self.told.litellm, "custom_llm_provider": self.provider, "drop_params": True}
+        known = {"model": self.configured.litellm, "custom_llm_provider": self.provider, "drop_params": True}
         return bool(optional(**known, **asked) != optional(**known))
 
 
@@ -157,7 +157,7 @@ class LiteLLMBackend:
 
     async def prepare(self, job: Job) -> ModelExecution:
         target, path = self.targets[job.model], await self._path(job)
-        rendering = Rendering(target.images, target.documents, target.told.thinking_as_text)
+        rendering = Rendering(target.images, target.documents, target.configured.thinking_as_text)
         # What the core tells beside the client's own words stands behind them, in this request alone.
         own = [block for message in job.turn.input for block in message.content]
         added = [block for block in job.prompt if not any(block is said for said in own)]
@@ -166,7 +166,7 @@ class LiteLLMBackend:
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
         costs: list[float] = []
         summary = None
-        if path.outside and target.told.window_summary:
+        if path.outside and target.configured.window_summary:
             ask = partial(self._asked, target, costs)
             summary = await self.summaries.of(target.name, path.outside, target.context, ask)
             silent = len(path.outside) if summary is None else summary.silent
@@ -196,7 +196,7 @@ class LiteLLMBackend:
         self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.ModelAnswer
     ) -> AsyncGenerator[Event, None]:
         """One request. Raises `ProxyError`."""
-        told = target.told
+        told = target.configured
         response: Any = None
         self.clients.use()
         try:
@@ -319,7 +319,7 @@ class ModelExecution:
         if self._interrupted:
             counted = answer.usage
             if counted is None:  # an answer that we ended comes without a count
-                count, model = litellm().token_counter, self._target.told.litellm
+                count, model = litellm().token_counter, self._target.configured.litellm
                 said = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
                 counted = await asyncio.to_thread(
                     lambda: Usage(

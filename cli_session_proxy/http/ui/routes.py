@@ -157,7 +157,7 @@ class Ui:
             {
                 "turn": told,
                 "links": [shown.link(link) for link in around.links],
-                "told": [one._asdict() for one in brief.told(turn, around.links)],
+                "told": [one._asdict() for one in brief.events(turn, around.links)],
                 "number": around.newest,
                 "numbers": await self._engine.view.places(agent.key, related[:MAX_PAGE]),
                 "children": children,

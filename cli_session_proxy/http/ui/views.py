@@ -78,7 +78,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "tools": list(dict.fromkeys(str(tool.get("name")) for tool in turn.tools if "name" in tool)),
         "links": [shown.link(link) for link in links],
         "says": shown.says(turn, links),
-        "told": [one._asdict() for one in brief.told(turn, links)],
+        "told": [one._asdict() for one in brief.events(turn, links)],
     }
 
 

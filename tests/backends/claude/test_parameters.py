@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.claude.process.parameters import Takes, told
+from cli_session_proxy.backends.claude.process.parameters import Takes, fields_of
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import stopping
 from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
@@ -296,7 +296,7 @@ async def test_what_the_operator_set_stays_under_what_the_turn_says(
 def rules(model: str, *, choice: ToolChoice | None = None, effort: str | None = None, **wanted: Any) -> Any:
     """(fields of the request, what is not honoured)"""
     asked = TurnOptions(tool_choice=choice or ToolChoice(), parameters=Parameters(**wanted))
-    _, body, unmet = told(asked, Offers.of(TOOLS), Takes.of(model), effort=effort)
+    _, body, unmet = fields_of(asked, Offers.of(TOOLS), Takes.of(model), effort=effort)
     return body, unmet
 
 
@@ -350,7 +350,7 @@ def test_a_forced_choice_turns_thinking_off_or_is_not_sent() -> None:
 def test_too_few_tokens_for_thinking_turn_it_off_unless_it_is_asked_for() -> None:
     small, asked, enough = (Parameters(max_tokens=1024), Parameters(max_tokens=1024, thinking=True), Parameters(1025))
     takes = Takes.of(SONNET_4)
-    environments = [told(TurnOptions(parameters=one), Offers(), takes)[0] for one in (small, asked, enough)]
+    environments = [fields_of(TurnOptions(parameters=one), Offers(), takes)[0] for one in (small, asked, enough)]
     assert ["CLAUDE_CODE_DISABLE_THINKING" in one for one in environments] == [True, False, False]
 
 

@@ -85,7 +85,7 @@ def asks(options: TurnOptions) -> bool:
     return (options.tool_choice, options.stop, options.parameters) != (PLAIN.tool_choice, PLAIN.stop, PLAIN.parameters)
 
 
-def told(
+def fields_of(
     options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, carried: bool = False
 ) -> tuple[dict[str, str], JSON, list[Name]]:
     """(environment, fields of the request, parameters without effect). `carried`: the turn answers calls of a message
@@ -175,7 +175,7 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
     )  # fmt: skip
     small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
     takes = Takes.of(await process.model()) if by_model or small else Takes()
-    env, body, unmet = told(options, job.offers, takes, effort=job.effort, carried=carried)
+    env, body, unmet = fields_of(options, job.offers, takes, effort=job.effort, carried=carried)
     env |= forbidden
     began = dict(launch.env)
     if body:

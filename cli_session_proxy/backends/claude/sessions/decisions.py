@@ -232,23 +232,23 @@ def opening(
     """`before`: the path's head, None for a new conversation; `asks`: the turn has a prompt."""
     tools = tuple(tool.as_json() for tool in offers.tools)
     line = f"\n\n{ELSEWHERE}"
-    told = None if before is None or before.told is None else before.told.removesuffix(line)
+    told = None if before is None or before.known_system is None else before.known_system.removesuffix(line)
     same_words = before is not None and told == system
     # A conversation that already had tools without this line does not get it: its head stays the same.
-    if tools and system is not None and not (before is not None and before.tools and before.told == system):
+    if tools and system is not None and not (before is not None and before.tools and before.known_system == system):
         system += line
-    if before is None or (same_words and before.told != system):  # the line about tools was added or removed
+    if before is None or (same_words and before.known_system != system):  # the line about tools was added or removed
         return Opening(Head(system, system, tools), offers, same=before is None)
     same_tools = before.tools == tools or _in_one_spelling(before.tools) == _in_one_spelling(tools)
     if same_tools and before.tools:  # keep the first spelling of equal tools
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = before if before.tools == tools else replace(before, tools=tools)
-    if system == before.told or (changes != "replace" and not asks and system is not None and _fits(before, system)):
+    if system == before.known_system or (changes != "replace" and not asks and system is not None and _fits(before, system)):
         return Opening(head, offers, same=same_tools)  # no prompt: changes wait for the next one
-    if system is not None and before.system is not None and before.told is not None and asks:
+    if system is not None and before.system is not None and before.known_system is not None and asks:
         fits = changes == "auto" and _fits(before, system)
         if fits or changes == "newest-turn" or system == before.system:
-            said = system_prompts.reminder(before.told, system)
+            said = system_prompts.reminder(before.known_system, system)
             notes = (Note("system_prompt_in_newest_turn"),)
             return Opening(replace(head, told=system), offers, said, notes, same_tools)
     return Opening(Head(system, system, tools), offers, None, (Note("system_prompt_replaced"),), same=False)

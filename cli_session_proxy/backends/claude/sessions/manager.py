@@ -177,7 +177,7 @@ class Sessions:
                 wrong.append(changed.how)
                 continue
             head, decisions = opened.head, decided.records
-            if head != before and (before is not None or head.tools or head.told != head.system):
+            if head != before and (before is not None or head.tools or head.known_system != head.system):
                 decisions = (*decisions, head.as_record())  # else it follows from the turn
             told = ready.evidence.plus(
                 Evidence(

@@ -45,16 +45,16 @@ NO_TOKENS: Mapping[str, int] = {"input_tokens": 0, "output_tokens": 0}
 class Head:
     """The head of a path's requests, before the messages.
 
-    `told`: the system prompt as known to the model by now, with later changes that were sent with prompts. `tools`: the
+    `known_system`: the system prompt as known to the model by now, with later changes that were sent with prompts. `tools`: the
     client's (`Tool.as_json`), in the order and spelling of their first use.
     """
 
     system: str | None
-    told: str | None
+    known_system: str | None
     tools: tuple[JSON, ...] = ()
 
     def as_record(self) -> Record:
-        told = {} if self.told == self.system else {"told": self.told}
+        told = {} if self.known_system == self.system else {"told": self.known_system}
         return _mark("head", system=self.system, tools=list(self.tools), **told)
 
 

@@ -80,7 +80,7 @@ def test_an_unchanged_set_of_tools_is_offered_as_it_was_first(spelt: list[Tool])
 def test_with_tools_the_model_is_told_that_they_run_elsewhere() -> None:
     told = f"{AT_10}\n\n{ELSEWHERE}"
     first = opening(None, AT_10, Offers.of([A]), "auto", asks=True)
-    assert (first.head.system, first.head.told) == (told, told)
+    assert (first.head.system, first.head.known_system) == (told, told)
     again = opening(first.head, AT_10, Offers.of([A]), "auto", asks=True)
     assert (again.head, again.same, again.notes) == (first.head, True, ())
     later = opening(first.head, AT_11, Offers.of([A]), "auto", asks=True)
