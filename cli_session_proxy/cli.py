@@ -280,11 +280,11 @@ def show(
     """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to go on by hand."""
     from .commands import inspecting
 
-    told = asyncio.run(inspecting.show(settings, owner, wanted))
+    details = asyncio.run(inspecting.show(settings, owner, wanted))
     if as_json:
-        _say(json.dumps(told, indent=1))
+        _say(json.dumps(details, indent=1))
     else:
-        inspecting.print_shown(told)
+        inspecting.print_shown(details)
 
 
 @_command("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json")
@@ -310,9 +310,9 @@ def find(
     wanted = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed, told_of = asyncio.run(finding.find(settings, wanted))
     if as_json:
-        from .export.found import as_json
+        from .export.found import as_json as rendered
 
-        _say(json.dumps(as_json(wanted, found, indexed), indent=1))
+        _say(json.dumps(rendered(wanted, found, indexed), indent=1))
     else:
         finding.print_found(wanted, found, told_of)
 
@@ -481,20 +481,20 @@ def archive(
     """Archive agents, encrypted, and delete them here. Each is read back and compared before."""
     from .commands import archiving
 
-    place, names, told = str(settings.archive_to), agent_ids or [], []
+    place, names, outcomes = str(settings.archive_to), agent_ids or [], []
 
     async def run() -> None:
         async for done in archiving.archive(settings, owner, names, older_than, dry_run=dry_run):
-            told.append(done)
+            outcomes.append(done)
             if not as_json:
                 _say(archiving.line_of(done, place, dry_run=dry_run))
 
     asyncio.run(run())
     if as_json:
-        _say(json.dumps([one.as_json() for one in told], indent=1))
-    elif not told:
+        _say(json.dumps([one.as_json() for one in outcomes], indent=1))
+    elif not outcomes:
         _say("no agent was idle for so long")
-    if names and any(one.stays is not None for one in told):
+    if names and any(one.stays is not None for one in outcomes):
         raise typer.Exit(1)
 
 

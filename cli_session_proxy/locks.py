@@ -83,8 +83,8 @@ class FileLock:
 
 def _is_file(fd: int, path: Path) -> bool:
     try:
-        there = path.stat()
+        status = path.stat()
     except FileNotFoundError:
         return False
     mine = os.fstat(fd)
-    return (mine.st_dev, mine.st_ino) == (there.st_dev, there.st_ino)
+    return (mine.st_dev, mine.st_ino) == (status.st_dev, status.st_ino)

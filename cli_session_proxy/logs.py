@@ -223,10 +223,10 @@ def _forget(path: Path, wanted: set[bytes]) -> None:
         with path.open("r+b") as file:
             lines = file.readlines()
             # a word of it is one of these (an id), or a whole text in it (an agent's name)
-            kept = [line for line in lines if wanted.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
-            if len(kept) < len(lines):
+            remaining = [line for line in lines if wanted.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
+            if len(remaining) < len(lines):
                 file.seek(0)
-                file.writelines(kept)
+                file.writelines(remaining)
                 file.truncate()
     except FileNotFoundError:  # rotated away meanwhile
         return

@@ -115,10 +115,10 @@ class Sandboxes:
             return None
         sandbox, tmpdir = known
         try:
-            there = stat.S_ISDIR(os.lstat(sandbox).st_mode) and stat.S_ISDIR(os.lstat(tmpdir).st_mode)
+            exists = stat.S_ISDIR(os.lstat(sandbox).st_mode) and stat.S_ISDIR(os.lstat(tmpdir).st_mode)
         except OSError:
             return None
-        return known if there else None
+        return known if exists else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()

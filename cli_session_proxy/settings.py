@@ -517,10 +517,10 @@ class Settings(BaseModel):
                     f"models.{name}.api_base: {model.api_base} is this proxy itself, so a turn would wait for its own "
                     "end: give the address of the model's provider"
                 )
-        told = {"fallbacks": self.fallbacks}
-        told |= {f"models.{name}.fallbacks": model.fallbacks for name, model in self.models.items()}
-        told |= {f"profiles.{name}.fallbacks": profile.fallbacks or () for name, profile in self.profiles.items()}
-        for place, names in told.items():
+        configured = {"fallbacks": self.fallbacks}
+        configured |= {f"models.{name}.fallbacks": model.fallbacks for name, model in self.models.items()}
+        configured |= {f"profiles.{name}.fallbacks": profile.fallbacks or () for name, profile in self.profiles.items()}
+        for place, names in configured.items():
             for name in names:
                 if name not in self.models and name not in MODELS:
                     meant = did_you_mean(name, [*self.models, *MODELS])
@@ -586,14 +586,14 @@ class Settings(BaseModel):
         A server that the settings name is never sent a provider's key that nobody meant for it. `ConfigError` where the
         variable that is named is not set.
         """
-        told = self.models[model]
-        if told.api_key_env is None:
-            return None if told.api_base is None else "none"
-        key = os.environ.get(told.api_key_env)
+        named = self.models[model]
+        if named.api_key_env is None:
+            return None if named.api_base is None else "none"
+        key = os.environ.get(named.api_key_env)
         if not key:
             raise ConfigError(
-                f"setting models.{model}.api_key_env: {told.api_key_env} is not set in the environment: export it, and "
-                "start again"
+                f"setting models.{model}.api_key_env: {named.api_key_env} is not set in the environment: "
+                "export it, and start again"
             )
         return key
 
@@ -633,8 +633,8 @@ class Settings(BaseModel):
         found |= {path: name for name, path in named.items() if path is not None}
         for name, url in (("store", self.store), ("registry", self.registry)):
             if url is not None:
-                told = parse_qs(urlsplit(url.get_secret_value()).query)
-                found |= {Path(path): name for option in _FILES_IN_URLS for path in told.get(option, ())}
+                query = parse_qs(urlsplit(url.get_secret_value()).query)
+                found |= {Path(path): name for option in _FILES_IN_URLS for path in query.get(option, ())}
         if self.store is not None:  # libpq looks there by itself
             found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
             found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
@@ -666,10 +666,12 @@ class Settings(BaseModel):
     def refuse_loop(self, model: str, base: str | None) -> None:
         """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would
         look by itself, or where its provider's variable in the environment leads."""
-        told = self.models[model]
-        provider = told.litellm.partition("/")[0].upper().replace("-", "_") if "/" in told.litellm else "OPENAI"
+        configured = self.models[model]
+        provider = (
+            configured.litellm.partition("/")[0].upper().replace("-", "_") if "/" in configured.litellm else "OPENAI"
+        )
         names = (f"{provider}_API_BASE", f"{provider}_BASE_URL")
-        given = {name: os.environ.get(name) for name in names} if told.api_base is None else {}
+        given = {name: os.environ.get(name) for name in names} if configured.api_base is None else {}
         for place, address in {f"models.{model}": base, **given}.items():
             try:
                 here = self._is_this_proxy(address)
@@ -762,11 +764,11 @@ def paths_in(text: str) -> set[Path]:
 
 def _sockets_of(url: str) -> list[Path]:
     """The unix sockets of a PostgreSQL: it may know its user by the uid, which an agent has."""
-    there = urlsplit(url)
-    told = parse_qs(there.query)
-    named = [one.partition(":") for one in unquote(there.netloc.rpartition("@")[2]).split(",")]
-    hosts = [*(host for host, _, _ in named), *told.get("host", ()), os.environ.get("PGHOST", "")]
-    ports = [*(port for _, _, port in named), *told.get("port", ()), os.environ.get("PGPORT", ""), "5432"]
+    parsed = urlsplit(url)
+    query = parse_qs(parsed.query)
+    named = [one.partition(":") for one in unquote(parsed.netloc.rpartition("@")[2]).split(",")]
+    hosts = [*(host for host, _, _ in named), *query.get("host", ()), os.environ.get("PGHOST", "")]
+    ports = [*(port for _, _, port in named), *query.get("port", ()), os.environ.get("PGPORT", ""), "5432"]
     every = [port for port in ",".join(ports).split(",") if port]
     return [Path(at, f".s.PGSQL.{port}") for at in ",".join(hosts).split(",") if at.startswith("/") for port in every]
 

@@ -33,12 +33,12 @@ class Tasks:
     def own(self, work: Coroutine[Any, Any, T], *, service: bool = False) -> asyncio.Task[T]:
         """Start bounded work. It is never cancelled from here, unless it is a service."""
         task = asyncio.create_task(work)
-        kept = self._services if service else self._work
+        group = self._services if service else self._work
         expected = () if service else self._expected
-        kept.add(task)
+        group.add(task)
 
         def ended(task: asyncio.Task[T]) -> None:
-            kept.discard(task)
+            group.discard(task)
             fault = None if task.cancelled() else task.exception()
             if fault is not None and not isinstance(fault, expected):
                 log.error("task_failed", exc_info=fault)

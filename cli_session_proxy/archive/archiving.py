@@ -86,8 +86,8 @@ class Archiver:
         try:
             version = await self._engine.version_at_rest(agent)
             # The version, the key, and this host's facts in an export.
-            told = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
-            name = f"{agent.dir}.{hashlib.sha256(told.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
+            identity = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
+            name = f"{agent.dir}.{hashlib.sha256(identity.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
             end = await self._kept(agent, name)
             if end is None:
                 await self._put(agent, name)

@@ -23,10 +23,10 @@ def fetched(settings: Settings, source: str) -> Iterator[Source]:
         path = Path(source).expanduser()
         if source.startswith(S3):
             where, _, name = source.rpartition("/")
-            kept = stack.enter_context(Unnamed(settings.var, source))
-            if not place_at(where).fetch(name, kept.file):
+            temporary = stack.enter_context(Unnamed(settings.var, source))
+            if not place_at(where).fetch(name, temporary.file):
                 raise NotFound(f"there is no object {source}")
-        found: Source = kept if source.startswith(S3) else path
+        found: Source = temporary if source.startswith(S3) else path
         try:
             with found.open("rb") as file:
                 is_sealed = file.read(len(MAGIC)) == MAGIC

@@ -111,12 +111,12 @@ class Helpers:
             self._ahead.add_done_callback(self._unclaimed)
 
     async def _answer(self, given: bytes) -> bytes:
-        kept = await self._kept()
+        idle = await self._kept()
         try:
-            return await self._asked(kept or await self._started(), given)
+            return await self._asked(idle or await self._started(), given)
         except Ended as exc:
             # An idle process may have died before the call. If the second one dies, the call is the cause.
-            if kept is None or exc.took_too_long or self._closed:
+            if idle is None or exc.took_too_long or self._closed:
                 raise self._why(exc) from exc
         try:
             return await self._asked(await self._started(), given)

@@ -30,13 +30,13 @@ async def archive(
         raise ConfigError("say where to: --to DIRECTORY, --to s3://bucket/prefix, or archive_to")
     before = ANY_AGE if older_than is None else moment_of("--older-than", older_than)
     place, key = place_at(settings.archive_to), ArchiveKey.of(settings)
-    async with opened(settings) as there:
-        if there is None:
+    async with opened(settings) as existing:
+        if existing is None:
             raise NotFound(f"there is no store in {place_of(settings)}: nothing to archive")
         if names:
-            wanted = [(await agent_in(settings, there, owner or LOCAL_OWNER, name))[1] for name in names]
+            wanted = [(await agent_in(settings, existing, owner or LOCAL_OWNER, name))[1] for name in names]
         else:
-            wanted = [agent for agent in await idle_agents(there, before) if owner in (None, agent.owner)]
+            wanted = [agent for agent in await idle_agents(existing, before) if owner in (None, agent.owner)]
     if dry_run:
         for agent in wanted:
             yield Outcome(agent.agent_id, agent.owner, None)

@@ -29,8 +29,8 @@ async def rewind(settings: Settings, owner: str, agent_id: str, to: str) -> JSON
     """Move the head back: through the server that runs on this `var`, else here. The answer of the route."""
     if (served := await _server(settings, owner)) is not None:
         return await ask_server(served, "POST", agent_id, key_of(settings, owner), after="/rewind", body={"to": to})
-    async with opened(settings) as there:
-        await agent_in(settings, there, owner, agent_id)
+    async with opened(settings) as store:
+        await agent_in(settings, store, owner, agent_id)
     engine = Engine(settings)
     try:
         await engine.start()

@@ -424,15 +424,15 @@ class Lines:
 
     def _read(self) -> None:
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        kept, ended = "", False
+        buffer, ended = "", False
         while True:
             self._wanted.acquire()
-            while "\n" not in kept and not ended:
+            while "\n" not in buffer and not ended:
                 data = os.read(self._fd, READ)
                 ended = not data
-                kept += decoder.decode(data, ended)
-            line, _, kept = kept.partition("\n")
-            self._loop.call_soon_threadsafe(self._got.put_nowait, line if line or not ended or kept else None)
+                buffer += decoder.decode(data, ended)
+            line, _, buffer = buffer.partition("\n")
+            self._loop.call_soon_threadsafe(self._got.put_nowait, line if line or not ended or buffer else None)
 
 
 class Interrupts:

@@ -107,10 +107,10 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
         health, last_at, known = await asyncio.to_thread(_store, settings.var / FILE)
         yield health
     else:
-        health, there = await asyncio.to_thread(_server, settings.store.get_secret_value())
+        health, database = await asyncio.to_thread(_server, settings.store.get_secret_value())
         yield health
-        last_at, known = (None, []) if there is None else (there.last_at, there.findings)
-        for finding in _hosts([] if there is None else there.hosts):
+        last_at, known = (None, []) if database is None else (database.last_at, database.findings)
+        for finding in _hosts([] if database is None else database.hosts):
             yield finding
     if cli is not None and not check_cli:
         checked = cli
@@ -152,7 +152,7 @@ async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability |
 
 
 def _abilities(cli: Capability) -> Checkup:
-    there = {
+    available = {
         "keep a session's id": cli.keeps_session_id,
         "serve many turns in one process": cli.warm,
         "offer the client's own tools to the model": cli.takes_tools,
@@ -161,7 +161,7 @@ def _abilities(cli: Capability) -> Checkup:
         "take every prompt as mere words": cli.client_composed,
         "turn its own tools off as a whole": cli.chooses_tools,
     }
-    missing = [what for what, can in there.items() if not can]
+    missing = [what for what, can in available.items() if not can]
     if not missing:
         return Checkup("capabilities", "ok", "all that the proxy uses")
     able = ".".join(map(str, max(EXPECTED.values())))
@@ -370,8 +370,8 @@ def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
     """Facts that differ between hosts: the same turn would send a different prompt head at each."""
     found = differences(hosts)
     for what, values in found.items():
-        told = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
-        says = f"{what} is not the same on all hosts ({told}): turns that move between them lose the prompt cache"
+        listed = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
+        says = f"{what} is not the same on all hosts ({listed}): turns that move between them lose the prompt cache"
         yield Checkup("hosts", "warning", says, f"give {what} the same value on every host, and start it again")
     if hosts and not found:
         names = ", ".join(dict.fromkeys(host for host, _ in hosts))

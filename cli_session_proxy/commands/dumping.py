@@ -43,8 +43,8 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
 async def pieces(settings: Settings, owner: str, agent_id: str, shown: Shown) -> AsyncGenerator[str, None]:
     if shown.format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
-    async with opened(settings) as there:
-        store, agent = await agent_in(settings, there, owner, agent_id)
+    async with opened(settings) as existing:
+        store, agent = await agent_in(settings, existing, owner, agent_id)
         sandbox = str(Sandboxes(settings).path(agent.dir))
         if shown.last is None and shown.turn is None:
             written = FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim)

@@ -57,7 +57,7 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapp
             return Found((), 0, 0), Indexed(0, 0), {}
         indexed = await _indexed(store)
         found = await store.search(wanted)
-        told = {}
+        extras = {}
         for hit in found.hits:
             if hit.kind == "agent" or (hit.snippet and not wanted.repaired):
                 continue
@@ -65,8 +65,8 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapp
                 asked = [block for message in shown.said(turn)["input"] for block in message["content"]]
                 links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
                 repairs = tuple(one.says for one in brief.events(turn, links) if one.kind == "repair")
-                told[turn.id] = Told(shown.line(asked, WORDS), repairs)
-        return found, indexed, told
+                extras[turn.id] = Told(shown.line(asked, WORDS), repairs)
+        return found, indexed, extras
 
 
 async def _indexed(store: Store) -> Indexed:
@@ -80,9 +80,9 @@ async def _indexed(store: Store) -> Indexed:
     return indexed
 
 
-def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
+def print_found(wanted: Search, found: Found, extras: Mapping[str, Told]) -> None:
     """Print each hit: where it is, a snippet or else the question, and each repair."""
-    lines = [*_lines(found, told), (0, [(found_words.summed_up(wanted, found), "dim")])]
+    lines = [*_lines(found, extras), (0, [(found_words.summed_up(wanted, found), "dim")])]
     if not sys.stdout.isatty():
         for indent, parts in lines:
             print(" " * indent + "".join(text for text, _ in parts))
@@ -96,14 +96,14 @@ def print_found(wanted: Search, found: Found, told: Mapping[str, Told]) -> None:
         console.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
 
 
-def _lines(found: Found, told: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+def _lines(found: Found, extras: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Lines with their indent, each in parts of (text, style)."""
     for hit in found.hits:
         place = printable(found_words.place(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
         line = fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4)
         yield 0, [(line[: len(place)], "bold"), (line[len(place) :], "dim")]
-        of_turn = told.get(hit.turn_id or "", Told("", ()))
+        of_turn = extras.get(hit.turn_id or "", Told("", ()))
         words = [
             (printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "") for n, text in enumerate(hit.snippet)
         ]

@@ -39,8 +39,8 @@ async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, wr
     forms = {"json": feed.json_line, "markdown": feed.lines}
     if shown.format not in forms:
         raise ConfigError(f"--follow takes --format {' or '.join(forms)}")
-    async with opened(settings) as there:
-        store, agent = await agent_in(settings, there, owner, agent_id)
+    async with opened(settings) as existing:
+        store, agent = await agent_in(settings, existing, owner, agent_id)
         console = Console(highlight=False)
         served = served_at(settings.var)
         watching: asyncio.Task[None] | None = None
@@ -86,8 +86,8 @@ async def progress_of(http: httpx.AsyncClient, agent_id: str) -> AsyncGenerator[
                 lines = stream.aiter_lines()
                 async for line in lines:
                     if line == "event: progress":
-                        told: list[JSON] = json.loads((await anext(lines)).removeprefix("data: "))["turns"]
-                        yield told
+                        running: list[JSON] = json.loads((await anext(lines)).removeprefix("data: "))["turns"]
+                        yield running
                 if stream.status_code != NOT_THERE:
                     return
         except httpx.HTTPError:

@@ -31,13 +31,13 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
     async with opened(settings) as store:
         if store is None:
             raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
-        told = await _details(settings, store, await _find(store, owner, wanted))
-        if told.get("waiting") or (told.get("turn") or {}).get("status") in ("queued", "running"):
+        details = await _details(settings, store, await _find(store, owner, wanted))
+        if details.get("waiting") or (details.get("turn") or {}).get("status") in ("queued", "running"):
             try:
                 await store.probe()
             except StoreUnavailable as exc:
-                told["unsure"] = f"it may have ended, which could not be stored: {exc.message}"
-        return told
+                details["unsure"] = f"it may have ended, which could not be stored: {exc.message}"
+        return details
 
 
 async def _details(settings: Settings, store: Store, found: Agent | Session | Turn) -> JSON:
@@ -145,20 +145,20 @@ def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:
     return {"session_id": session_id, "sandbox": str(sandbox), "by_hand": by_hand}
 
 
-def print_shown(told: JSON) -> None:
-    print(dim(f"{told['kind']} of agent " if told["kind"] != "agent" else "agent ") + bold(printable(told["agent_id"])))
-    for name, value in _lines(told):
+def print_shown(data: JSON) -> None:
+    print(dim(f"{data['kind']} of agent " if data["kind"] != "agent" else "agent ") + bold(printable(data["agent_id"])))
+    for name, value in _lines(data):
         whole = f"{name:10}{printable(value)}"
         line = whole if name == "by hand" else fitted(whole, 10)  # a command stays on one line, to be copied
         print(dim(line[:10]) + line[10:])
 
 
-def _lines(told: JSON) -> Iterator[tuple[str, str]]:
-    if told["kind"] == "agent":
-        counts = [count(told[many], many.removesuffix("s")) for many in ("turns", "sessions", "repairs") if told[many]]
-        yield "chain", ", ".join([*counts, f"${told['cost_usd']:.4f}"])
-    place = {"agent": "head", "session": "tip", "turn": "turn"}[told["kind"]]
-    if (turn := told[place]) is not None:
+def _lines(data: JSON) -> Iterator[tuple[str, str]]:
+    if data["kind"] == "agent":
+        counts = [count(data[many], many.removesuffix("s")) for many in ("turns", "sessions", "repairs") if data[many]]
+        yield "chain", ", ".join([*counts, f"${data['cost_usd']:.4f}"])
+    place = {"agent": "head", "session": "tip", "turn": "turn"}[data["kind"]]
+    if (turn := data[place]) is not None:
         yield place, _line(turn)
         if turn["status"] != "completed":
             yield "status", turn["status"].replace("_", " ")
@@ -166,28 +166,28 @@ def _lines(told: JSON) -> Iterator[tuple[str, str]]:
         yield "answered", turn["answered"] or "(no text)"
         if turn["error"]:
             yield "error", _why(turn)
-    if told.get("unsure"):
-        yield "unsure", told["unsure"]
-    yield from (("told", says) for says in told.get("says", ()))
-    if told.get("saw"):
-        yield "model saw", told["saw"]
-    yield from (("waits", turn_id) for turn_id in told.get("waiting", ()))
+    if data.get("unsure"):
+        yield "unsure", data["unsure"]
+    yield from (("told", says) for says in data.get("says", ()))
+    if data.get("saw"):
+        yield "model saw", data["saw"]
+    yield from (("waits", turn_id) for turn_id in data.get("waiting", ()))
     for name in ("last_repairs", "links"):
-        for one in told.get(name, ()):
+        for one in data.get(name, ()):
             yield (
                 one["kind"] if name == "last_repairs" else "link",
                 f"{times.written(one['at'], 'minutes')}  {one['turn_id']}  {one['says']}",
             )
-    for one in told.get("last_failures", ()):
+    for one in data.get("last_failures", ()):
         yield one["status"], _line(one)
         yield "", one["asked"] or "(no text)"
         yield "", one["answered"] or _why(one)
-    yield "session", told["session_id"] or "none"
-    if told.get("transcript"):
-        yield "file", told["transcript"]
-    yield "sandbox", told["sandbox"]
-    if told["by_hand"]:
-        yield "by hand", told["by_hand"]
+    yield "session", data["session_id"] or "none"
+    if data.get("transcript"):
+        yield "file", data["transcript"]
+    yield "sandbox", data["sandbox"]
+    if data["by_hand"]:
+        yield "by hand", data["by_hand"]
 
 
 def _line(turn: JSON) -> str:

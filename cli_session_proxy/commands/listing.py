@@ -193,12 +193,12 @@ def print_spent(rows: list[JSON], by: By) -> None:
         tokens = sum(value for name, value in row.items() if name.endswith("_tokens"))
         numbers = (row["turns"], row["failed"], row["repairs"], tokens)
         cost = f"${row['cost_usd']:.2f}" if row["cost_usd"] else ""
-        told = [
+        lines = [
             f"{amount(one['unit'], one['used'])} of {amount(one['unit'], one['limit'])} a {one['per']}"
             for one in row.get("budgets", ())
         ]
         counts = (f"{number:,}" if number else "" for number in numbers)
-        table.add_row(Text(printable(row[by])), *counts, cost, *([", ".join(told)] if told else []))
+        table.add_row(Text(printable(row[by])), *counts, cost, *([", ".join(lines)] if lines else []))
     console = Console(highlight=False)
     console.print(table)
     console.print(Text(f"${sum(row['cost_usd'] for row in rows):.2f} in the last {DAYS} days", style="dim"))

@@ -55,13 +55,13 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
         raise NotFound(f"there is no store in {place_of(settings)}: nothing to move")
     if target.store is None:
         await asyncio.to_thread(make_private, target.var)
-    with bar("moving") as told:
+    with bar("moving") as move_bar:
         stopped = threading.Event()
 
         def step(done: int, total: int) -> None:
             if stopped.is_set():
                 raise StoreUnavailable("the move was stopped: run it again, and it goes on from here")
-            told(done, total)
+            move_bar(done, total)
 
         move = move_of(settings, target, step)
         try:

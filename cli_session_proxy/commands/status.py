@@ -24,8 +24,8 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     served = served_at(settings.var)
     if served is not None and await alive(served):
         try:
-            _, _, told = await got(served, "/v1/overview", key_of(settings, owner), ANSWER_TIMEOUT)
-            return ProxyStatus.from_json(json.loads(told)["status"]), served
+            _, _, body = await got(served, "/v1/overview", key_of(settings, owner), ANSWER_TIMEOUT)
+            return ProxyStatus.from_json(json.loads(body)["status"]), served
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(f"{served} (from serve.json in --var) does not answer like this version") from exc
     return await _without_server(settings), None

@@ -37,8 +37,8 @@ Say = Callable[[str], None]
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Adopt a session of the CLI, from any directory. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with bar("adopting") as told:
-            return await adopt_session(settings, store, owner, agent_id, wanted, look, told)
+        with bar("adopting") as move_bar:
+            return await adopt_session(settings, store, owner, agent_id, wanted, look, move_bar)
 
 
 def print_adopted(done: Adopted) -> Iterator[str]:
@@ -83,8 +83,8 @@ async def import_(settings: Settings, owner: str, source: Path | str, agent_id: 
     async with _ready(settings) as store, _looking() as look:
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
-            told = stack.enter_context(bar("importing"))
-            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, told)
+            move_bar = stack.enter_context(bar("importing"))
+            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, move_bar)
 
 
 async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:

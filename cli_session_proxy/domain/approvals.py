@@ -76,8 +76,8 @@ _TELLING = ("command", "file_path", "notebook_path", "path", "url", "query", "pa
 
 def in_a_line(arguments: dict[str, Any]) -> str:
     """A tool's call in one line of at most `LONGEST_ASKED` characters."""
-    told = next((arguments[name] for name in _TELLING if isinstance(arguments.get(name), str)), None)
-    whole = (json.dumps(arguments, ensure_ascii=False) if told is None else str(told)).strip()
+    text = next((arguments[name] for name in _TELLING if isinstance(arguments.get(name), str)), None)
+    whole = (json.dumps(arguments, ensure_ascii=False) if text is None else str(text)).strip()
     line = " ".join(whole[:LOOKED_AT].split())
     is_all = len(whole) <= LOOKED_AT and len(line) <= LONGEST_ASKED
     return line if is_all else f"{line[: LONGEST_ASKED - 2]} …"

@@ -121,12 +121,12 @@ def last_used(of_account: Sequence[Spent], running: Period) -> float:
 def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Limit, float, Period]]:
     """For each limit what has been spent, and the period."""
     rows = {(row.per, row.begins): row for row in spent if row.account == budget.account}
-    told = []
+    found = []
     for limit in budget.limits:
         running = period(limit.per, now)
         row = rows.get((limit.per, running.begins))
-        told.append((limit, 0.0 if row is None else row.of(limit.unit), running))
-    return told
+        found.append((limit, 0.0 if row is None else row.of(limit.unit), running))
+    return found
 
 
 def refusal(
@@ -166,8 +166,8 @@ def _told(budget: Budget, limit: Limit) -> str:
 
 
 def _detail(budget: Budget, limit: Limit, used: float, running: Period) -> JSON:
-    told = {"scope": budget.scope, "unit": limit.unit, "per": limit.per, "limit": limit.most, "used": used}
-    return {**told, "ends": _utc(running.ends)}
+    detail = {"scope": budget.scope, "unit": limit.unit, "per": limit.per, "limit": limit.most, "used": used}
+    return {**detail, "ends": _utc(running.ends)}
 
 
 def _utc(at: float) -> str:

@@ -51,10 +51,10 @@ class CallIds:
     def free(self, wanted: str) -> str:
         """Reserve an unused id: the wanted one, or one made of it."""
         known = wanted if _VALID.fullmatch(wanted) else "call"
-        kept = known[:_KEPT]
+        prefix = known[:_KEPT]
         while known in self:
-            self._numbers[kept] += 1
-            known = f"{kept}-r{self._numbers[kept] + 1}"
+            self._numbers[prefix] += 1
+            known = f"{prefix}-r{self._numbers[prefix] + 1}"
         self.add(known)
         return known
 

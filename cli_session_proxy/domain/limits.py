@@ -136,13 +136,13 @@ def at_most(given: Sized, most: int, where: str) -> None:
 
 async def split(pieces: AsyncIterator[bytes], end: bytes, most: int) -> AsyncIterator[bytes]:
     """Split a stream at the byte `end`; of each part at most `most` bytes. An unfinished last part is dropped."""
-    kept = bytearray()
+    buffer = bytearray()
     async for piece in pieces:
         *ended, rest = piece.split(end)
         for part in ended:
-            yield bytes(kept + part[: most - len(kept)])
-            kept.clear()
-        kept += rest[: most - len(kept)]
+            yield bytes(buffer + part[: most - len(buffer)])
+            buffer.clear()
+        buffer += rest[: most - len(buffer)]
 
 
 # --- formats of ids and names from files, another program, or a client

@@ -46,20 +46,20 @@ class Plan(Recorded):
     resets_at: float | None = None
 
     @staticmethod
-    def read(told: Mapping[str, Any], at: float) -> Plan | None:
+    def read(report: Mapping[str, Any], at: float) -> Plan | None:
         """From the `rate_limit_info` of a frame; None for an unknown form."""
-        status, limits = _status(told.get("status")), _name(told.get("rateLimitType"))
+        status, limits = _status(report.get("status")), _name(report.get("rateLimitType"))
         if status is None:
             return None
-        reset = _number(told.get("resetsAt"))
-        given = told.get("unifiedWindows")
+        reset = _number(report.get("resetsAt"))
+        given = report.get("unifiedWindows")
         found: dict[str, PlanWindow] = {}
         for name, one in list(given.items())[:MOST] if isinstance(given, dict) else ():
             if _name(name) and isinstance(one, dict):
                 shares = _number(one.get("utilization")), _number(one.get("resetsAt"))
                 found[name] = PlanWindow(name, *shares, _status(one.get("status")))
         if limits is not None and limits not in found:
-            found[limits] = PlanWindow(limits, _number(told.get("utilization")), reset, status)
+            found[limits] = PlanWindow(limits, _number(report.get("utilization")), reset, status)
         return Plan(status, at, tuple(found.values()), limits, reset)
 
     def current(self, now: float) -> Plan:

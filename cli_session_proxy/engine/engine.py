@@ -652,8 +652,8 @@ class Engine:
         """The addresses of the other proxies at which turns of this agent wait or run."""
         if self.passing is None:
             return set()
-        there = [await self.passing.address_of(turn) for turn in await self.store.unfinished_of(agent_key)]
-        return {address for address in there if address is not None}
+        addresses = [await self.passing.address_of(turn) for turn in await self.store.unfinished_of(agent_key)]
+        return {address for address in addresses if address is not None}
 
     async def note_passed_on(self, turn_id: str, *, arrived: bool) -> None:
         """Store whether a forwarded answer reached the client that asked here. Counts unless the other proxy has noted

@@ -220,8 +220,8 @@ class LiveTurn:
                 if name in block:
                     block[name] += "".join(str(piece.get(name, "")) for piece in pieces[index])
         ends = [BlockStop(index) for index in shown if index not in ended]
-        kept = (event for event in rest if getattr(event, "index", None) not in blocks)
-        self._events[start:] = [*given, *ends, *kept]
+        remaining = (event for event in rest if getattr(event, "index", None) not in blocks)
+        self._events[start:] = [*given, *ends, *remaining]
         if self._tail.read > start:
             self._tail = _Tail()
         self._wake()
@@ -304,14 +304,14 @@ class LiveTurn:
                 ended.add(event.index)
         *whole, (last, begun) = blocks.items()
         goes_on = len(blocks) <= len(output) and all(
-            block == there for (_, block), there in zip(whole, output, strict=False)
+            block == final for (_, block), final in zip(whole, output, strict=False)
         )
         rest: Block | None = None
         if goes_on and begun != output[len(whole)]:
-            there = output[len(whole)]
-            words = (begun.get("type"), there.get("type")) == ("text", "text") and last not in ended
-            goes_on = words and str(there["text"]).startswith(str(begun["text"]))
-            rest = {"type": "text_delta", "text": str(there["text"])[len(str(begun["text"])) :]} if goes_on else None
+            final = output[len(whole)]
+            words = (begun.get("type"), final.get("type")) == ("text", "text") and last not in ended
+            goes_on = words and str(final["text"]).startswith(str(begun["text"]))
+            rest = {"type": "text_delta", "text": str(final["text"])[len(str(begun["text"])) :]} if goes_on else None
         if not goes_on:
             return False
         if rest is not None:
@@ -408,11 +408,11 @@ class LiveTurn:
         at = 0
         while True:
             while at < len(self._events):
-                there = self._events[at : at + AT_ONCE]
-                at += len(there)
+                batch = self._events[at : at + AT_ONCE]
+                at += len(batch)
                 self._given = max(self._given, at)
-                yield there
-                if len(there) == AT_ONCE:
+                yield batch
+                if len(batch) == AT_ONCE:
                     await asyncio.sleep(0)
             if self._error is not None:
                 raise errors.from_dict(self._error.as_dict())
@@ -460,8 +460,8 @@ class Answer:
 
         Raises the turn's `ProxyError` when it failed or was cancelled.
         """
-        async for there in self.batches():
-            for event in there:
+        async for batch in self.batches():
+            for event in batch:
                 yield event
 
     def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:

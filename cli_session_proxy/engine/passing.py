@@ -92,8 +92,8 @@ class Passing:
         """The address of the proxy that runs an unfinished turn; None if it is this one, or unknown."""
         if turn.instance in (None, self._here.id):
             return None
-        there = await self._store.proxy(turn.instance or "")
-        return None if there is None or there.address == self._here.address else there.address
+        proxy = await self._store.proxy(turn.instance or "")
+        return None if proxy is None or proxy.address == self._here.address else proxy.address
 
     def keeps_files(self, profile: str | None) -> bool:
         """Whether the profile's tools leave files on this host only."""

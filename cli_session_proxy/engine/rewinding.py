@@ -51,11 +51,11 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
         if last is not None and last.delivery == "undelivered" and last.behind not in (None, last.parent_id):
             # Answers that never arrived do not count: the path is the one without them.
             path = [*(turn.id for turn in await store.path(last.behind or "")), last.id]
-        kept = _kept(path, to)
-        head = path[kept - 1] if kept else None
+        remaining = _kept(path, to)
+        head = path[remaining - 1] if remaining else None
         await store.rewind(lease, head)
     log.info("rewound", agent=agent.agent_id, was=now.head, head=head)
-    return Rewound(agent.agent_id, now.head, head, len(path) - kept)
+    return Rewound(agent.agent_id, now.head, head, len(path) - remaining)
 
 
 def _kept(path: list[str], to: str) -> int:

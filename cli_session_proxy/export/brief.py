@@ -23,9 +23,9 @@ _CODES: Mapping[str, Brief] = {
 
 def events(turn: Turn, links: Sequence[Link]) -> list[Brief]:
     """Each kind of event once; empty for an ordinary turn. `links` are those made at this turn. Pure."""
-    told = [_link(link) for link in links if link.reason != "started"]
-    told += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
-    return list(dict.fromkeys(told))
+    briefs = [_link(link) for link in links if link.reason != "started"]
+    briefs += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
+    return list(dict.fromkeys(briefs))
 
 
 def link(made: Link) -> Brief:

@@ -43,8 +43,8 @@ async def chain_json(
     separator = "\n"
     links = by_turn(chain.links)
     async for number, turn in turns_of(store, agent, part):
-        told = await render(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
-        yield separator + _line(told | {"number": number})
+        rendered = await render(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
+        yield separator + _line(rendered | {"number": number})
         separator = ",\n"
     yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
     yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"

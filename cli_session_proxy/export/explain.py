@@ -168,23 +168,23 @@ _AS_THEY_ARE = (
 )
 
 
-def detail(kept: JSON) -> JSON:
+def detail(stored: JSON) -> JSON:
     """`LinkDump.detail`."""
-    out = {name: value for name, value in kept.items() if name not in ("code", "note", "settled")}
-    code: Any = kept.get("code")
-    why = _WHY.get(code) or kept.get("note")
+    out = {name: value for name, value in stored.items() if name not in ("code", "note", "settled")}
+    code: Any = stored.get("code")
+    why = _WHY.get(code) or stored.get("note")
     if why is not None:
         out["why"] = why
     if code in _DONE:
         out["done"] = _DONE[code]
-    if "settled" in kept:
+    if "settled" in stored:
         out["settled"] = "after a crash"
     return out
 
 
-def attempt(kept: JSON) -> JSON:
+def attempt(stored: JSON) -> JSON:
     """One of `TurnDump.attempts`."""
-    return kept | {"repaired": detail(kept["repaired"])} if isinstance(kept.get("repaired"), dict) else kept
+    return stored | {"repaired": detail(stored["repaired"])} if isinstance(stored.get("repaired"), dict) else stored
 
 
 def _repair(done: Repair) -> JSON:
@@ -223,12 +223,12 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         tell("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
         # Its link explains it, which is stored with the successful attempt or with a failed one after it.
-        told = any(link.reason in REPAIR_REASONS for link in links) or any(
+        is_explained = any(link.reason in REPAIR_REASONS for link in links) or any(
             Repair.from_json(attempt["repaired"]) == evidence.repaired
             for attempt in before_the_last
             if "repaired" in attempt
         )
-        if not told:
+        if not is_explained:
             tell("repair", _repaired(evidence.repaired.as_json()))
     if evidence.recalled is not None:
         commits = evidence.recalled.commits
@@ -666,20 +666,20 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "client_history":
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
-    kept = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    backup = f"; what was there is kept at {detail['backup']}" if "kept" in detail else ""
     if detail.get("code") == "left_out":
         return f"The model's API would not take all of the conversation: the session was written without that{lines}."
     if detail.get("code") == "open_calls":
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "
-            f"chain{lines}, results and all, and a new process goes on from them{kept}."
+            f"chain{lines}, results and all, and a new process goes on from them{backup}."
         )
     found = str(detail.get("found", ""))
     broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
     evidence = f" ({detail['note']})" if detail.get("note") and "behind" not in detail else ""
     if detail.get("also_at"):
         evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
-    return f"{broke}{evidence}: it was written again from the chain{lines}{kept}."
+    return f"{broke}{evidence}: it was written again from the chain{lines}{backup}."
 
 
 def _branched(detail: JSON, source: str, target: str) -> str:

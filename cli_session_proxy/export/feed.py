@@ -31,9 +31,9 @@ def json_line(happened: Happened, *, verbatim: bool = False) -> str:
     return json.dumps(data(happened, verbatim=verbatim), separators=(",", ":")) + "\n"
 
 
-def event(happened: Happened, told: TurnDump) -> str:
+def event(happened: Happened, dump: TurnDump) -> str:
     """One server-sent event with the turn's dump. A client resumes with its id as `Last-Event-ID`."""
-    data = {"seq": happened.turn.seq, "turn": told, "links": [shown.link(link) for link in happened.links]}
+    data = {"seq": happened.turn.seq, "turn": dump, "links": [shown.link(link) for link in happened.links]}
     return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
@@ -69,7 +69,7 @@ def progress_event(going: Sequence[JSON]) -> str:
 
 def lines(happened: Happened, *, verbatim: bool = False) -> str:
     """For a person: question, answer, and every repair with its evidence."""
-    told = shown.turn(happened.turn, happened.links, verbatim=verbatim)
+    dump = shown.turn(happened.turn, happened.links, verbatim=verbatim)
     turn = happened.turn
     out = [f"{times.written(turn.finished_at or turn.started_at or turn.created_at)}  {turn.status:10} {turn.id}"]
     for link in happened.links:
@@ -77,12 +77,12 @@ def lines(happened: Happened, *, verbatim: bool = False) -> str:
         out.append(f"    {mark} ({link.reason}): {shown.link(link)['says']}")
     out += [f"    {KINDS[one.kind]}: {one.says}" for one in shown.briefs(turn, happened.links)]
     if turn.status in ("queued", "running"):
-        out += [f"    user: {_words(message['content'])}" for message in told["input"]]
+        out += [f"    user: {_words(message['content'])}" for message in dump["input"]]
     else:
         facts = [turn.continuity or "not run", f"session {(turn.session_id or 'none')[:8]}"]
-        out.append(f"    {', '.join(facts)}: {_words(told['output'])}")
-    if told["error"] is not None:
-        out.append(f"    {told['error'].get('code')}: {told['error'].get('message')}")
+        out.append(f"    {', '.join(facts)}: {_words(dump['output'])}")
+    if dump["error"] is not None:
+        out.append(f"    {dump['error'].get('code')}: {dump['error'].get('message')}")
     return "".join(f"{printable(line)}\n" for line in out)
 
 

@@ -74,8 +74,8 @@ async def html(
         if node is None:  # accepted after the outline was read
             continue
         links = shape.links.get(turn.id, ())
-        told = await render(shown.measured, turn, links, verbatim=verbatim)
-        lines = [_summary(turn, node, shape, colours, links, mended=node.mended), *_turn(turn, links, told)]
+        rendered = await render(shown.measured, turn, links, verbatim=verbatim)
+        lines = [_summary(turn, node, shape, colours, links, mended=node.mended), *_turn(turn, links, rendered)]
         yield "\n".join(lines) + "\n"
     yield "</body></html>\n"
 
@@ -132,36 +132,36 @@ def _tree(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
     yield "</ol></nav>"
 
 
-def _turn(turn: Turn, links: Sequence[Link], told: MeasuredDump) -> list[str]:
+def _turn(turn: Turn, links: Sequence[Link], dump: MeasuredDump) -> list[str]:
     """The body of an unfolded turn."""
     lines = []
     for link in links:
         said = shown.link(link)
         evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
         lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
-    for kind, text in shown.briefs(turn, links) if told["says"] else ():
+    for kind, text in shown.briefs(turn, links) if dump["says"] else ():
         lines.append(f"<p class='{'mend' if kind == 'repair' else 'dim'}'>{KINDS[kind]}: {_text(text)}</p>")
-    for message in told["input"]:
+    for message in dump["input"]:
         lines.append(f"<h4>{_common(message['role'])}</h4>")
         lines += [_block(block) for block in message["content"]]
-    if told["output"]:
+    if dump["output"]:
         lines.append("<h4>assistant</h4>")
-        lines += [_block(block) for block in told["output"]]
-    if told["tools"]:
-        lines.append(f"<details><summary>{len(told['tools'])} tool calls and results</summary>")
-        lines += [_compact(entry) for entry in told["tools"]]
+        lines += [_block(block) for block in dump["output"]]
+    if dump["tools"]:
+        lines.append(f"<details><summary>{len(dump['tools'])} tool calls and results</summary>")
+        lines += [_compact(entry) for entry in dump["tools"]]
         lines.append("</details>")
-    if told["error"] is not None:
-        lines.append(f"<div class='bad'>{_compact(told['error'])}</div>")
+    if dump["error"] is not None:
+        lines.append(f"<div class='bad'>{_compact(dump['error'])}</div>")
     if turn.delivery in UNSURE and turn.status in ON_PATH:
         lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
     used = turn.usage.as_json()
     tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in used.items()])
     tokens += f"\n{cache(turn.usage)}"
-    steps = ", ".join([f"{name} {value!s}" for name, value in told["timings"].items()])
-    cost = "not known" if told["cost_usd"] is None else f"${told['cost_usd']:.6f}"
+    steps = ", ".join([f"{name} {value!s}" for name, value in dump["timings"].items()])
+    cost = "not known" if dump["cost_usd"] is None else f"${dump['cost_usd']:.6f}"
     measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}")
-    why = _text(_json(told["reason"]))
+    why = _text(_json(dump["reason"]))
     lines.append(
         f"<details><summary>why, how long, how much</summary><pre>{measured}\nwhy: {why}</pre></details></details>"
     )

@@ -164,8 +164,8 @@ def _refuse_circles(path: Source, before: Mapping[str, Sequence[str]]) -> None:
         ) from exc
 
 
-def _before(told: JSON) -> tuple[str | None, str | None]:
-    return told["parent_id"], (told.get("call") or {}).get("behind")
+def _before(turn: JSON) -> tuple[str | None, str | None]:
+    return turn["parent_id"], (turn.get("call") or {}).get("behind")
 
 
 def _parsed(path: Source, number: int, raw: bytes) -> JSON:
@@ -316,13 +316,13 @@ class _Reading:
         return restore(text, places, known)
 
     def _turn(self, where: str, line: JSON, image_file: IO[bytes]) -> Turn:
-        told = line["turn"]
+        fields = line["turn"]
         if line.get("images"):  # at any other place
-            told = _loads(self._restored(where, line, as_text(told), image_file))
-            check_line(where, {"turn": told}, former=self.checked.former)
-            if (told["id"], _before(told)) != (line["turn"]["id"], _before(line["turn"])):
+            fields = _loads(self._restored(where, line, as_text(fields), image_file))
+            check_line(where, {"turn": fields}, former=self.checked.former)
+            if (fields["id"], _before(fields)) != (line["turn"]["id"], _before(line["turn"])):
                 raise InvalidRequest(f"{where}: images: one stands in an id")
-        data = of_turn(told, former=self.checked.former)
+        data = of_turn(fields, former=self.checked.former)
         data |= {
             "seq": 0,
             "agent_key": 0,
@@ -335,10 +335,10 @@ class _Reading:
             "call": self._call(data.get("call")),
         }
         if self.checked.former:
-            told = former.reason(data.pop("reason"))
-            data |= {"placed": told.placed.as_json(), "options": told.options.as_json()}
-            data |= {"evidence": told.evidence.as_json(), "stop_sequence": told.stop_sequence}
-            data["attempts"] = [former.attempt(one, told.evidence.output_refused) for one in data["attempts"]]
+            fields = former.reason(data.pop("reason"))
+            data |= {"placed": fields.placed.as_json(), "options": fields.options.as_json()}
+            data |= {"evidence": fields.evidence.as_json(), "stop_sequence": fields.stop_sequence}
+            data["attempts"] = [former.attempt(one, fields.evidence.output_refused) for one in data["attempts"]]
         turn = Turn.from_json(data)
         checked(turn.options.tools)  # used again if the client sends results next
         return turn

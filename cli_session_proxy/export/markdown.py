@@ -46,12 +46,12 @@ async def markdown(
     before = part.turns[-1].parent_id if part is not None and part.turns else None
     async for number, turn in turns_of(store, agent, part):
         own = links.get(turn.id, ())
-        told = await render(shown.said, turn, own, verbatim=verbatim)
-        yield visible("\n".join(_turn(number, turn, before, own, told)))
+        rendered = await render(shown.said, turn, own, verbatim=verbatim)
+        yield visible("\n".join(_turn(number, turn, before, own, rendered)))
         before = turn.id
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], told: SaidDump) -> Iterator[str]:
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], dump: SaidDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, times.written(turn.created_at)]
     used = cache(turn.usage)
@@ -66,20 +66,20 @@ def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], to
         yield f"> {_common(' '.join(why))}\n"
     for link in links:
         yield _link(link) + "\n"
-    for kind, text in shown.briefs(turn, links) if told["says"] else ():
+    for kind, text in shown.briefs(turn, links) if dump["says"] else ():
         yield f"> **{KINDS[kind]}**: {_plain(text)}\n"
-    for message in told["input"]:
+    for message in dump["input"]:
         yield f"**{_common(message['role'])}**\n"
         yield from _content(message["content"])
-    if told["tools"]:
+    if dump["tools"]:
         yield "**tools of the CLI**\n"
-        yield from (f"- {_inline(_compact(entry))}" for entry in told["tools"])
+        yield from (f"- {_inline(_compact(entry))}" for entry in dump["tools"])
         yield ""
-    if told["output"]:
+    if dump["output"]:
         yield "**assistant**\n"
-        yield from _content(told["output"])
-    if told["error"] is not None:
-        error = told["error"]
+        yield from _content(dump["output"])
+    if dump["error"] is not None:
+        error = dump["error"]
         yield f"> **{_plain(turn.status)}** ({_inline(str(error.get('code')))}): {_plain(str(error.get('message')))}\n"
     if turn.delivery in UNSURE and turn.status in ON_PATH:
         yield f"> {UNSURE[turn.delivery]}\n"

@@ -159,8 +159,8 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
     lines: list[JSON] = []
     for record in await store.own_records(turn.id):
         shortened, places = cutter.cut(record.line)
-        told: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
-        lines.append(told | ({"images": places} if places else {}))
+        fields: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
+        lines.append(fields | ({"images": places} if places else {}))
     for sha256, data in cutter.images.items():
         if sha256 not in out.images:
             out.images.add(sha256)
@@ -206,8 +206,8 @@ class _Writer:
         self.records += "record" in value
 
     async def end(self) -> JSON:
-        told: JSON = {"lines": self._lines, "turns": self.turns, "records": self.records}
-        told["sha256"] = self._hash.hexdigest()
+        summary: JSON = {"lines": self._lines, "turns": self.turns, "records": self.records}
+        summary["sha256"] = self._hash.hexdigest()
         if self._to is not None:
-            await self._to(self._block + as_text({"end": told}).encode() + b"\n")
-        return told
+            await self._to(self._block + as_text({"end": summary}).encode() + b"\n")
+        return summary

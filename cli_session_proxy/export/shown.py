@@ -136,15 +136,15 @@ def session(row: Session) -> SessionDump:
 
 
 def link(row: Link) -> LinkDump:
-    kept = _redacted(row.detail)
+    redacted = _redacted(row.detail)
     return {
         "from_session": row.from_session,
         "to_session": row.to_session,
         "turn_id": row.turn_id,
         "reason": row.reason,
-        "detail": explain.detail(kept),
+        "detail": explain.detail(redacted),
         "at": row.at,
-        "says": explain.link(row.reason, kept, row.from_session, row.to_session),
+        "says": explain.link(row.reason, redacted, row.from_session, row.to_session),
     }
 
 
@@ -155,7 +155,7 @@ def blocks(rows: tuple[Block, ...], *, verbatim: bool = False) -> list[Block]:
 def _block(row: Block, *, verbatim: bool) -> Block:
     text = row.get("text")
     if len(row) == 2 and isinstance(text, str) and row.get("type") == "text":  # nearly all of a long chain
-        return row if verbatim or (kept := redact.text(text)) is text else {**row, "text": kept}
+        return row if verbatim or (redacted := redact.text(text)) is text else {**row, "text": redacted}
     plain: Block = _without_images(shallow(row))
     return plain if verbatim else cast(Block, redact.data(plain))
 

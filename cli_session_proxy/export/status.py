@@ -103,13 +103,13 @@ _WINDOWS: Mapping[str, str] = {"five_hour": "five hours", "seven_day": "week"}
 
 def windows(plan: Plan) -> str:
     """How much of each window is used, and when it is reset."""
-    told = []
+    texts = []
     for one in plan.windows:
         used = "" if one.used is None else f" {100 * one.used:.0f} % used"
         until = "" if one.resets_at is None else f" until {times.written(one.resets_at)}"
         reached = " LIMIT REACHED" if one.status == "rejected" else ""
-        told.append(f"{_WINDOWS.get(one.name, one.name.replace('_', ' '))}:{used}{until}{reached}")
-    return ", ".join(told) or plan.status.replace("_", " ")
+        texts.append(f"{_WINDOWS.get(one.name, one.name.replace('_', ' '))}:{used}{until}{reached}")
+    return ", ".join(texts) or plan.status.replace("_", " ")
 
 
 def remembered(seen: Remembered) -> str:

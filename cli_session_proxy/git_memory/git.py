@@ -103,8 +103,8 @@ class Repository:
         """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
         found = Repository(path)
         try:
-            told = await found.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
-            git_dir, common = map(Path, told.split("\n"))
+            output = await found.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
+            git_dir, common = map(Path, output.split("\n"))
             top, worktree = None, ""
             if await found.run("rev-parse", "--is-inside-work-tree") == "true":
                 top = Path(await found.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
@@ -169,8 +169,8 @@ class Repository:
         """Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says. Also notes
         the files that its configuration includes."""
         words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
-        told = (await self.run(*words, whole=True)).split("\0")
-        for scope, origin, name in zip(told[::3], told[1::3], told[2::3], strict=False):
+        output = (await self.run(*words, whole=True)).split("\0")
+        for scope, origin, name in zip(output[::3], output[1::3], output[2::3], strict=False):
             if scope in ("local", "worktree"):
                 if name.lower().startswith("hook."):
                     raise ConfigError(
@@ -183,8 +183,8 @@ class Repository:
         """Options that replace programs named by the repository by the user's own, or by none."""
         theirs: dict[str, str] = {}
         named = set()
-        told = (await self.run("config", "--list", "-z", "--show-scope", whole=True, free=True)).split("\0")
-        for scope, entry in zip(told[::2], told[1::2], strict=False):
+        output = (await self.run("config", "--list", "-z", "--show-scope", whole=True, free=True)).split("\0")
+        for scope, entry in zip(output[::2], output[1::2], strict=False):
             name, _, value = entry.partition("\n")
             if _PROGRAMS.fullmatch(name.lower()):
                 if scope in ("system", "global"):
@@ -346,10 +346,10 @@ def _line_of(path: Path) -> bytes:
 async def _kept(said: asyncio.StreamReader | None) -> bytes:
     """The output, up to one byte more than the limit: an untrusted repository may make it endless."""
     assert said is not None
-    kept = b""
+    data = b""
     while piece := await said.read(PIECE):
-        kept += piece[: ANSWER + 1 - len(kept)]
-    return kept
+        data += piece[: ANSWER + 1 - len(data)]
+    return data
 
 
 async def _ended(child: asyncio.subprocess.Process) -> None:

@@ -40,8 +40,8 @@ def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) 
     """
     if not attempts:
         return None
-    told = [_INTRODUCTION.format(fix_id=fix_id)]
-    left = TOKENS - tokens(told[0]) - 200  # for the frame and the note on omitted attempts
+    parts = [_INTRODUCTION.format(fix_id=fix_id)]
+    left = TOKENS - tokens(parts[0]) - 200  # for the frame and the note on omitted attempts
     for at, attempt in enumerate(attempts):
         text = _quoted(attempt, SHORT_SECTIONS, SHORT) if at else _quoted(attempt, SECTIONS, None)
         room = min(left, NEWEST_TOKENS if at == 0 else left)
@@ -49,13 +49,13 @@ def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) 
             while tokens(text) > room:  # `cut` counts characters, of up to four bytes
                 text = cut(text, len(text) * 9 // 10)
         if tokens(text) > room:
-            told.append(f"({len(attempts) - at} older attempts are left out.)")
+            parts.append(f"({len(attempts) - at} older attempts are left out.)")
             break
-        told.append(text)
+        parts.append(text)
         left -= tokens(text) + 1
     if partly:
-        told.append("(The history is long and was not read to its end: there may be older attempts.)")
-    return {"type": "text", "text": "\n\n".join([OPEN, *told, CLOSE])}
+        parts.append("(The history is long and was not read to its end: there may be older attempts.)")
+    return {"type": "text", "text": "\n\n".join([OPEN, *parts, CLOSE])}
 
 
 def _quoted(attempt: FixAttempt, names: Sequence[str], longest: int | None) -> str:

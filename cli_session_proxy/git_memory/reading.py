@@ -66,10 +66,10 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
                     break
                 for text in texts:
                     if len(text) > SHORT:
-                        told = await asyncio.to_thread(records.read, text, commit=commit, at=at)
+                        found_here = await asyncio.to_thread(records.read, text, commit=commit, at=at)
                     else:
-                        told = records.read(text, commit=commit, at=at)
-                    for attempt in told:
+                        found_here = records.read(text, commit=commit, at=at)
+                    for attempt in found_here:
                         if fix_id is None or attempt.fix_id == fix_id:
                             found.append(attempt)
                         else:

@@ -98,8 +98,8 @@ def cut(text: str, longest: int) -> str:
     if len(text) <= longest:
         return text
     gap = " […] "
-    kept = max(0, longest - len(gap))
-    return text[: kept - kept // 2] + gap[: longest - kept] + text[len(text) - kept // 2 :]
+    remaining = max(0, longest - len(gap))
+    return text[: remaining - remaining // 2] + gap[: longest - remaining] + text[len(text) - remaining // 2 :]
 
 
 def write(attempt: FixAttempt) -> str:
@@ -107,14 +107,14 @@ def write(attempt: FixAttempt) -> str:
     end = "\n".join(f"{name}: {line_of(attempt.trailers[name])}" for name in TRAILERS if attempt.trailers.get(name))
     head = line_of(attempt.headline, HEADLINE)
     harmless = {name: _FORGED.sub("> ", clean(text).strip()) for name, text in attempt.sections.items()}
-    told = {name: harmless[name] for name in SECTIONS if harmless.get(name)}
-    room = LONGEST - len(head) - len(end) - 8 - sum(len(name) + 4 for name in told)
+    sections = {name: harmless[name] for name in SECTIONS if harmless.get(name)}
+    room = LONGEST - len(head) - len(end) - 8 - sum(len(name) + 4 for name in sections)
     # Short sections are whole; the long ones share the rest.
     allowed: dict[str, int] = {}
-    for left, name in enumerate(sorted(told, key=lambda one: len(told[one]))):
-        allowed[name] = min(len(told[name]), room // (len(told) - left))
+    for left, name in enumerate(sorted(sections, key=lambda one: len(sections[one]))):
+        allowed[name] = min(len(sections[name]), room // (len(sections) - left))
         room -= allowed[name]
-    body = [f"{name}:\n{cut(text, allowed[name])}" for name, text in told.items()]
+    body = [f"{name}:\n{cut(text, allowed[name])}" for name, text in sections.items()]
     return "\n\n".join([head, *body, end]) + "\n"
 
 

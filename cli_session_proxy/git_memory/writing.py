@@ -76,9 +76,9 @@ async def _identity(git: Repository) -> dict[str, str]:
     named = {}
     for role in ("AUTHOR", "COMMITTER"):
         try:
-            told = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", free=True)
+            identity = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", free=True)
         except Failed:
             return _NOBODY
-        named[f"GIT_{role}_NAME"], _, rest = told.rpartition(" <")
+        named[f"GIT_{role}_NAME"], _, rest = identity.rpartition(" <")
         named[f"GIT_{role}_EMAIL"] = rest.partition("> ")[0]
     return named

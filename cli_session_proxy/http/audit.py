@@ -112,17 +112,17 @@ class Audit:
             why = exc.strerror if isinstance(exc, OSError) else str(exc)
             raise StoreUnavailable(f"the audit {self.path} cannot be written ({why}): nothing is done without") from exc
 
-    def request(self, told: AuditLine) -> None:
+    def request(self, line: AuditLine) -> None:
         """Write it, but polled routes only now and then."""
-        path = told.what.partition(" ")[2]
-        if path in POLLED and (told.status or 0) < 400:
-            of = told.owner or "", told.address or "", path
-            if told.at - self._read.get(of, 0.0) < SELDOM:
+        path = line.what.partition(" ")[2]
+        if path in POLLED and (line.status or 0) < 400:
+            of = line.owner or "", line.address or "", path
+            if line.at - self._read.get(of, 0.0) < SELDOM:
                 return
             if len(self._read) >= MOST_REMEMBERED:
                 self._read.clear()
-            self._read[of] = told.at
-        self.write(told)
+            self._read[of] = line.at
+        self.write(line)
 
     def keys(self, var: Path, now: Mapping[str, str]) -> None:
         """Log the names of the keys if they have changed since the last entry. `now`: the secrets by name."""
@@ -158,8 +158,8 @@ class Audit:
         """The present file of this name."""
         if self._fd is not None:
             try:
-                there, mine = os.stat(self.path), os.fstat(self._fd)
-                if (there.st_dev, there.st_ino) == (mine.st_dev, mine.st_ino):
+                current, mine = os.stat(self.path), os.fstat(self._fd)
+                if (current.st_dev, current.st_ino) == (mine.st_dev, mine.st_ino):
                     return self._fd
             except FileNotFoundError:
                 pass
@@ -253,8 +253,8 @@ def of_command(audit: Audit, name: str, given: Mapping[str, object], login: Call
 
 def _read(line: str) -> AuditLine | None:
     try:
-        told = json.loads(line)
-        return AuditLine.from_json(told)
+        value = json.loads(line)
+        return AuditLine.from_json(value)
     except (ValueError, TypeError, AttributeError):
         return None
 

@@ -152,10 +152,10 @@ def _unix(path: Path) -> socket.socket:
 
 def _clear(path: Path) -> None:
     try:
-        there = path.lstat()
+        status = path.lstat()
     except FileNotFoundError:
         return
-    if not stat.S_ISSOCK(there.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         raise ConfigError(f"--uds {path} is there already and no socket: left alone, choose another path")
     if answers(path):
         raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")
@@ -177,7 +177,7 @@ def answers(path: Path) -> bool:
 
 def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        there = path.lstat()
+        status = path.lstat()
     except OSError:
         return None
-    return there.st_dev, there.st_ino
+    return status.st_dev, status.st_ino

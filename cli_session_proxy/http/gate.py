@@ -116,7 +116,7 @@ class Gate:
         is_signed = False  # by another proxy, which needs a signed answer
         came_from: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
         began = time.monotonic()
-        told: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
+        fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
         async def out(message: Message) -> None:
             nonlocal started
@@ -129,11 +129,11 @@ class Gate:
                 for name, value in _PROTECTION:
                     if name not in named:
                         given.append((name, value))
-                told["status"] = message.get("status")
+                fields["status"] = message.get("status")
                 if is_signed and self._relay is not None:
                     added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
                 if TURN_ID in named:
-                    told["turn_id"] = named[TURN_ID].decode()
+                    fields["turn_id"] = named[TURN_ID].decode()
                     if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy has set it
                         given += encoded(dict(plan.headers()))
                 message["headers"] = [*given, *encoded(added)]
@@ -227,7 +227,7 @@ class Gate:
                 await send_error(out, inner, error)
         finally:
             if not is_socket and scope["method"] not in LOOKS:
-                log.info("request", **told, ms=round((time.monotonic() - began) * 1000))
+                log.info("request", **fields, ms=round((time.monotonic() - began) * 1000))
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
         """The owner of a request. Raises `Unauthorized`, and `InvalidRequest` for a wrong header of the gateway."""

@@ -80,8 +80,8 @@ def is_this_machine(peer: Address) -> bool:
         return True
     import psutil  # noqa: PLC0415 - 7 ms, which a command does without
 
-    told = (each.address.partition("%")[0] for own in psutil.net_if_addrs().values() for each in own)
-    if str(peer) in told:
+    addresses = (each.address.partition("%")[0] for own in psutil.net_if_addrs().values() for each in own)
+    if str(peer) in addresses:
         return True
     with socket.socket(socket.AF_INET if peer.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as probe:
         try:

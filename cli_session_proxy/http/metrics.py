@@ -232,8 +232,8 @@ class MetricsRoute:
         whose = None if self._keys.is_operator(owner) else owner
         store, now = self._engine.store, time.time()
         try:
-            told = await self._engine.budgets.shown(store, whose, None, now)
+            rows = await self._engine.budgets.shown(store, whose, None, now)
         except StoreUnavailable:  # all other metrics do not need the store
-            told = []
-        self._budgets.rows = told
+            rows = []
+        self._budgets.rows = rows
         return Response(self._metrics.text(), media_type=MEDIA_TYPE)

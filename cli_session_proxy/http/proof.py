@@ -111,8 +111,8 @@ class Signer:
     def once(self, headers: Mapping[str, str]) -> None:
         """Raises `Interrupted` unless a checked request is fresh, for this instance, and new: a repeated one may have
         been accepted the first time."""
-        told, nonce, _ = headers[HOP_MARK].split(" ")
-        when, instance = float(told), headers[TARGET].partition("@")[0]
+        sent_at, nonce, _ = headers[HOP_MARK].split(" ")
+        when, instance = float(sent_at), headers[TARGET].partition("@")[0]
         now = _clock()
         while self._order and self._order[0][0] < now - 2 * FRESH:
             self._seen.discard(self._order.popleft()[1])
@@ -136,13 +136,13 @@ class Signer:
 def decisive(headers: Iterable[tuple[bytes, bytes]]) -> str:
     """A hash of the headers that affect the request's meaning: not those of its transport."""
     named = ((name.lower(), value) for name, value in headers)
-    told = (
+    relevant = (
         (name, value)
         for name, value in named
         if name in _DECISIVE or (name.startswith(b"x-") and not name.startswith(_OF_THE_WAY))
     )
     # Of equal names the first one counts, so their order is kept.
-    return hashlib.sha256(b"\n".join(map(b":".join, sorted(told, key=itemgetter(0))))).hexdigest()
+    return hashlib.sha256(b"\n".join(map(b":".join, sorted(relevant, key=itemgetter(0))))).hexdigest()
 
 
 _DECISIVE = frozenset({b"idempotency-key", b"content-type", b"anthropic-beta", b"anthropic-version"})

@@ -176,23 +176,23 @@ class Relay:
 
     # --- forwarding
 
-    async def _passed_on(self, asked: Incoming, there: Elsewhere, state: Mapping[str, Any]) -> bool:
+    async def _passed_on(self, asked: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
         """Forward it. False if nothing was sent. Raises `Interrupted` if the result is unknown."""
-        for hop in [hop for hop in self._hops if hop.agent_key == there.agent_key and hop.client_has_left()]:
+        for hop in [hop for hop in self._hops if hop.agent_key == target.agent_key and hop.client_has_left()]:
             # This may be a retry of a client that left: first store that the earlier answer did not arrive.
             hop.leaving.cancel()  # the server may not know yet
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
                     await hop.over.wait()
-        if _head_size(asked.outer) > LONGEST_HEAD or not await self._is_there(there):
-            log.warning("not_passed_on", address=there.address)
+        if _head_size(asked.outer) > LONGEST_HEAD or not await self._is_there(target):
+            log.warning("not_passed_on", address=target.address)
             self._note("ran_here")
             return False
         body = b"".join(message.get("body", b"") for message in asked.body)
         asked.body.clear()
-        request = self._request(there.address, asked.outer, body, state["owner"], state["request_id"])
+        request = self._request(target.address, asked.outer, body, state["owner"], state["request_id"])
         leaving = asyncio.create_task(asked.left())
-        hop = Hop(there.address, there.agent_key, asked, leaving, asyncio.get_running_loop().time())
+        hop = Hop(target.address, target.agent_key, asked, leaving, asyncio.get_running_loop().time())
         self._hops.add(hop)
         work = asyncio.create_task(self._answered(hop, request))
         silent = asyncio.create_task(self._silent(hop))
@@ -209,7 +209,7 @@ class Relay:
                 raise _BrokenError(f"it has not responded for {quiet:.0f} s")
         except _BrokenError as exc:
             result = "interrupted"
-            log.warning("hop_broken", address=there.address, why=str(exc))
+            log.warning("hop_broken", address=target.address, why=str(exc))
             raise Interrupted(
                 "the connection to the proxy that runs this turn was lost: send it again, and it is the same turn "
                 "where it was accepted there",
@@ -289,14 +289,14 @@ class Relay:
                     return
                 hop.heard = clock()
 
-    async def _is_there(self, there: Elsewhere) -> bool:
+    async def _is_there(self, target: Elsewhere) -> bool:
         """Whether the peer answers in time that it can accept a turn."""
-        clock, address = asyncio.get_running_loop().time, there.address
+        clock, address = asyncio.get_running_loop().time, target.address
         async with self._asking(address) as known:
             if clock() - known.heard < HEARD:
                 return True
-            until = clock() + (self._lease if there.home else 0.0)
-            if clock() < known.away and not there.home:
+            until = clock() + (self._lease if target.home else 0.0)
+            if clock() < known.away and not target.home:
                 return False
             addresses = self._engine.store.addresses
             while not (address in await addresses() and await self._answers(address, "/readyz", REACH)):
@@ -313,12 +313,12 @@ class Relay:
         marks, size = self._marks(address, "GET", path, "", ()), 0
         try:
             async with asyncio.timeout(within), self._asking(address) as known:
-                async with known.client.stream("GET", f"{address}{path}", headers=marks) as told:
-                    async for piece in told.aiter_raw():
+                async with known.client.stream("GET", f"{address}{path}", headers=marks) as response:
+                    async for piece in response.aiter_raw():
                         size += len(piece)
                         if size > LONGEST:
                             return False
-                return self._proved(address, told) and told.status_code == 200
+                return self._proved(address, response) and response.status_code == 200
         except Exception:  # noqa: BLE001 - the address is what a row of the store holds
             return False
 
@@ -394,7 +394,7 @@ class Relay:
     def watched(self, agent: Agent) -> Watched:
         return Watched(self, self._engine, agent)
 
-    async def follow(self, address: str, agent: Agent, told: dict[str, Sequence[JSON]]) -> None:
+    async def follow(self, address: str, agent: Agent, by_address: dict[str, Sequence[JSON]]) -> None:
         """Keep the progress of the agent's turns there in `told[address]`. Ends with the stream, or if it is not
         reached."""
         path = f"/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
@@ -411,7 +411,7 @@ class Relay:
                 name = b""
                 async for line in limits.split(stream.aiter_raw(), b"\n", MOST_TOLD):
                     if name == b"event: progress":
-                        told[address] = _turns_in(line)
+                        by_address[address] = _turns_in(line)
                     name = line
 
 
@@ -444,13 +444,13 @@ class Watched:
         clock = asyncio.get_running_loop().time
         if clock() - self._looked >= POLL:
             self._looked = clock()
-            there = await self._engine.runs_at(self._agent.key)
-            for address in there - self._tasks.keys():
+            addresses = await self._engine.runs_at(self._agent.key)
+            for address in addresses - self._tasks.keys():
                 self._tasks[address] = asyncio.create_task(self._relay.follow(address, self._agent, self._told))
-            for address in [one for one, task in self._tasks.items() if one not in there or task.done()]:
+            for address in [one for one, task in self._tasks.items() if one not in addresses or task.done()]:
                 self._tasks.pop(address).cancel()
                 self._told.pop(address, None)
-        return [turn for told in self._told.values() for turn in told]
+        return [turn for reported in self._told.values() for turn in reported]
 
     async def close(self) -> None:
         for task in self._tasks.values():

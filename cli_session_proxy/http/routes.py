@@ -188,11 +188,11 @@ class Routes:
                 if more := len(data) == limit:
                     break
                 data.append(summary_json(row))
-        told: JSON = {"object": "list", "data": data, "has_more": more}
+        answer: JSON = {"object": "list", "data": data, "has_more": more}
         if folded is not None:
             count, cost = await self._engine.view.one_shots(owner_of(request), since=now - DAY, until=folded)
-            told["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
-        return told
+            answer["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
+        return answer
 
     async def dump(self, request: Request) -> Response:
         """`?format=`; `?redact=0` shows what was said as it is."""
@@ -223,7 +223,7 @@ class Routes:
     async def _event_texts(self, agent: Agent, after: int | None, *, live: bool) -> AsyncIterator[bytes]:
         yield b": following\n\n"
         quiet = time.monotonic()
-        told: list[JSON] = []
+        last: list[JSON] = []
         follower = Follower(self._engine.view, agent, after)
         elsewhere = None
         if live and self._relay is not None and ORIGIN.get() != "forwarded":
@@ -236,8 +236,8 @@ class Routes:
                     yield feed.event(one, await self._render(shown.turn, one.turn, one.links)).encode()
                 going = feed.progress(self._engine.progress(agent.key)) if live else []
                 going += await elsewhere.turns() if elsewhere is not None else []
-                if going != told:
-                    told = going
+                if going != last:
+                    last = going
                     yield feed.progress_event(going).encode()
                 if happened or time.monotonic() - quiet > self._settings.keepalive:
                     quiet = time.monotonic()
@@ -282,23 +282,23 @@ class Routes:
 
     async def _asked(self, owner: str) -> list[JSON]:
         """Those that wait here; of those at other proxies what the store knows."""
-        told = [
+        waiting = [
             {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **asked.asked(one.waiting, most=None)}
             for one in self._engine.asked(owner)
         ]
         for agent, turn, approval in await self._engine.asked_elsewhere(owner):
-            told.append({"agent_id": agent.agent_id, "turn_id": turn.id, **asked.elsewhere(approval)})
-        return told
+            waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **asked.elsewhere(approval)})
+        return waiting
 
     async def _asked_texts(self, owner: str) -> AsyncIterator[bytes]:
-        told: list[JSON] | None = None
+        last: list[JSON] | None = None
         quiet = time.monotonic()
         while self._engine.ready:
             now = await self._asked(owner)
-            if now != told or time.monotonic() - quiet > self._settings.keepalive:
+            if now != last or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
-                yield b": alive\n\n" if now == told else asked.event(now).encode("utf-8", "replace")
-                told = now
+                yield b": alive\n\n" if now == last else asked.event(now).encode("utf-8", "replace")
+                last = now
             await asyncio.sleep(POLL)
 
     async def approve(self, request: Request) -> JSON:

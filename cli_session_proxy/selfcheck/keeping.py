@@ -77,10 +77,10 @@ class KeptBinaries:
             path = Path(identity[0])
             try:
                 known[name] = sha256_of(path)
-                there = os.stat(path)
+                status = os.stat(path)
             except OSError:
                 return None
-            if (there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns) != identity[1:]:
+            if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != identity[1:]:
                 return None
             self._note(known)
         return known[name]

@@ -116,14 +116,14 @@ async def _run_in(folder: Path, claude: Path, settings: Settings) -> Report:
         return Report(claude, why=f"it ended with exit code {code}, and said nothing")
 
 
-def _report(claude: Path, told: JSON) -> Report:
-    if "observations" not in told:
-        return Report(claude, why=str(told.get("why")))
-    observed = read(told["observations"])
+def _report(claude: Path, output: JSON) -> Report:
+    if "observations" not in output:
+        return Report(claude, why=str(output.get("why")))
+    observed = read(output["observations"])
     why = None
     if "start" not in observed or observed["start"].outcome == "not tried":
         why = observed["start"].detail if "start" in observed else "it saw nothing"
-    return Report(claude, str(told["version"]), str(told["day"]), float(told["seconds"]), observed, why)
+    return Report(claude, str(output["version"]), str(output["day"]), float(output["seconds"]), observed, why)
 
 
 async def _end(child: Process) -> None:

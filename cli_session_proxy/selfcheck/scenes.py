@@ -160,8 +160,8 @@ async def _first(stage: Stage) -> SceneTalk | None:
 
 def _compare_answer(turn: StageTurn) -> None:
     """Raises `Differs` where the stream, the blocks or the result do not give the model's words."""
-    told = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
-    for how, words in told.items():
+    texts = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
+    for how, words in texts.items():
         if words != ANSWER:
             raise Differs(f"the answer {how} is {words!r}, and the model said {ANSWER!r}")
     if (thought := turn.said("thinking")) != THOUGHT:
@@ -409,12 +409,12 @@ async def _set_model(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> N
 
 async def _parameters(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     env = {MAX_TOKENS: str(TOKENS), EXTRA_BODY: json.dumps({"stop_sequences": [STOP_AT]})}
-    for told, prompt in ((env, LIMITED), ({}, UNLIMITED)):
-        await stage.bounded(process, process.set_env(told))
+    for variables, prompt in ((env, LIMITED), ({}, UNLIMITED)):
+        await stage.bounded(process, process.set_env(variables))
         turn = await talk.turn(stage, process, prompt)
         got = turn.request.body.get("max_tokens"), turn.request.body.get("stop_sequences")
-        if (got == (TOKENS, [STOP_AT])) != bool(told):
-            raise Differs(f"it was told {told or 'to go back'}, and the next request had {got[0]} tokens, {got[1]}")
+        if (got == (TOKENS, [STOP_AT])) != bool(variables):
+            raise Differs(f"it was told {variables or 'to reset'}, and the next request had {got[0]} tokens, {got[1]}")
 
 
 async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:

@@ -52,12 +52,12 @@ def place_of(settings: Settings) -> str:
     return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
 
 
-def move_of(source: Settings, target: Settings, told: Told | None = None) -> Move:
+def move_of(source: Settings, target: Settings, report: Told | None = None) -> Move:
     """A move from the store of these settings to that of the others."""
     from .sql.moving import Move, untold  # noqa: PLC0415 - other commands move nothing
 
-    told = told or untold
-    return Move(_side_of(source), _side_of(target), told)
+    report = report or untold
+    return Move(_side_of(source), _side_of(target), report)
 
 
 def _side_of(settings: Settings) -> Side:

@@ -66,13 +66,13 @@ class Telemetry(Observer):
     """An observer of the engine's turns. `close` it behind the engine. Raises `ConfigError`."""
 
     def __init__(self, settings: Settings) -> None:
-        told = settings.otel
-        assert told.endpoint is not None
-        base = told.endpoint.rstrip("/")
-        headers = {name: value.get_secret_value() for name, value in told.headers.items()} or None
+        configured = settings.otel
+        assert configured.endpoint is not None
+        base = configured.endpoint.rstrip("/")
+        headers = {name: value.get_secret_value() for name, value in configured.headers.items()} or None
         redact.know((headers or {}).values())
         self._dropped = self._failed = 0  # turns: on the event loop, and on the thread
-        self._words = told.content
+        self._words = configured.content
         self._models = settings.models
         self._queue: Queue[_Told | None] = Queue(QUEUE)
         self._refused = False
@@ -85,7 +85,7 @@ class Telemetry(Observer):
         self._tracer = self._provider.get_tracer("cli_session_proxy", VERSION, schema_url=SCHEMA)
         self._exporter: SpanExporter = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=PATIENCE)
         self._meters: MeterProvider | None = None
-        if told.metrics:
+        if configured.metrics:
             sent = OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=PATIENCE)
             self._meters = MeterProvider([PeriodicExportingMetricReader(sent)], resource, shutdown_on_exit=False)
             meter = self._meters.get_meter("cli_session_proxy", VERSION, schema_url=SCHEMA)
@@ -156,31 +156,31 @@ class Telemetry(Observer):
             finally:
                 self._drawn.clear()
 
-    def _draw(self, told: Span, parent: Context | None) -> None:
+    def _draw(self, ended: Span, parent: Context | None) -> None:
         span = self._tracer.start_span(
-            told.name, parent, _KINDS[told.kind], dict(told.attributes), start_time=_nanoseconds(told.start)
+            ended.name, parent, _KINDS[ended.kind], dict(ended.attributes), start_time=_nanoseconds(ended.start)
         )
-        for name, at in told.events:
+        for name, at in ended.events:
             span.add_event(name, timestamp=_nanoseconds(at))
-        if told.error is not None:
-            span.set_status(Status(StatusCode.ERROR, told.error))
-            span.set_attribute("error.type", told.error)
+        if ended.error is not None:
+            span.set_status(Status(StatusCode.ERROR, ended.error))
+            span.set_attribute("error.type", ended.error)
         within = set_span_in_context(span)
-        for child in told.children:
+        for child in ended.children:
             self._draw(child, within)
-        span.end(_nanoseconds(told.end))
+        span.end(_nanoseconds(ended.end))
 
-    def _measure(self, told: Operation) -> None:
+    def _measure(self, operation: Operation) -> None:
         if self._meters is None:
             return
-        attributes = dict(told.attributes)
-        for kind, tokens in (("input", told.input_tokens), ("output", told.output_tokens)):
+        attributes = dict(operation.attributes)
+        for kind, tokens in (("input", operation.input_tokens), ("output", operation.output_tokens)):
             if tokens:
                 self._tokens.record(tokens, {**attributes, "gen_ai.token.type": kind})
-        if told.seconds is not None:
-            if told.error is not None:
-                attributes["error.type"] = told.error
-            self._seconds.record(told.seconds, attributes)
+        if operation.seconds is not None:
+            if operation.error is not None:
+                attributes["error.type"] = operation.error
+            self._seconds.record(operation.seconds, attributes)
 
     def _send(self, spans: Sequence[ReadableSpan], turns: int) -> None:
         if not spans:

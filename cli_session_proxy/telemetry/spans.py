@@ -65,10 +65,10 @@ class Operation:
 
 def provider_of(turn: Turn, models: Mapping[str, ModelSettings]) -> str:
     """As the conventions name it, as far as the proxy knows: behind the CLI it is Anthropic."""
-    told = models.get(turn.told_model)
-    if told is None or turn.backend not in (None, "litellm"):
+    configured = models.get(turn.told_model)
+    if configured is None or turn.backend not in (None, "litellm"):
         return "anthropic"
-    name = told.litellm.partition("/")[0] if "/" in told.litellm else "openai"
+    name = configured.litellm.partition("/")[0] if "/" in configured.litellm else "openai"
     return _PROVIDERS.get(name, name)
 
 
@@ -217,12 +217,12 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
 def _words(turn: Turn) -> dict[str, Value]:
     """As the conventions write messages: JSON texts of `{role, parts}`."""
     answer = {**_message(Message("assistant", turn.output)), "finish_reason": turn.stop_reason or "error"}
-    told = {
+    attributes = {
         "gen_ai.input.messages": [_message(message) for message in turn.input],
         "gen_ai.output.messages": [answer] if turn.output else None,
         "gen_ai.system_instructions": None if turn.system is None else [_text("text", turn.system)],
     }
-    texts = {name: json.dumps(redact.data(value), ensure_ascii=False) for name, value in _known(told).items()}
+    texts = {name: json.dumps(redact.data(value), ensure_ascii=False) for name, value in _known(attributes).items()}
     return {name: text for name, text in texts.items() if len(text) <= LONGEST}
 
 

@@ -345,5 +345,5 @@ def kept_reply(
 
 def ignored_header(names: Iterable[str]) -> dict[str, str]:
     """The header with names of fields that had no effect."""
-    told = ", ".join(names)
-    return {"X-Ignored-Params": told} if told else {}
+    listed = ", ".join(names)
+    return {"X-Ignored-Params": listed} if listed else {}

@@ -117,8 +117,8 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise _too_large(limit)
         return bool(message.get("more_body", False))
 
-    there = at_once(request.receive)  # most bodies are small and arrive with the head: no timer needed
-    if there is None or take(there):
+    first = at_once(request.receive)  # most bodies are small and arrive with the head: no timer needed
+    if first is None or take(first):
         try:
             async with asyncio.timeout(BODY_TIMEOUT):
                 while take(await request.receive()):

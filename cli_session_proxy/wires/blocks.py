@@ -168,8 +168,8 @@ def opened(block: Block) -> tuple[Block, list[Block]]:
         return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
     if kind == "thinking":
         signed = [{"type": "signature_delta", "signature": block["signature"]}] if block.get("signature") else []
-        told = {"type": "thinking_delta", "thinking": block.get("thinking", "")}
-        return {**block, "thinking": "", "signature": ""}, [told, *signed]
+        delta = {"type": "thinking_delta", "thinking": block.get("thinking", "")}
+        return {**block, "thinking": "", "signature": ""}, [delta, *signed]
     if kind == "tool_use":
         arguments = json.dumps(block["input"], ensure_ascii=False)
         return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]

@@ -461,22 +461,22 @@ def checked_conversation(conversation: Sequence[tuple[str, Message]]) -> tuple[M
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
     # A program that resumes may repeat the results of its last calls: equal ones count once.
     out: list[Message] = []
-    told: dict[str, Block] = {}  # results since the model's last message
+    results: dict[str, Block] = {}  # results since the model's last message
     for _, message in conversation:
         if message.role == "assistant":
-            told = {}
-        kept: list[Block] = []
+            results = {}
+        blocks_kept: list[Block] = []
         for block in message.content:
             if block["type"] == "tool_result":
                 call = str(block["tool_use_id"])
-                if told.get(call) == block:
+                if results.get(call) == block:
                     continue
-                told.setdefault(call, block)
-            kept.append(block)
-        if len(kept) == len(message.content):
+                results.setdefault(call, block)
+            blocks_kept.append(block)
+        if len(blocks_kept) == len(message.content):
             out.append(message)
-        elif kept:
-            out.append(Message(message.role, tuple(kept)))
+        elif blocks_kept:
+            out.append(Message(message.role, tuple(blocks_kept)))
     return tuple(out)
 
 

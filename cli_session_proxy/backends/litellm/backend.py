@@ -96,13 +96,13 @@ class Target:
 
 def target_of(settings: Settings, name: str) -> Target:
     """Raises `ConfigError` at start, for a missing key or a name that LiteLLM does not know."""
-    told = settings.models[name]
+    configured = settings.models[name]
     module = litellm()
-    _, provider, _, base = module.get_llm_provider(told.litellm, api_base=told.api_base)
+    _, provider, _, base = module.get_llm_provider(configured.litellm, api_base=configured.api_base)
     settings.refuse_loop(name, base)
     known: JSON = {}
     with suppress(Exception):  # a self-hosted model is in no list
-        known = dict(module.get_model_info(told.litellm))
+        known = dict(module.get_model_info(configured.litellm))
 
     def takes(wanted: bool | None, what: str) -> bool:
         # Unknown to LiteLLM: assume that it can, its server will say otherwise.
@@ -110,12 +110,12 @@ def target_of(settings: Settings, name: str) -> Target:
 
     return Target(
         name,
-        told,
+        configured,
         provider,
         settings.key_of(name),
-        takes(told.images, "vision"),
-        takes(told.documents, "pdf_input"),
-        takes(told.tools, "function_calling"),
+        takes(configured.images, "vision"),
+        takes(configured.documents, "pdf_input"),
+        takes(configured.tools, "function_calling"),
         known.get("max_input_tokens"),
     )
 
@@ -196,17 +196,17 @@ class LiteLLMBackend:
         self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.ModelAnswer
     ) -> AsyncGenerator[Event, None]:
         """One request. Raises `ProxyError`."""
-        told = target.configured
+        configured = target.configured
         response: Any = None
         self.clients.use()
         try:
             response = await litellm().acompletion(
-                **told.params | wanted,
-                model=told.litellm,
+                **configured.params | wanted,
+                model=configured.litellm,
                 messages=asked,
                 stream=True,
                 stream_options={"include_usage": True},
-                api_base=told.api_base,
+                api_base=configured.api_base,
                 api_key=target.key,
                 timeout=self.settings.turn_timeout,
                 drop_params=True,

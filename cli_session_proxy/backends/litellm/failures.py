@@ -37,26 +37,26 @@ def error_for(exc: Exception, model: str, secret: str | None) -> ProxyError:
     status = _status(exc)
     text = said(exc, secret)
     detail = {} if status is None else {"status": status}
-    told = f"{model}: {text}"
+    message = f"{model}: {text}"
     if type(exc).__name__ == "ContextWindowExceededError" or (status == 400 and _CONTEXT.search(text)):
-        return ContextTooLong(f"{told}: start a new chain, send less, or set a window", detail=detail)
+        return ContextTooLong(f"{message}: start a new chain, send less, or set a window", detail=detail)
     if status == 429:
         wait = _wait(exc)
         soon = wait is None or wait <= PATIENCE
-        return RateLimited(told, retry_after=wait, detail=detail, retry=None if soon else False)
+        return RateLimited(message, retry_after=wait, detail=detail, retry=None if soon else False)
     if status in (401, 402, 403):
-        return UpstreamError(f"{told}: look at this model's key and account", detail=detail, retry=False)
+        return UpstreamError(f"{message}: look at this model's key and account", detail=detail, retry=False)
     if status == 404:
-        return InvalidRequest(f"{told} (the provider does not know this model)", param="model", detail=detail)
+        return InvalidRequest(f"{message} (the provider does not know this model)", param="model", detail=detail)
     if status == 413:
-        return RequestTooLarge(told, detail=detail)
+        return RequestTooLarge(message, detail=detail)
     if status in (503, 529):
-        return Overloaded(told, retry_after=_wait(exc), detail=detail)
+        return Overloaded(message, retry_after=_wait(exc), detail=detail)
     if "Timeout" in type(exc).__name__ or status in (408, 504):
-        return TurnTimeout(told, detail=detail)
+        return TurnTimeout(message, detail=detail)
     if status in (400, 422):
-        return InvalidRequest(told, detail=detail)
-    return UpstreamError(told, detail={"status": status or 502})
+        return InvalidRequest(message, detail=detail)
+    return UpstreamError(message, detail={"status": status or 502})
 
 
 def is_guarded(exc: Exception) -> bool:
@@ -91,13 +91,13 @@ def _wait(exc: Exception) -> float | None:
     headers: Mapping[str, str] = (
         getattr(response, "headers", None) or getattr(exc, "litellm_response_headers", {}) or {}
     )
-    if told := headers.get("retry-after"):
+    if value := headers.get("retry-after"):
         try:
-            return max(1.0, float(told))
+            return max(1.0, float(value))
         except ValueError:
             pass
         try:
-            return max(1.0, parsedate_to_datetime(told).timestamp() - time.time())
+            return max(1.0, parsedate_to_datetime(value).timestamp() - time.time())
         except ValueError:
             return None
     spans = [_seconds(headers[name]) for name in headers if name.startswith("x-ratelimit-reset")]

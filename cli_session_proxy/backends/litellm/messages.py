@@ -71,8 +71,8 @@ class Rendering:
         out: list[JSON] = []
         pictures: list[JSON] = []
         for call in open_calls:
-            told, shown = self._result(results.get(call), call)
-            out.append(told)
+            result, shown = self._result(results.get(call), call)
+            out.append(result)
             pictures += shown
         parts = [*pictures, *(part for block in (*rest, *added) for part in self._parts(block))]
         if parts:
@@ -83,9 +83,9 @@ class Rendering:
 
     def _result(self, block: Block | None, call: str) -> tuple[JSON, list[JSON]]:
         """The message of a result, which takes nothing but text, and what it shows beside: that is the user's then."""
-        told: JSON = {"role": "tool", "tool_call_id": call_id(call)}
+        reply: JSON = {"role": "tool", "tool_call_id": call_id(call)}
         if block is None:
-            return {**told, "content": NOT_ANSWERED}, []
+            return {**reply, "content": NOT_ANSWERED}, []
         parts = [part for one in contents(block) for part in self._parts(one)]
         texts = [part["text"] for part in parts if part["type"] == "text"]
         shown = [part for part in parts if part["type"] != "text"]
@@ -93,7 +93,7 @@ class Rendering:
             texts.append("[What this call shows follows in the next message of the user.]")
             shown.insert(0, {"type": "text", "text": f"[This is what the call {call_id(call)} shows:]"})
         content = "\n".join(texts) or "(no content)"
-        return {**told, "content": f"{FAILED}{content}" if block.get("is_error") else content}, shown
+        return {**reply, "content": f"{FAILED}{content}" if block.get("is_error") else content}, shown
 
     def said(self, blocks: Sequence[Block]) -> JSON:
         """An answer, with its calls. Thinking is left out, or in front of it as text."""

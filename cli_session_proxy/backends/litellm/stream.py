@@ -93,8 +93,8 @@ def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | 
     """Whole calls as events."""
     for index, call in enumerate(calls, first):
         yield BlockStart(index, {**call, "input": {}})
-        told = json.dumps(call["input"], ensure_ascii=False)
-        yield BlockDelta(index, {"type": "input_json_delta", "partial_json": told})
+        arguments = json.dumps(call["input"], ensure_ascii=False)
+        yield BlockDelta(index, {"type": "input_json_delta", "partial_json": arguments})
         yield BlockStop(index)
 
 

@@ -82,7 +82,7 @@ class Overview:
                 days, models, keys = await asyncio.to_thread(summed, facts, now, forgotten)
                 done = time.monotonic()
                 sums = self._sums[whose] = _Sums(done, done - began, facts, forgotten, days, models, keys)
-            told = await self._status(owner, sums, now, wait=wait)
+            summary = await self._status(owner, sums, now, wait=wait)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
         for key, *_ in attention[:NAMED]:
@@ -94,7 +94,7 @@ class Overview:
             "object": "overview",
             "owner": owner,
             "at": now,
-            "status": told.as_json(),
+            "status": summary.as_json(),
             "turns": len(sums.facts),
             "is_whole": len(sums.facts) < TURNS,
             "days": sums.days,
@@ -110,7 +110,7 @@ class Overview:
             "more": max(0, len(attention) - NAMED),
             "running": await self._running(owner),
             "processes": {**counts._asdict(), "each": await self._processes(owner)},
-            "cli": told.cli,
+            "cli": summary.cli,
             "store_bytes": await self._engine.store.size(),
         }
 
@@ -155,7 +155,7 @@ class Overview:
         return Remembered(0, 0, 0)
 
     async def _running(self, owner: str) -> list[JSON]:
-        told = []
+        rows = []
         going = self._engine.progress()
         for one, shown in zip(going, feed.progress(going), strict=True):
             agent = await self._engine.store.agent_by_key(one.turn.agent_key)
@@ -163,31 +163,31 @@ class Overview:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
                 shown.pop("approvals")  # their texts are long, and `says` tells of them
-                told.append({**about, **shown, "text": feed.ending(shown["text"], TEXT)})
+                rows.append({**about, **shown, "text": feed.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
-            return told
+            return rows
         here = {one.turn.id for one in going}
         async for turn in self._engine.store.unfinished():
             agent = None if turn.id in here else await self._engine.store.agent_by_key(turn.agent_key)
-            there = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
+            proxy = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
             if agent is not None and agent.owner == owner:
                 about = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": turn.model, "at": turn.created_at, "turn_id": turn.id}
-                says = explain.elsewhere(turn.status, None if there is None else there.host)
+                says = explain.elsewhere(turn.status, None if proxy is None else proxy.host)
                 since = turn.started_at or turn.created_at
-                told.append({**about, "doing": "elsewhere", "says": says, "since": since, "text": "", "skipped": 0})
-        return told
+                rows.append({**about, "doing": "elsewhere", "says": says, "since": since, "text": "", "skipped": 0})
+        return rows
 
     async def _processes(self, owner: str) -> list[JSON]:
         """The processes that serve the owner's agents, and spares."""
-        told: list[JSON] = []
+        rows: list[JSON] = []
         for one in self._engine.backend.processes():
             session = None if one.session_id is None else await self._engine.store.session(one.session_id)
             agent = None if session is None else await self._engine.store.agent_by_key(session.agent_key)
             if one.state != "spare" and (agent is None or agent.owner != owner):
                 continue
-            told.append({**one._asdict(), "agent_id": None if agent is None else agent.agent_id})
-        return told
+            rows.append({**one._asdict(), "agent_id": None if agent is None else agent.agent_id})
+        return rows
 
 
 def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:

@@ -152,10 +152,10 @@ class Ui:
         around = await self._engine.view.page(agent.key, before_seq=turn.seq + 1, limit=1)
         children = [child.id for child in await self._engine.view.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
-        told = await self._render(shown.turn, turn, around.links, verbatim=verbatim)
+        rendered = await self._render(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONAnswer(
             {
-                "turn": told,
+                "turn": rendered,
                 "links": [shown.link(link) for link in around.links],
                 "told": [one._asdict() for one in brief.events(turn, around.links)],
                 "number": around.newest,
@@ -163,7 +163,7 @@ class Ui:
                 "children": children,
                 "is_head": agent.head == turn.id,
                 "placed": explain.placed(turn),
-                "waterfall": views.waterfall(turn, told),
+                "waterfall": views.waterfall(turn, rendered),
             }
         )
 

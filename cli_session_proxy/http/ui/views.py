@@ -100,7 +100,7 @@ def why(turn: Turn) -> str | None:
     return preview([{"type": "text", "text": str(turn.error.get("message") or explain.failed(turn.error.get("code")))}])
 
 
-def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
+def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
     """What happened within the turn: its steps, its attempts, calls of the CLI's tools with their results, and when the
     provider was asked again. `from` and `to` are milliseconds since the acceptance; `to` None: just a moment.
 
@@ -118,7 +118,7 @@ def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
         if isinstance(at, int | float):
             out.append({"kind": "step", "name": step, "from": min(before, at), "to": at, "failed": False})
             before = at
-    attempts = [one for one in told["attempts"] if isinstance(one.get("started_at"), int | float)]
+    attempts = [one for one in dump["attempts"] if isinstance(one.get("started_at"), int | float)]
     for one in attempts if len(attempts) > 1 else ():
         ended = one.get("ended_at")
         out.append(
@@ -128,10 +128,10 @@ def waterfall(turn: Turn, told: TurnDump) -> list[JSON]:
                 "failed": one.get("status") not in ON_PATH, "why": str(one.get("why") or one.get("code") or ""),
             }
         )  # fmt: skip
-    for call in tool_calls(told["tools"]):
+    for call in tool_calls(dump["tools"]):
         ends = None if call.ended is None else millis(call.ended)
         out.append({"kind": "tool", "name": call.name, "from": millis(call.began), "to": ends, "failed": call.failed})
-    for retry in told["reason"].get("retries") or ():
+    for retry in dump["reason"].get("retries") or ():
         at, delay = retry.get("at"), retry.get("retry_delay_ms")
         if isinstance(at, int | float):
             ends = millis(at) + delay if isinstance(delay, int | float) else None
@@ -177,8 +177,8 @@ def preview(blocks: Iterable[Block], *, is_markdown: bool = False) -> str:
     for text in _texts(blocks):
         # Cut far behind the limit first: a secret at the edge must not lose the end by which it is known.
         part = text[: 8 * PREVIEW]
-        for mark, kept in _MARKS if is_markdown else ():
-            part = mark.sub(kept, part)
+        for mark, replacement in _MARKS if is_markdown else ():
+            part = mark.sub(replacement, part)
         words.append(" ".join(part.split()))
         size += len(words[-1])
         if size > PREVIEW:
@@ -221,16 +221,16 @@ def compared(found: Comparison) -> tuple[Comparison, bool]:
     if len(records) > MOST_RECORDS:
         records = sorted(records, key=lambda one: one.state == "equal")[:MOST_RECORDS]
     room = _Room()
-    kept = tuple(
+    chosen = tuple(
         ComparedRecord((one.uuid or "")[:_NAME], one.kind[:_NAME], one.state, room.of(one.chain), room.of(one.file))
         for one in records
     )
-    return replace(found, records=kept), room.is_large
+    return replace(found, records=chosen), room.is_large
 
 
 def comparison(found: Comparison, total: int) -> JSON:
     """`differences` and `records` of a turn's session, without secrets. These are `compared`'s; there were `total`."""
-    told: JSON = {
+    answer: JSON = {
         "found": found.found,
         "differences": [redact.data({"kind": kind, "text": text}) for kind, text in found.differences],
         "records": [
@@ -243,8 +243,8 @@ def comparison(found: Comparison, total: int) -> JSON:
         "total": total,
     }  # fmt: skip
     if found.session_id is None:
-        return told
-    return told | {
+        return answer
+    return answer | {
         "session_id": found.session_id, "transcript": found.transcript, "tip_turn_id": found.tip_turn_id,
         "by_hand": found.by_hand,
     }  # fmt: skip

@@ -81,8 +81,8 @@ class PostgresqlDatabase(Life, Database):
 
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
-            told = conninfo_to_dict(url)
-            self._options = {**DEFAULTS, **_only_to_the_server(told), **told}
+            options = conninfo_to_dict(url)
+            self._options = {**DEFAULTS, **_only_to_the_server(options), **options}
         except psycopg.Error:
             # Without libpq's message: it quotes parts of the URL, maybe a password.
             raise ConfigError(
@@ -99,10 +99,10 @@ class PostgresqlDatabase(Life, Database):
 
     @property
     def name(self) -> str:
-        told = {key: str(self._options[key]) for key in ("user", "host", "port", "dbname") if self._options.get(key)}
-        place = f"{told.get('host', '')}{':' + told['port'] if 'port' in told else ''}"
-        user = f"{told['user']}@" if "user" in told else ""
-        return f"postgresql://{user}{place}/{told.get('dbname', '')}"
+        parts = {key: str(self._options[key]) for key in ("user", "host", "port", "dbname") if self._options.get(key)}
+        place = f"{parts.get('host', '')}{':' + parts['port'] if 'port' in parts else ''}"
+        user = f"{parts['user']}@" if "user" in parts else ""
+        return f"postgresql://{user}{place}/{parts.get('dbname', '')}"
 
     async def open(self, prepare: Work[None]) -> None:
         await self._finished_closing()
@@ -215,7 +215,7 @@ class PostgresqlDatabase(Life, Database):
     def living(self) -> None:
         """Proxies are on many hosts: only their heartbeats tell."""
 
-    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
+    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:
         """Left to the operator (pg_dump). A migration is one transaction: it succeeds or changes nothing."""
 
     def forget_copies(self, owner: str, agent_id: str) -> None:
@@ -236,8 +236,8 @@ class PostgresqlDatabase(Life, Database):
 
     def _connect(self) -> PipelinedConnection:
         """A new connection. Raises `StoreUnavailable` if the server's settings are not durable."""
-        told = {**self._options, "client_encoding": "utf8"}
-        conn = PipelinedConnection.connect(**told, autocommit=True, prepare_threshold=None)  # `_transaction` begins
+        options = {**self._options, "client_encoding": "utf8"}
+        conn = PipelinedConnection.connect(**options, autocommit=True, prepare_threshold=None)  # `_transaction` begins
         try:
             found = conn.execute(_SERVER).fetchone()
             assert found is not None
@@ -366,7 +366,7 @@ class PostgresqlDatabase(Life, Database):
         )
 
 
-def _only_to_the_server(told: Mapping[str, Any]) -> dict[str, str]:
+def _only_to_the_server(options: Mapping[str, Any]) -> dict[str, str]:
     """Options against an impostor of the server: a password is sent by SCRAM only, which does not reveal it and proves
     that the server knows it.
 
@@ -375,9 +375,9 @@ def _only_to_the_server(told: Mapping[str, Any]) -> dict[str, str]:
     if psycopg.pq.version() < REQUIRE_AUTH_SINCE:
         return {}
     given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # libpq
-    if "require_auth" in given or str(told.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
+    if "require_auth" in given or str(options.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
         return {}
-    return {"require_auth": "scram-sha-256" if told.get("password") or "password" in given else "!password,!md5"}
+    return {"require_auth": "scram-sha-256" if options.get("password") or "password" in given else "!password,!md5"}
 
 
 class _Held:

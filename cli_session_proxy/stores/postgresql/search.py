@@ -69,8 +69,8 @@ _WORD = re.compile(r"[^\W_](?:[^\W_]|[\u0300-\u036f])*")
 
 def prepare(conn: Connection) -> None:
     """Create the index, unless this version exists."""
-    there = conn.exec_driver_sql("SELECT obj_description(to_regclass('search'), 'pg_class')").scalar()
-    if there != VERSION:
+    version = conn.exec_driver_sql("SELECT obj_description(to_regclass('search'), 'pg_class')").scalar()
+    if version != VERSION:
         conn.exec_driver_sql(_SCHEMA)
 
 

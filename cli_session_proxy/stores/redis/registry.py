@@ -81,8 +81,8 @@ class RedisRegistry(Registry):
         return Whereabouts(entry["proxy"], entry["address"])
 
     async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
-        told = {"proxy": here.id, "address": here.address, "agent": _named(agent), "session": session_id}
-        text = json.dumps({**told, "sandbox": agent.dir, "epoch": epoch, "until": time.time() + KEPT})
+        content = {"proxy": here.id, "address": here.address, "agent": _named(agent), "session": session_id}
+        text = json.dumps({**content, "sandbox": agent.dir, "epoch": epoch, "until": time.time() + KEPT})
         entry = f"{self._seal(text)}{text}"
         _remember(self._noted, self._key(agent), entry)
         _remember(self._epochs, tuple(_named(agent)), epoch)
@@ -142,11 +142,11 @@ class RedisRegistry(Registry):
         return entry
 
 
-def _remember(kept: OrderedDict[K, V], key: K, value: V) -> None:
-    kept[key] = value
-    kept.move_to_end(key)
-    if len(kept) > REMEMBERED:
-        kept.popitem(last=False)
+def _remember(cache: OrderedDict[K, V], key: K, value: V) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > REMEMBERED:
+        cache.popitem(last=False)
 
 
 def _named(agent: Agent) -> list[Any]:

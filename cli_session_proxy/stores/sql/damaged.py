@@ -63,14 +63,14 @@ def sound(
     read: Callable[[Any], T], found: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
 ) -> list[T]:
     """What is read of each row. A damaged one is left out, or `instead` tells of it."""
-    told = []
+    problems = []
     for row in found:
         try:
-            told.append(read(row))
+            problems.append(read(row))
         except DamagedRow as exc:
             if instead is not None:
-                told.append(instead(row, exc))
-    return told
+                problems.append(instead(row, exc))
+    return problems
 
 
 def _fits(wanted: type, kind: type) -> bool:

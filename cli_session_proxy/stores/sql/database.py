@@ -92,9 +92,9 @@ class Database(Protocol):
     def living(self) -> set[str] | None:
         """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
 
-    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
-        """Make a copy before a migration from `version`, inside its transaction. Raises `StoreUnavailable`. `told` gets
-        the pages copied and all pages."""
+    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:
+        """Make a copy before a migration from `version`, inside its transaction. Raises `StoreUnavailable`. `report`
+        gets the pages copied and all pages."""
 
     def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - of a database that can tell
         """Inside a transaction: notify this proxy at the commit that another one requests something of it. Without

@@ -21,8 +21,8 @@ KEPT = 400 * 86400.0
 def claim_finding(conn: Connection, subject: str, name: str, seconds: float) -> bool:
     now = _alone(conn)
     of = findings.c.subject == subject, findings.c.name == name
-    there = conn.execute(select(findings.c.until).where(*of)).first()
-    if there is not None and (there.until is None or there.until > now):
+    existing = conn.execute(select(findings.c.until).where(*of)).first()
+    if existing is not None and (existing.until is None or existing.until > now):
         return False
     conn.execute(findings.delete().where(*of))
     row = {"subject": subject, "name": name, "found": "{}", "at": now, "until": now + seconds}

@@ -58,9 +58,9 @@ def _from_0_1(conn: Connection) -> Step:
     """From the schema of 0.1, or of any state between it and 0.2, to that of 0.2. Existing tables and columns stay."""
     metadata.create_all(conn)
     for table in (turns, agents, proxies, leases):
-        there = {column["name"] for column in inspect(conn).get_columns(table.name)}
+        existing = {column["name"] for column in inspect(conn).get_columns(table.name)}
         for column in table.columns:
-            if column.name not in there and column is not turns.c.evidence:
+            if column.name not in existing and column is not turns.c.evidence:
                 conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
     # Very many unnamed chains may begin alike: this index finds the newest without sorting them all.
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]

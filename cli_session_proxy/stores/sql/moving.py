@@ -173,10 +173,10 @@ def committed(side: Side, conn: Connection, tables: Sequence[Table] = ()) -> Ite
 class Move:
     """One move. Call its methods in their order, on one thread at a time."""
 
-    def __init__(self, source: Side, target: Side, told: Told) -> None:
+    def __init__(self, source: Side, target: Side, report: Told) -> None:
         self.source = source
         self.target = target
-        self._told = told
+        self._told = report
         self._state = _State("", source.name)
         self._done = self._total = 0
 
@@ -198,33 +198,33 @@ class Move:
 
     def begin(self) -> None:
         """Watch the source, and create the target. Raises `InvalidRequest` if the target is in use."""
-        with self.target.apart() as there:
-            version = version_of(there, self.target.name)
-            found = None if version is None else _state_of(there)
-            with self.source.apart() as here:
-                if version is not None and (found is None or version != version_of(here, self.source.name)):
+        with self.target.apart() as target:
+            version = version_of(target, self.target.name)
+            found = None if version is None else _state_of(target)
+            with self.source.apart() as source:
+                if version is not None and (found is None or version != version_of(source, self.source.name)):
                     raise InvalidRequest(
                         f"{self.target.name} holds a store already: name a new place, or move that one away first"
                     )
-                if found is not None and _noted(here, MOVING) == found.id:
+                if found is not None and _noted(source, MOVING) == found.id:
                     self._state = found
                 else:
                     found = None
                     self._state = _State(uuid.uuid4().hex, self.source.name)
-                    self._forget_changes(here)
-                    with committed(self.source, here):
-                        changes.create(here)
-                        _note(here, MOVING, self._state.id)
+                    self._forget_changes(source)
+                    with committed(self.source, source):
+                        changes.create(source)
+                        _note(source, MOVING, self._state.id)
                     for table in COPIED:  # one by one: locking several could deadlock
-                        with committed(self.source, here, [table]):
-                            self.source.watch(here, table)
-            with committed(self.target, there):
+                        with committed(self.source, source, [table]):
+                            self.source.watch(source, table)
+            with committed(self.target, target):
                 if version is None:
-                    self.target.prepare(there)
+                    self.target.prepare(target)
                 elif found is None:  # of another move, which was given up
                     for table in reversed([*COPIED, *LAST]):
-                        there.execute(table.delete())
-                _note(there, COMING_IN, self._state.as_text())
+                        target.execute(table.delete())
+                _note(target, COMING_IN, self._state.as_text())
 
     def give_up(self) -> None:
         """Stop watching the source. The target is not usable."""
@@ -235,30 +235,30 @@ class Move:
 
     def copy(self) -> None:
         """Copy every table, continuing an earlier try."""
-        with self.source.apart() as here, self.target.apart() as there:
-            self.target.loosen(there)
-            self._total = 2 * sum(_count(here, table) for table in COPIED)
+        with self.source.apart() as source, self.target.apart() as target:
+            self.target.loosen(target)
+            self._total = 2 * sum(_count(source, table) for table in COPIED)
             self._step(self._state.rows)
             for table in COPIED:
                 if table.name in self._state.copied:
                     continue
                 after = self._state.after.get(table.name)
-                for rows in _pages(here, table, None if after is None else tuple(after), self._end(here, table)):
-                    with committed(self.target, there):
-                        _insert(there, table, rows)
+                for rows in _pages(source, table, None if after is None else tuple(after), self._end(source, table)):
+                    with committed(self.target, target):
+                        _insert(target, table, rows)
                         self._state.after[table.name] = list(_key(table, rows[-1]))
                         self._state.rows += len(rows)
-                        _note(there, COMING_IN, self._state.as_text())
+                        _note(target, COMING_IN, self._state.as_text())
                     self._step(len(rows))
                 self._state.copied.append(table.name)
 
     def verify(self) -> None:
         """Compare every row by its hash. Raises an error for a difference that is no noted change."""
-        with self.source.apart() as here, self.target.apart() as there:
+        with self.source.apart() as source, self.target.apart() as target:
             for table in COPIED:
-                for rows in _pages(here, table, None, self._end(here, table)):
-                    differ = _differing(there, table, rows)
-                    noted = _noted_changes(here, table, differ)
+                for rows in _pages(source, table, None, self._end(source, table)):
+                    differ = _differing(target, table, rows)
+                    noted = _noted_changes(source, table, differ)
                     for key in differ:
                         if key not in noted:
                             raise self._unlike(table, f"the row {key} is not the same")
@@ -267,80 +267,80 @@ class Move:
     def catch_up(self) -> None:
         """Copy noted changes until less than a page is left, or as long as they become fewer: writes end when the mover
         holds the leases."""
-        with self.source.apart() as here, self.target.apart() as there:
-            self.target.loosen(there)
-            before, left = 0, _count(here, changes)
+        with self.source.apart() as source, self.target.apart() as target:
+            self.target.loosen(target)
+            before, left = 0, _count(source, changes)
             while left >= PAGE and (before == 0 or left < before / 2):
                 before = left
                 while left > 0:
-                    left -= self._drain(here, there) or left
+                    left -= self._drain(source, target) or left
                     self._told(self._done, self._total)
-                left = _count(here, changes)
+                left = _count(source, changes)
 
     def finish(self, holder: str) -> MovedRows:
         """Lock the source, copy the rest, mark the source as moved. Raises `NotHeld`, with everything as it was."""
-        with self.source.apart() as here, self.target.apart() as there:
-            self.target.loosen(there)
-            with committed(self.source, here, [*metadata.sorted_tables, changes]):
+        with self.source.apart() as source, self.target.apart() as target:
+            self.target.loosen(target)
+            with committed(self.source, source, [*metadata.sorted_tables, changes]):
                 held = select(leases.c.agent_key).where(leases.c.holder == holder)
-                free = list(here.scalars(select(agents.c.key).where(agents.c.key.not_in(held))))
+                free = list(source.scalars(select(agents.c.key).where(agents.c.key.not_in(held))))
                 if free:
                     raise NotHeld(free)
-                while self._drain(here, there):
+                while self._drain(source, target):
                     pass
-                with committed(self.target, there):
+                with committed(self.target, target):
                     for table in LAST:
-                        there.execute(table.delete())
+                        target.execute(table.delete())
                 for table in LAST:
-                    for rows in _pages(here, table, None):
-                        with committed(self.target, there):
-                            _insert(there, table, rows)
-                        if _differing(there, table, rows):
+                    for rows in _pages(source, table, None):
+                        with committed(self.target, target):
+                            _insert(target, table, rows)
+                        if _differing(target, table, rows):
                             raise self._unlike(table, "a row is not the same")
-                counts = {table.name: _count(here, table) for table in (*COPIED, *LAST)}
+                counts = {table.name: _count(source, table) for table in (*COPIED, *LAST)}
                 for table in (*COPIED, *LAST):
-                    number = _count(there, table)
+                    number = _count(target, table)
                     if number != counts[table.name]:
                         raise self._unlike(table, f"{counts[table.name]} rows and {number}")
                 self._state.whole = True
-                with committed(self.target, there):
+                with committed(self.target, target):
                     for table in COPIED:
                         column = table.autoincrement_column
                         if column is not None:
-                            self.target.set_last_key(there, column, self.source.last_key(here, column))
-                    _note(there, COMING_IN, self._state.as_text())
-                _note(here, MOVED_TO, self.target.name)
+                            self.target.set_last_key(target, column, self.source.last_key(source, column))
+                    _note(target, COMING_IN, self._state.as_text())
+                _note(source, MOVED_TO, self.target.name)
                 for table in metadata.sorted_tables:
-                    self.source.refuse(here, table, self.target.name)
+                    self.source.refuse(source, table, self.target.name)
         return self.open_target()
 
     def open_target(self) -> MovedRows:
         """The last step: let proxies use the target."""
-        with self.target.apart() as there, committed(self.target, there):
-            self.target.tighten(there)
-            there.execute(meta.delete().where(meta.c.name == COMING_IN))
-            return MovedRows(self.target.name, {table.name: _count(there, table) for table in (*COPIED, *LAST)})
+        with self.target.apart() as target, committed(self.target, target):
+            self.target.tighten(target)
+            target.execute(meta.delete().where(meta.c.name == COMING_IN))
+            return MovedRows(self.target.name, {table.name: _count(target, table) for table in (*COPIED, *LAST)})
 
-    def _drain(self, here: Connection, there: Connection) -> int:
+    def _drain(self, source: Connection, target: Connection) -> int:
         """Copy at most a page of noted changes. Returns how many rows that were.
 
         A row that is written again meanwhile gets another number, and stays noted.
         """
-        noted = here.execute(select(changes).order_by(changes.c.name, changes.c.key).limit(PAGE)).all()
+        noted = source.execute(select(changes).order_by(changes.c.name, changes.c.key).limit(PAGE)).all()
         keys: dict[str, list[Key]] = {}
         for row in noted:
             keys.setdefault(row.name, []).append(tuple(json.loads(row.key)))
         for table in COPIED:
-            for some in _portions(here, table, keys.get(table.name, [])):
-                rows = here.execute(select(table).where(_is_one_of(table, some))).all()
-                with committed(self.target, there):
-                    there.execute(table.delete().where(_is_one_of(table, some)))
-                    _insert(there, table, rows)
-                if _differing(there, table, rows):
+            for some in _portions(source, table, keys.get(table.name, [])):
+                rows = source.execute(select(table).where(_is_one_of(table, some))).all()
+                with committed(self.target, target):
+                    target.execute(table.delete().where(_is_one_of(table, some)))
+                    _insert(target, table, rows)
+                if _differing(target, table, rows):
                     raise self._unlike(table, "a row is not the same")
         for row in noted:
             same = and_(changes.c.name == row.name, changes.c.key == row.key, changes.c.n == row.n)
-            here.execute(changes.delete().where(same))
+            source.execute(changes.delete().where(same))
         return len(noted)
 
     def _end(self, here: Connection, table: Table) -> int | None:
@@ -457,12 +457,12 @@ def _is_one_of(table: Table, keys: Sequence[Key]) -> ColumnElement[bool]:
     return own[0].in_([key for (key,) in keys]) if len(own) == 1 else tuple_(*own).in_(keys)
 
 
-def _differing(there: Connection, table: Table, rows: Sequence[Row[Any]]) -> set[Key]:
+def _differing(target: Connection, table: Table, rows: Sequence[Row[Any]]) -> set[Key]:
     """The keys of rows that are missing or different in the target."""
     wanted = {_key(table, row): _digest(table, row) for row in rows}
     if not wanted:
         return set()
-    found = there.execute(select(table).where(_is_one_of(table, list(wanted))))
+    found = target.execute(select(table).where(_is_one_of(table, list(wanted))))
     same = {key for key, digest in ((_key(table, row), _digest(table, row)) for row in found) if wanted[key] == digest}
     return wanted.keys() - same
 

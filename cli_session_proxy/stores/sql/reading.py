@@ -193,8 +193,8 @@ def version(conn: Connection, agent_key: int) -> str | None:
     ]
     for table in (items, links, sessions, mirrored):
         wanted.append(select(func.count(), func.max(table.c.n)).where(table.c.agent_key == agent_key))
-    told = [[*row], *([[*one] for one in conn.execute(query)] for query in wanted)]
-    return hashlib.sha256(json.dumps(told).encode()).hexdigest()
+    rows_of_all = [[*row], *([[*one] for one in conn.execute(query)] for query in wanted)]
+    return hashlib.sha256(json.dumps(rows_of_all).encode()).hexdigest()
 
 
 def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:

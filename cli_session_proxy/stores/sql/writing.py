@@ -115,14 +115,14 @@ def _remember_cost(conn: Connection, key: int) -> None:
     row = conn.execute(spent.where(agents.c.key == key, agents.c.named.is_(False), single)).first()
     if row is None or row.model is None:
         return
-    kept = forgotten.c
-    conn.execute(forgotten.delete().where(kept.at < row.last_at - FORGOTTEN_KEPT))
+    columns = forgotten.c
+    conn.execute(forgotten.delete().where(columns.at < row.last_at - FORGOTTEN_KEPT))
     key_of_sum = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
     _INSERT_FORGOTTEN.run(conn, {**key_of_sum, "turns": 0, "cost_usd": 0.0})
     conn.execute(
         forgotten.update()
-        .where(*(kept[name] == value for name, value in key_of_sum.items()))
-        .values(turns=kept.turns + 1, cost_usd=kept.cost_usd + row.cost_usd)
+        .where(*(columns[name] == value for name, value in key_of_sum.items()))
+        .values(turns=columns.turns + 1, cost_usd=columns.cost_usd + row.cost_usd)
     )
 
 
@@ -241,14 +241,14 @@ def postpone(
     (turn,) = rows.loaded_turns(
         conn, [row], status="queued", attempts=tuple(attempts), timings=timings, limit_wait=wait, started_at=None
     )
-    told = rows.limit_wait(wait)
+    wait_json = rows.limit_wait(wait)
     how = {"attempts": rows.dumps(attempts), "timings": rows.dumps(timings), "started_at": None}
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": "queued", "limit_wait": told, **how})
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": "queued", "limit_wait": wait_json, **how})
     spoil_session(conn, turn.session_id)
     for other in behind:
         conn.execute(
             turns.update().where(turns.c.id == other, turns.c.status == "queued", turns.c.instance == row.instance),
-            {"limit_wait": told},
+            {"limit_wait": wait_json},
         )
     return turn
 

@@ -225,10 +225,10 @@ class SqliteDatabase(Life, Database):
         run = self.path.parent / RUN
         return {file.name.removesuffix(SUFFIX) for file in run.glob(f"*{SUFFIX}") if is_held(file)}
 
-    def back_up(self, version: int, told: Callable[[int, int], None]) -> None:
+    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:
         target = self.path.with_name(f"{self.path.name}.v{version}.bak")
         try:
-            copy_aside(self.path, target, told)
+            copy_aside(self.path, target, report)
         except (OSError, sqlite3.Error) as exc:
             raise StoreUnavailable(f"no copy of the store could be put at {target} ({exc}): free space there") from exc
 
@@ -649,13 +649,13 @@ def empty_log(conn: Connection) -> bool:
     return not busy
 
 
-def copy_aside(path: Path, target: Path, told: Callable[[int, int], None] | None = None) -> None:
+def copy_aside(path: Path, target: Path, report: Callable[[int, int], None] | None = None) -> None:
     """Make a consistent copy of the last committed state at `target`, replaced atomically. Each concurrent write
     restarts the copy, so a long one needs the write lock."""
     part = target.with_name(target.name + ".part")
     part.unlink(missing_ok=True)
     with closing(sqlite3.connect(path)) as source, closing(sqlite3.connect(part)) as copy:
-        progress = None if told is None else lambda _, left, total: told(total - left, total)
+        progress = None if report is None else lambda _, left, total: report(total - left, total)
         source.backup(copy, pages=PAGES_AT_ONCE, progress=progress)
     with part.open("rb") as done:
         to_drive(done.fileno())

@@ -103,17 +103,17 @@ class InteractionsWriter(EventStream):
         events = self._step(index)
         step = self._open[index]
         if kind == "signature":
-            told: JSON = {"type": "thought_signature", "signature": signature(said)}
-            return [*events, *self._send("step.delta", index=step, delta=told)]
+            thought: JSON = {"type": "thought_signature", "signature": signature(said)}
+            return [*events, *self._send("step.delta", index=step, delta=thought)]
         before = self._at
         self._at += len(said)
         if self._at <= self._after:
             return events
         rest = said[max(0, self._after - before) :]
-        told = {"type": "text", "text": rest}
+        thought = {"type": "text", "text": rest}
         if kind == "thinking":
-            told = {"type": "thought_summary", "content": told}
-        return [*events, self._event("step.delta", index=step, delta=told)]
+            thought = {"type": "thought_summary", "content": thought}
+        return [*events, self._event("step.delta", index=step, delta=thought)]
 
     def _step(self, index: int) -> list[bytes]:
         if index in self._open:

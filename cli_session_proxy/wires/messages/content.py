@@ -44,7 +44,7 @@ def read(
     cited: list[str] = [] if unread is None else unread
     document, found = partial(_document, cited=cited), partial(_search_result, cited=cited)
     kinds: dict[str, Reader] = {"text": read_text, "image": _image, "document": document, "search_result": found}
-    told: dict[str, Reader] = {**kinds, "tool_result": partial(_tool_result, kinds=kinds)}
+    readers: dict[str, Reader] = {**kinds, "tool_result": partial(_tool_result, kinds=kinds)}
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
@@ -55,7 +55,7 @@ def read(
             instructions.place(text, where, conversation)
         elif role == "user":
             conversation.append(
-                (where, Message("user", without_blank_texts(read_content(message, where, told, "blocks"))))
+                (where, Message("user", without_blank_texts(read_content(message, where, readers, "blocks"))))
             )
         elif role == "assistant":
             conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))

@@ -361,8 +361,8 @@ class LineWriter:
         rest = {}
         for kind, pieces in self._sent.items():
             whole, sent = answer_text(turn.output, kind), "".join(pieces)
-            told = whole.startswith(sent) and (kind != "thinking" or self._call.thoughts)
-            rest[kind] = whole.removeprefix(sent) if told else ""
+            is_sent = whole.startswith(sent) and (kind != "thinking" or self._call.thoughts)
+            rest[kind] = whole.removeprefix(sent) if is_sent else ""
         lines = [self._say(kind, rest[kind]) for kind in ("thinking", "text") if rest[kind]]
         if calls := _calls(turn):
             lines.append(_line({**_head(self._call.model, time.time()), **_said("chat", "", "", calls), "done": False}))

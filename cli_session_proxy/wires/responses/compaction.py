@@ -25,8 +25,8 @@ UNKNOWN = "The earlier part of this conversation was compacted by another servic
 
 def sealed(messages: Sequence[Message]) -> str:
     """The conversation as the `encrypted_content` of a compaction item."""
-    told = "\n\n".join(f"{message.role}: {_told(message)}" for message in messages)
-    return _SEAL + base64.b64encode(zlib.compress(told.encode("utf-8", "surrogatepass"))).decode()
+    text = "\n\n".join(f"{message.role}: {_told(message)}" for message in messages)
+    return _SEAL + base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode()
 
 
 def unsealed(item: Mapping[str, Any], where: str) -> Message:

@@ -84,9 +84,9 @@ def compose(
     if not composed.messages or composed.messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
     request = call.request
-    tools, kept = request.options.tools, request.call or {}
+    tools, fields = request.options.tools, request.call or {}
     if composed.begun and ran is not None:
-        tools, kept = with_brought(tools, kept, ran.call or {})
+        tools, fields = with_brought(tools, fields, ran.call or {})
     instructions = (call.instructions,) if call.instructions and call.instructions.strip() else ()
     return replace(
         request,
@@ -96,7 +96,7 @@ def compose(
         takes=tuple(composed.takes),
         system="\n\n".join((*instructions, *composed.system_texts)) or None,
         options=replace(request.options, tools=tools),
-        call={**kept, **composed.call_fields()},
+        call={**fields, **composed.call_fields()},
     )
 
 
@@ -165,7 +165,7 @@ class _Composition:
         self.ids.append(item_id)
 
     def call_fields(self) -> JSON:
-        kept: JSON = {"system_sent": [text for text, _ in self._system_sent], "system_items": list(self.system_texts)}
+        fields: JSON = {"system_sent": [text for text, _ in self._system_sent], "system_items": list(self.system_texts)}
         if any(item_id is not None for _, item_id in self._system_sent):
-            kept["system_ids"] = [item_id for _, item_id in self._system_sent]
-        return {**kept, "beside": self._other_items} if self._other_items else kept
+            fields["system_ids"] = [item_id for _, item_id in self._system_sent]
+        return {**fields, "beside": self._other_items} if self._other_items else fields

@@ -209,9 +209,9 @@ class Dialogues:
         written = {item.id: item for item in await store.items(agent_key)}
         said = [entries_of(turn, written) for turn in path]
         # After a rewind another turn off the path may have used the items last.
-        there = removed | {entry.id for entries in said for entry in entries}
+        known_ids = removed | {entry.id for entries in said for entry in entries}
         return OpenDialogue(
-            notes.metadata, removed, path, said, [item for item in free if item.id not in there], written
+            notes.metadata, removed, path, said, [item for item in free if item.id not in known_ids], written
         )
 
     # --- a turn in a conversation
@@ -231,12 +231,12 @@ class Dialogues:
 
     async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> TurnRequest:
         held = await self._behind(agent_key, before)
-        kept, rest = held.rest() if held.removed else (before, [])
+        last, rest = held.rest() if held.removed else (before, [])
         # Options that still apply come from a turn that was run here, not from imported ones.
         ran = before
         while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
             ran = await self._engine.store.turn(ran.parent_id)
-        return compose(call, ran, continues=kept.id if kept else None, held=held, rest=rest)
+        return compose(call, ran, continues=last.id if last else None, held=held, rest=rest)
 
 
 async def _behind_head(call: ResponsesCall, accepted: TurnRequest, before: Turn | None) -> TurnRequest:

@@ -54,8 +54,8 @@ class SocketRequest:
 
 
 def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketRequest:
-    """The call that a message means. `ahead`: the id of the response that was made of one before; the body of that one
-    is then under `ahead`, and the message under `message`.
+    """Parse a message. `ahead`: the response id of an earlier message with `generate: false`. Then `body` has that
+    message's body in `ahead`, and this one in `message`.
 
     Raises `InvalidRequest`, which names the field.
     """
@@ -88,8 +88,8 @@ def error_event(error: ProxyError) -> JSON:
     """An error before the first event of an answer, as OpenAI sends it, and with the fields of its SDK's type."""
     said: JSON = openai_error(error)["error"]
     headers = {name.lower(): value for name, value in retry_headers(error).items()}
-    told = {name: said[name] for name in ("code", "message", "param")}
-    return {"type": "error", "status": error.status, "error": said, "headers": headers, "sequence_number": 0, **told}
+    fields = {name: said[name] for name in ("code", "message", "param")}
+    return {"type": "error", "status": error.status, "error": said, "headers": headers, "sequence_number": 0, **fields}
 
 
 class ResponsesSocket:

@@ -291,8 +291,8 @@ def register(binary: Path, cli: Capability) -> Identity:
 
 def identity_of(binary: Path) -> Identity:
     """The file's present state. Raises OSError."""
-    there = os.stat(binary)
-    return str(binary), there.st_dev, there.st_ino, there.st_size, there.st_mtime_ns
+    status = os.stat(binary)
+    return str(binary), status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
 def failed(cli: Capability, name: Name, detail: str) -> None:

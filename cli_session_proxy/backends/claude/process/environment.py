@@ -115,8 +115,8 @@ def _named(env: dict[str, str], config_dir: Path) -> dict[str, str]:
         return env | {CONFIG_DIR: str(config_dir)}
     if not named or os.path.isabs(named):
         return env
-    kept = {LOGIN_DIR: named} if sys.platform == "darwin" else {}
-    return kept | env | {CONFIG_DIR: str(config_dir)}
+    login_dir = {LOGIN_DIR: named} if sys.platform == "darwin" else {}
+    return login_dir | env | {CONFIG_DIR: str(config_dir)}
 
 
 def build(settings: Settings, *, tmpdir: Path, config_dir: Path) -> dict[str, str]:
@@ -179,8 +179,8 @@ def keychain_may_be_closed() -> bool:
 
 def interactive(settings: Settings, *, tmpdir: Path) -> dict[str, str]:
     """The environment of a CLI that a person uses in this terminal, e.g. for a login."""
-    there = {name: os.environ[name] for name in INTERACTIVE if name in os.environ}
-    return there | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
+    present = {name: os.environ[name] for name in INTERACTIVE if name in os.environ}
+    return present | build(settings, tmpdir=tmpdir, config_dir=config_dir(settings))
 
 
 def resume_command(settings: Settings, sandbox: Path, session_id: str) -> str:

@@ -131,9 +131,9 @@ def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> flo
     reset = limit.get("resetsAt") if isinstance(limit, dict) else None
     if isinstance(reset, int | float):
         return max(1.0, reset - now)
-    told = seconds_until(said, now)
-    if told is not None:
-        return told
+    seconds = seconds_until(said, now)
+    if seconds is not None:
+        return seconds
     delays = [retry.get("retry_delay_ms") for retry in retries if retry.get("error_status") == 429]
     known = [delay / 1000 for delay in delays if isinstance(delay, int | float)]
     return max(1.0, known[-1]) if known else None

@@ -78,10 +78,10 @@ def mark_of(process: psutil.Process) -> str:
         return ""
     try:
         with open(f"/proc/{process.pid}/environ", "rb") as file:
-            told = b"\0" + file.read(LONGEST_ENVIRONMENT)
+            environment = b"\0" + file.read(LONGEST_ENVIRONMENT)
     except OSError:  # it has ended, or is another user's
         return ""
-    return told.partition(f"\0{MARK_VARIABLE}=".encode())[2].partition(b"\0")[0].decode(errors="replace")
+    return environment.partition(f"\0{MARK_VARIABLE}=".encode())[2].partition(b"\0")[0].decode(errors="replace")
 
 
 def sweep(mark: str) -> None:

@@ -66,8 +66,8 @@ async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
     """The kind of login as the CLI reports it, if no name in its environment decides."""
     if billed_by_use(env):
         return "by use"
-    told = await _status(claude, env) or {}
-    said = _KINDS.get(str(told.get("authMethod")))
+    status = await _status(claude, env) or {}
+    said = _KINDS.get(str(status.get("authMethod")))
     return said or ("subscription" if env.get(environment.OAUTH_TOKEN) else "unknown")
 
 

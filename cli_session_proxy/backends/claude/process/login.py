@@ -88,7 +88,7 @@ class Logins:
 def is_renewal(before: bytes, after: bytes) -> bool:
     """Whether it is the same login with other tokens of the same kinds, and a later expiry."""
     old, new = _parsed(before), _parsed(after)
-    was, now = (told.get(LOGIN) for told in (old, new))
+    was, now = (parsed.get(LOGIN) for parsed in (old, new))
     if not isinstance(was, dict) or not isinstance(now, dict):
         return False
     if {**old, LOGIN: None} != {**new, LOGIN: None} or was.keys() != now.keys():
@@ -116,10 +116,10 @@ def _kind(token: Any) -> str:
 
 def _parsed(text: bytes) -> dict[str, Any]:
     try:
-        told = json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return told if isinstance(told, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _read(path: Path) -> bytes | None:
@@ -135,8 +135,8 @@ def _read(path: Path) -> bytes | None:
 
 def _state(path: Path) -> tuple[int, ...] | None:
     with contextlib.suppress(OSError):
-        told = os.lstat(path)
-        return told.st_ino, told.st_mtime_ns, told.st_size, told.st_mode
+        status = os.lstat(path)
+        return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode
     return None
 
 

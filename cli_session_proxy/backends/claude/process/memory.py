@@ -104,9 +104,9 @@ def _in_memory(pid: int) -> int:
             fields, _, kind = line.partition(" - ")
             at = f"/proc/{pid}/root{fields.split()[4]}"
             with contextlib.suppress(OSError):  # below another mount
-                if kind.startswith("tmpfs ") and (told := os.statvfs(at)).f_blocks:
-                    files = (told.f_files - told.f_ffree) * OF_A_FILE
-                    used[os.stat(at).st_dev] = (told.f_blocks - told.f_bfree) * told.f_frsize + files
+                if kind.startswith("tmpfs ") and (usage := os.statvfs(at)).f_blocks:
+                    files = (usage.f_files - usage.f_ffree) * OF_A_FILE
+                    used[os.stat(at).st_dev] = (usage.f_blocks - usage.f_bfree) * usage.f_frsize + files
     return sum(used.values())
 
 

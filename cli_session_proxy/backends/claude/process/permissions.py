@@ -57,16 +57,16 @@ def read(frame: JSON) -> Asks:
 
 def answer(asked: Asks, verdict: Verdict) -> JSON:
     """The answer's frame. An allowed call runs with exactly the input that was shown."""
-    told: JSON
+    decision: JSON
     if verdict.allows:
-        told = {"behavior": "allow", "updatedInput": asked.input}
+        decision = {"behavior": "allow", "updatedInput": asked.input}
     elif verdict.outcome == "denied" and verdict.by is not None:
-        told = {"behavior": "deny", "message": REFUSED + (f"{SAID}{verdict.word}" if verdict.word else STOP)}
+        decision = {"behavior": "deny", "message": REFUSED + (f"{SAID}{verdict.word}" if verdict.word else STOP)}
     else:
-        told = {"behavior": "deny", "message": verdict.word or f"Permission to use {asked.tool} was not given."}
+        decision = {"behavior": "deny", "message": verdict.word or f"Permission to use {asked.tool} was not given."}
     return {
         "type": "control_response",
-        "response": {"subtype": "success", "request_id": asked.request_id, "response": told},
+        "response": {"subtype": "success", "request_id": asked.request_id, "response": decision},
     }
 
 

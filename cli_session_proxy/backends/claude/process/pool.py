@@ -330,15 +330,15 @@ class ProcessTable:
     def each(self) -> list[Process]:
         """All processes with their state and memory, as last measured."""
         clock = time.time() - time.monotonic()
-        told = []
+        processes = []
         for session_id, process in self.processes.items():
             state: Literal["busy", "warm", "spare"] = "spare" if process in self.spares else "warm"
             since = process.last_used
             if process in self.in_use:
                 state, since = "busy", self.in_use[process]
             serves = None if state == "spare" else session_id
-            told.append(Process(process.pid, state, serves, clock + since, self._memory.measured(process.pid)))
-        return told
+            processes.append(Process(process.pid, state, serves, clock + since, self._memory.measured(process.pid)))
+        return processes
 
     # --- starting
 
@@ -546,8 +546,8 @@ class ProcessTable:
             self._ending.discard(process)
             self.let_go(process)
             if (why := process.writes_lost) is not None:  # the next turn repairs its file
-                told = {"session": process.session_id, "cwd": str(process.cwd), "error": why}
-                log.warning("claude_could_not_write", cli=process.launch.capability.name, **told)
+                context = {"session": process.session_id, "cwd": str(process.cwd), "error": why}
+                log.warning("claude_could_not_write", cli=process.launch.capability.name, **context)
             if process.returncode is not None:
                 self._hooks.on_exit(process.pid)
                 if died or why is not None:

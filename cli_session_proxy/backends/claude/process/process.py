@@ -240,12 +240,12 @@ class ClaudeProcess:
                     await judge.examine(calls)
                 if results and (call := not_taken(frame, results)) is not None:
                     raise self.died_of(f"it put an error of its own in the place of the client's result for {call}")
-                told = reader.feed(frame)
+                events = reader.feed(frame)
                 if reader.untold_call:
                     why = "it made a call of a client's tool, and no frame had told of that call"
                     self._failed("mcp_set_servers", why)
                     raise self.died_of(why, retry=False)
-                for event in told:
+                for event in events:
                     if isinstance(event, CallRefused):
                         reply = self._tools.answer(event.call, refused(event.why))
                         if reply is not None:
@@ -354,8 +354,8 @@ class ClaudeProcess:
             asked = permissions.read(request)
             self._asks[asked.request_id] = asked
         elif (reply := self._tools.handle(request, in_turn=self._output.listening)) is not None:
-            self._write(told := frames.line(reply))
-            self._output.count(told)
+            self._write(line := frames.line(reply))
+            self._output.count(line)
 
     def _write(self, lines: bytes) -> None:
         """Write without waiting: the transport buffers the rest, while output is still read.

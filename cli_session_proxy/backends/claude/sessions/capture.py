@@ -374,16 +374,16 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
 def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
     """Whether the turn's frame descends from a known record. Also True if the frame is not on the path."""
     ours = {entry.uuid for entry in known}
-    there = {entry.uuid: entry for entry in path}
-    at = there.get(frame_uuid)
+    by_uuid = {entry.uuid: entry for entry in path}
+    at = by_uuid.get(frame_uuid)
     if at is None:
         return True
     while at is not None and at.uuid not in ours:
-        del there[at.uuid]  # so that cycles end
+        del by_uuid[at.uuid]  # so that cycles end
         above = at.parent or at.data.get("logicalParentUuid")
         if above in ours:
             return True
-        at = there.get(above)
+        at = by_uuid.get(above)
     return at is not None
 
 
@@ -416,8 +416,8 @@ def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequenc
     said = [spoken for entry in copy[: prompts[-1]] for spoken in entry.spoken()]
     ours = [spoken for entry in known for spoken in entry.spoken()]
     asks = [spoken for spoken in ours if spoken[0] == "user" and str(spoken[1].get("text", "")).strip()]
-    there = _texts_of(said)
-    return asked == list(prompt) and there <= _texts_of(ours) and not _texts_of(asks) <= there
+    known_texts = _texts_of(said)
+    return asked == list(prompt) and known_texts <= _texts_of(ours) and not _texts_of(asks) <= known_texts
 
 
 def _texts_of(said: Iterable[tuple[str, Block]]) -> set[str]:
@@ -452,24 +452,24 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
     That CLI loads a prompt without an answer, adds "No response requested.", and its own prompt has that as parent; the
     turn's answer has the turn's prompt as parent (run on 2.1.330). Lines after the turn's own stay.
     """
-    there = {entry.uuid: entry for entry in entries if entry.on_path}
-    if frame_uuid not in there:
+    by_uuid = {entry.uuid: entry for entry in entries if entry.on_path}
+    if frame_uuid not in by_uuid:
         return entries
     others: set[str | None] = set()
     made_up = False
-    for uuid, entry in there.items():
+    for uuid, entry in by_uuid.items():
         if uuid != frame_uuid and is_prompt(entry):
             others.add(uuid)
-            above = there.get(entry.parent)
+            above = by_uuid.get(entry.parent)
             while above is not None and above.data.get("message", {}).get("model") == SYNTHETIC_MODEL:
                 made_up = True
                 if above.uuid in others:  # then so are its ancestors
                     break
                 others.add(above.uuid)
-                above = there.get(above.parent)
+                above = by_uuid.get(above.parent)
         elif entry.parent in others:
             others.add(uuid)
-    among = [uuid in others for uuid in there]
+    among = [uuid in others for uuid in by_uuid]
     if not made_up and among == sorted(among):
         return entries
     return [entry for entry in entries if entry.uuid not in others]

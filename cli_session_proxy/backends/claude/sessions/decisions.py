@@ -232,8 +232,8 @@ def opening(
     """`before`: the path's head, None for a new conversation; `asks`: the turn has a prompt."""
     tools = tuple(tool.as_json() for tool in offers.tools)
     line = f"\n\n{ELSEWHERE}"
-    told = None if before is None or before.known_system is None else before.known_system.removesuffix(line)
-    same_words = before is not None and told == system
+    known = None if before is None or before.known_system is None else before.known_system.removesuffix(line)
+    same_words = before is not None and known == system
     # A conversation that already had tools without this line does not get it: its head stays the same.
     if tools and system is not None and not (before is not None and before.tools and before.known_system == system):
         system += line
@@ -243,14 +243,15 @@ def opening(
     if same_tools and before.tools:  # keep the first spelling of equal tools
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = before if before.tools == tools else replace(before, tools=tools)
-    if system == before.known_system or (changes != "replace" and not asks and system is not None and _fits(before, system)):
+    waits = changes != "replace" and not asks and system is not None and _fits(before, system)
+    if system == before.known_system or waits:
         return Opening(head, offers, same=same_tools)  # no prompt: changes wait for the next one
     if system is not None and before.system is not None and before.known_system is not None and asks:
         fits = changes == "auto" and _fits(before, system)
         if fits or changes == "newest-turn" or system == before.system:
-            said = system_prompts.reminder(before.known_system, system)
+            text = system_prompts.reminder(before.known_system, system)
             notes = (Note("system_prompt_in_newest_turn"),)
-            return Opening(replace(head, told=system), offers, said, notes, same_tools)
+            return Opening(replace(head, known_system=system), offers, text, notes, same_tools)
     return Opening(Head(system, system, tools), offers, None, (Note("system_prompt_replaced"),), same=False)
 
 

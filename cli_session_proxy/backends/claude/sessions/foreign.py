@@ -131,38 +131,38 @@ class _Scan:
         self.last = entry.uuid
 
     def found(self) -> ForeignFile:
-        kept, mended = self._walk()
-        said = {node.message for uuid in kept if (node := self.nodes[uuid]).message}
+        path, mended = self._walk()
+        said = {node.message for uuid in path if (node := self.nodes[uuid]).message}
         for uuid, node in self.nodes.items():
             # Parallel tools: calls of one message and their results are beside the path.
-            beside = node.message in said if node.message else node.parent in kept and not node.prompt
+            beside = node.message in said if node.message else node.parent in path and not node.prompt
             if beside:
-                kept.add(uuid)
-        dropped = len(self.nodes) - len(kept)
+                path.add(uuid)
+        dropped = len(self.nodes) - len(path)
         assert self.session_id is not None  # `survey` has looked
         return ForeignFile(
             self.path, self.session_id, self.version, self.started, self.size, self.broken, dropped,
-            frozenset(kept), mended,
+            frozenset(path), mended,
         )  # fmt: skip
 
     def _walk(self) -> tuple[set[str], dict[str, str | None]]:
         """Walk from the leaf (the last record) to the root. If a parent is missing, go to the record before it in the
         file."""
-        kept: set[str] = set()
+        path: set[str] = set()
         mended: dict[str, str | None] = {}
         at = self.last
-        while at is not None and at not in kept:
-            kept.add(at)
+        while at is not None and at not in path:
+            path.add(at)
             node = self.nodes[at]
             if node.parent is None and not node.compaction:
                 break
-            if node.parent in self.nodes and node.parent not in kept:
+            if node.parent in self.nodes and node.parent not in path:
                 at = node.parent
                 continue
             if not node.compaction:
                 mended[at] = node.before
             at = node.before
-        return kept, mended
+        return path, mended
 
 
 def _lines(path: Path, size: int) -> Iterator[tuple[Entry | None, int]]:

@@ -179,13 +179,13 @@ class Sessions:
             head, decisions = opened.head, decided.records
             if head != before and (before is not None or head.tools or head.known_system != head.system):
                 decisions = (*decisions, head.as_record())  # else it follows from the turn
-            told = ready.evidence.plus(
+            evidence = ready.evidence.plus(
                 Evidence(
                     sandbox=str(cwd) if gone else None, notes=(*ready.evidence.notes, *notes), reloaded=tuple(wrong)
                 )
             )
             rewritten = bool(decided.records)
-            return replace(ready, evidence=told, decisions=decisions, prompt=prompt, head=head, rewritten=rewritten)
+            return replace(ready, evidence=evidence, decisions=decisions, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
             f"the session's transcript was changed {len(wrong)} times while {capability.name} was loading it "
             f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",

@@ -341,8 +341,8 @@ class Repairs:
                 raise
             # The CLI's folder is on another disk, so the file would have to be copied. Too large or irregular files are
             # only renamed instead.
-            there = path.lstat()
-            if stat.S_ISREG(there.st_mode) and there.st_size <= MAX_BYTES:
+            status = path.lstat()
+            if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
                 shutil.move(path, aside)
             else:
                 aside = path.with_name(f"{path.stem}{transcript.ASIDE}{time.time_ns()}")
@@ -351,8 +351,8 @@ class Repairs:
 
     def forget_aside(self, session_id: str) -> None:
         """Remove this session's backups."""
-        for kept in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
-            remove_any(kept)
+        for backup in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
+            remove_any(backup)
 
     async def _write(self, now: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
         records = await paths.shown(self._store, parent.id)

@@ -228,17 +228,17 @@ class Sharing:
         shared = use.shared
         shared.uses += 1
         group, process = shared.group, shared.process
-        kept = False
+        reusable = False
         try:
             if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
                 if at_once:
                     await self._emptied(shared.path)
                 await self._pool.checkin(process, stays=IDLE)
-                kept = not process.gone.done()
+                reusable = not process.gone.done()
         finally:
-            if not kept:
+            if not reusable:
                 await self.end(use)
-        if kept:
+        if reusable:
             group.idle.append(shared)
             group.changed.set()
 

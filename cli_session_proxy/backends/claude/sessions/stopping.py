@@ -28,7 +28,7 @@ def cut(
     whole = len(output) - ends_in_words
     prompts = [] if quiet else [at for at, entry in enumerate(entries) if entry.on_path and entry.kind == "user"]
     start = prompts[0] if prompts else 0
-    kept: list[Entry] = list(entries[:start])
+    shortened: list[Entry] = list(entries[:start])
     full = False
     for at, entry in enumerate(entries[start:]):
         if entry.on_path and entry.kind == "user" and (full or (says_stopped(entry) and (quiet or at > 0))):
@@ -40,12 +40,12 @@ def cut(
                 break
             whole -= len(said)
             model = str(entry.data.get("message", {}).get("model") or model)
-        kept.append(entry)
-    kept = kept[: _as_far_as_answered(kept)]
-    scribe.parent = next((entry.uuid for entry in reversed(kept) if entry.on_path), scribe.parent)
+        shortened.append(entry)
+    shortened = shortened[: _as_far_as_answered(shortened)]
+    scribe.parent = next((entry.uuid for entry in reversed(shortened) if entry.on_path), scribe.parent)
     words = tuple(output[-1:]) if ends_in_words and str(output[-1].get("text", "")).strip() else ()
     last = scribe.record(Message("assistant", words), model) if words or not unseen else closing(scribe)
-    return [*(entry.record() for entry in kept), last]
+    return [*(entry.record() for entry in shortened), last]
 
 
 def _as_far_as_answered(entries: Sequence[Entry]) -> int:

@@ -54,9 +54,9 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
     calls, text = 0, ""
     while True:
         # Never from the first one: it may begin with a compaction, at which a CLI stops reading.
-        kept = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
-        pieces = list(summarising.pieces(texts[: len(texts) - kept], size))
-        if not pieces or kept < int(open_calls):
+        unchanged = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
+        pieces = list(summarising.pieces(texts[: len(texts) - unchanged], size))
+        if not pieces or unchanged < int(open_calls):
             return None
         left_out = 0
         if (spare := len(pieces) - (MOST_CALLS - calls)) > 0:
@@ -71,8 +71,8 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
         except (ContextTooLong, RequestTooLarge):
             size //= 2
             continue
-        first = next((entry.uuid for entry in said[len(said) - kept].path), None) if kept else None
-        return PathSummary(text, first, min(len(said) - kept, count), min(left_out, count))
+        first = next((entry.uuid for entry in said[len(said) - unchanged].path), None) if unchanged else None
+        return PathSummary(text, first, min(len(said) - unchanged, count), min(left_out, count))
 
 
 def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptExchange], int, list[str]]:
@@ -81,8 +81,8 @@ def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptE
     entries = transcript.parse_records(path).path
     # From the CLI's last compaction on, with the records that it kept.
     at = next((at for at in range(len(entries) - 1, -1, -1) if is_compaction(entries[at])), 0)
-    kept = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
-    head = kept.get("headUuid") if isinstance(kept, dict) else None
+    preserved = (entries[at].data.get("compactMetadata") or {}).get("preservedSegment") if entries else None
+    head = preserved.get("headUuid") if isinstance(preserved, dict) else None
     said = list(exchanges(entries[next((n for n, entry in enumerate(entries) if head and entry.uuid == head), at) :]))
     count = len(said)
     if open_calls and said:
@@ -91,8 +91,8 @@ def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptE
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
         blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
-        told = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.words(block))]
-        texts.append("\n\n".join(told))
+        lines = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.words(block))]
+        texts.append("\n\n".join(lines))
     return said, count, texts
 
 
@@ -115,10 +115,10 @@ def _rounds(exchange: TranscriptExchange) -> Iterator[TranscriptExchange]:
 
 def _kept(texts: Sequence[str], room: int, *, at_least: int) -> int:
     """How many of the last exchanges fit."""
-    kept = 0
+    number = 0
     for text in reversed(texts):
         room -= len(text)
-        if room < 0 and kept >= at_least:
+        if room < 0 and number >= at_least:
             break
-        kept += 1
-    return kept
+        number += 1
+    return number

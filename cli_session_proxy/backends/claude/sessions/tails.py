@@ -69,8 +69,8 @@ class Tails:
         if verdict.found == "missing":
             return own is None or own.session_id != session.id
         states = [pair.state for pair in verdict.pairs]
-        kept = states.count("equal")
-        if verdict.found != "different" or verdict.broken or states[:kept].count("equal") < kept or "changed" in states:
+        equal = states.count("equal")
+        if verdict.found != "different" or verdict.broken or "changed" in states or "equal" in states[equal:]:
             return False
         prompts = await asyncio.to_thread(_prompts, verdict.unknown)
         return prompts <= await self._store.own_frames(agent.key, [*prompts])

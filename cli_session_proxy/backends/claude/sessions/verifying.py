@@ -211,14 +211,14 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
     if session is None or session.tip_turn_id is None:
         return Comparison("none")
     looked = await verifier.session(agent, session)
-    told = (*looked.differences, *looked.notes)
+    findings = (*looked.differences, *looked.notes)
     own = await store.own_records(turn.id)
     return Comparison(
         "different" if looked.differences else "busy" if looked.busy else "equal",
-        tuple((one.kind, one.text) for one in told),
+        tuple((one.kind, one.text) for one in findings),
         await asyncio.to_thread(_side_by_side, own, looked.verdict, is_tip=session.tip_turn_id == turn.id),
         session.id,
-        told[0].transcript if told else session.transcript,
+        findings[0].transcript if findings else session.transcript,
         session.tip_turn_id,
         verifier.by_hand(agent, session.id),
     )

@@ -171,10 +171,10 @@ def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
 
 
 def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
-    there = {entry.uuid: entry for entry in have}
+    by_uuid = {entry.uuid: entry for entry in have}
     found: list[Pair] = []
     for number, ours in enumerate(wanted, 1):
-        theirs = there.get(ours.uuid)
+        theirs = by_uuid.get(ours.uuid)
         state: State = "lost" if theirs is None else "equal" if _equal(ours, theirs) else "changed"
         found.append(Pair(number, ours, theirs, state))
     return tuple(found)

@@ -189,8 +189,8 @@ def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> t
 
     A compaction and its records stay: a CLI that loads the file continues from its summary (run on 2.1.330).
     """
-    kept: list[Entry | None] = []
-    at_of: dict[str, list[int]] = {}  # by uuid: indices in `kept`
+    remaining: list[Entry | None] = []
+    at_of: dict[str, list[int]] = {}  # by uuid: indices in `remaining`
     stack: list[int] = []  # the same indices in order: each record is removed at most once
     gone: set[str | None] = set(without)
     cut: Cut | None = None
@@ -202,23 +202,23 @@ def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> t
             if compacted > at:
                 continue
             while stack and stack[-1] > at:
-                later = kept[stack[-1]]
+                later = remaining[stack[-1]]
                 assert later is not None
                 assert later.uuid is not None
                 gone.add(later.uuid)
                 at_of[later.uuid].pop()
-                kept[stack.pop()] = None
+                remaining[stack.pop()] = None
             cut = Cut(leaf) if at < 0 else cut
         elif entry.uuid is not None and (entry.uuid in gone or entry.parent in gone):
             gone.add(entry.uuid)
         else:
             if entry.uuid is not None:
-                at_of.setdefault(entry.uuid, []).append(len(kept))
-                stack.append(len(kept))
+                at_of.setdefault(entry.uuid, []).append(len(remaining))
+                stack.append(len(remaining))
             if entry.data.get("subtype") == "compact_boundary":
-                compacted = len(kept)
-            kept.append(entry)
-    return [entry for entry in kept if entry is not None], cut
+                compacted = len(remaining)
+            remaining.append(entry)
+    return [entry for entry in remaining if entry is not None], cut
 
 
 def values_in(raw: bytes) -> int:
@@ -442,8 +442,8 @@ class Reader:
         """A reader at the end of what the mark describes. Raises `TranscriptChanged` if the file begins differently."""
         try:
             with opened(path) as file:
-                there = os.fstat(file.fileno())
-                if (there.st_dev, there.st_ino) != (mark.device, mark.inode):
+                status = os.fstat(file.fileno())
+                if (status.st_dev, status.st_ino) != (mark.device, mark.inode):
                     raise TranscriptChanged("another_file")
                 read, left = hashlib.sha256(), mark.size
                 while chunk := file.read(min(CHUNK, left)):
@@ -463,11 +463,11 @@ class Reader:
     def is_at_end(self) -> bool:
         """Whether the file has the size and identity of the last read."""
         try:
-            there = os.stat(self.path)
+            now = os.stat(self.path)
         except OSError:
             return False
         mine = self.mark
-        return mine is not None and (mine.size, mine.device, mine.inode) == (there.st_size, there.st_dev, there.st_ino)
+        return mine is not None and (mine.size, mine.device, mine.inode) == (now.st_size, now.st_dev, now.st_ino)
 
     def appended(self, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         """The appended records, and the next reader. None if it is another file, or too much was appended to be read at
@@ -477,15 +477,15 @@ class Reader:
         """
         size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
-            fd, there = descriptor(self.path)
+            fd, status = descriptor(self.path)
             try:
-                if identity not in (None, (there.st_dev, there.st_ino)) or there.st_size < size:
+                if identity not in (None, (status.st_dev, status.st_ino)) or status.st_size < size:
                     return None
-                if there.st_size - size > most:
+                if status.st_size - size > most:
                     raise MuchMore
-                if there.st_size - size > MORE_BYTES:
+                if status.st_size - size > MORE_BYTES:
                     return None
-                data = os.pread(fd, there.st_size - size, size)  # only up to the size in the stat
+                data = os.pread(fd, status.st_size - size, size)  # only up to the size in the stat
             finally:
                 os.close(fd)
             parsed = parse(data, without=without)
@@ -494,7 +494,7 @@ class Reader:
         read = self._hash.copy()
         read.update(data)
         leaf = parsed.leaf_behind(None if self.mark is None else self.mark.leaf)
-        return parsed, Reader(self.path, mark_of(there, size + len(data), read.hexdigest(), leaf), read)
+        return parsed, Reader(self.path, mark_of(status, size + len(data), read.hexdigest(), leaf), read)
 
 
 def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader, FileMark]:

@@ -200,8 +200,8 @@ def write_below(project: Path, name: str, data: bytes) -> bool:
     place = PurePosixPath(name)
     with folder_below(project, place) as folder:
         with contextlib.suppress(FileNotFoundError):
-            there = os.lstat(place.name, dir_fd=folder)
-            if stat.S_ISREG(there.st_mode) and there.st_size == len(data):
+            existing = os.lstat(place.name, dir_fd=folder)
+            if stat.S_ISREG(existing.st_mode) and existing.st_size == len(data):
                 return False
         _write_in(folder, place.name, io.BytesIO(data))
         return True
@@ -261,15 +261,15 @@ def is_file(record: Record) -> bool:
 def is_sound(record: Record) -> bool:
     """Whether an imported stored file is valid, by place and content."""
     try:
-        kept = json.loads(record.line)
-        base64.b64decode(kept["data"], validate=True)
-        return is_place(kept["name"])
+        stored = json.loads(record.line)
+        base64.b64decode(stored["data"], validate=True)
+        return is_place(stored["name"])
     except (ValueError, KeyError, TypeError, RecursionError):
         return False
 
 
 def put_back(project: Path, records: Iterable[Record]) -> int:
     """Restore missing stored files. Returns how many. Raises `SandboxError`, OSError."""
-    kept = (json.loads(record.line) for record in records if is_file(record))
-    latest = {file["name"]: file["data"] for file in kept}
+    stored = (json.loads(record.line) for record in records if is_file(record))
+    latest = {file["name"]: file["data"] for file in stored}
     return sum(write_below(project, name, base64.b64decode(data)) for name, data in latest.items())

@@ -41,8 +41,8 @@ class Loading:
 
     def form(self, entries: Sequence[Entry]) -> list[Entry]:
         """The records in a form that it loads completely."""
-        kept = without_unknown(entries)
-        return list(kept) if self.whole_records else _in_pieces(kept)
+        remaining = without_unknown(entries)
+        return list(remaining) if self.whole_records else _in_pieces(remaining)
 
 
 def is_of_unknown_kind(line: str) -> bool:

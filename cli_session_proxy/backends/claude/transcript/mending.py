@@ -45,8 +45,8 @@ NO_TOKENS: Mapping[str, int] = {"input_tokens": 0, "output_tokens": 0}
 class Head:
     """The head of a path's requests, before the messages.
 
-    `known_system`: the system prompt as known to the model by now, with later changes that were sent with prompts. `tools`: the
-    client's (`Tool.as_json`), in the order and spelling of their first use.
+    `known_system`: the system prompt as known to the model by now, with later changes that were sent with prompts.
+    `tools`: the client's (`Tool.as_json`), in the order and spelling of their first use.
     """
 
     system: str | None
@@ -54,8 +54,8 @@ class Head:
     tools: tuple[JSON, ...] = ()
 
     def as_record(self) -> Record:
-        told = {} if self.known_system == self.system else {"told": self.known_system}
-        return _mark("head", system=self.system, tools=list(self.tools), **told)
+        changed = {} if self.known_system == self.system else {"told": self.known_system}
+        return _mark("head", system=self.system, tools=list(self.tools), **changed)
 
 
 def leave_out(what: LeftOut, since: str | None = None, *, refused: bool = False) -> Record:
@@ -362,11 +362,11 @@ def _summary_records(mark: JSON, like: Record | None) -> Iterator[Record]:
     """A prompt with the summary and, if nothing follows, an answer, because a CLI invents one at the end of a
     transcript. Other fields are those of the record `like`."""
     known: JSON = json.loads(like.line) if like is not None else {}
-    kept: JSON = {
+    fields: JSON = {
         name: known[name] for name in ("userType", "cwd", "sessionId", "version", "gitBranch") if name in known
     }
     asked, answered = mark["uuids"]
-    data: JSON = {**kept, "isSidechain": False, "timestamp": mark["at"]}
+    data: JSON = {**fields, "isSidechain": False, "timestamp": mark["at"]}
     content = [{"type": "text", "text": SUMMARY + mark["text"]}]
     prompt: JSON = {"parentUuid": None, **data, "type": "user", "message": {"role": "user", "content": content}}
     yield Record(json.dumps(prompt | {"uuid": asked}, separators=(",", ":")), asked, synthetic=True)
