@@ -666,7 +666,7 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "client_history":
         return f"The client brought a conversation that was new here: a session was written from it{lines}."
-    backup = f"; what was there is kept at {detail['backup']}" if "kept" in detail else ""
+    backup = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
     if detail.get("code") == "left_out":
         return f"The model's API would not take all of the conversation: the session was written without that{lines}."
     if detail.get("code") == "open_calls":
