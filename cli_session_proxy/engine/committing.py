@@ -21,7 +21,7 @@ from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, did_you_mean
 from ..git_memory import records
 from ..git_memory.reading import Earlier, earlier
-from ..git_memory.recall import fix_of, told
+from ..git_memory.recall import block_of, fix_of
 from ..git_memory.records import FixAttempt
 from ..git_memory.writing import write
 from ..settings import GitMemory, Settings, fix_id_of
@@ -158,7 +158,7 @@ def _history(path: Sequence[Turn], fix_id: str, known: Earlier) -> list[Message]
         recalled = turn.evidence.recalled
         if recalled is not None and recalled.fix_id == fix_id:
             shown = tuple(attempt for attempt in known.attempts if attempt.commit in recalled.commits)
-            block = told(fix_id, replace(known, attempts=shown))
+            block = block_of(fix_id, replace(known, attempts=shown))
             if block is not None:
                 said[-1] = replace(said[-1], content=(block, *said[-1].content))
         answer = tuple(block for block in turn.output if block.get("type") not in THINKING)
