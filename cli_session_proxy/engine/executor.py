@@ -696,10 +696,10 @@ class Executor:
         if parent is None:
             return 0
         count = 0
-        for other in reversed(await self.store.children(parent.id)):
-            if other.id == turn.id or other.status not in ANSWERED:
+        for other, status in reversed(await self.store.children(parent.id)):
+            if other == turn.id or status not in ANSWERED:
                 continue
-            if other.status != "refused":
+            if status != "refused":
                 break
             count += 1
         return count

@@ -29,8 +29,8 @@ class StoreView:
         async for turn in self._store.turns(agent_key, after_seq=after_seq):
             yield self._ends.applied(turn)
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
-        page = await self._store.page(agent_key, before_seq=before_seq, limit=limit, newest=newest)
+    async def page(self, agent_key: int, **wanted: Any) -> TurnPage:
+        page = await self._store.page(agent_key, **wanted)
         return (
             replace(page, turns=tuple(self._ends.applied(turn) for turn in page.turns)) if self._ends.waiting else page
         )

@@ -605,7 +605,8 @@ class Paths(Protocol):
     async def path(self, turn_id: str) -> list[Turn]:
         """The turns from the root to this one. O(depth): not for the warm path."""
 
-    async def children(self, turn_id: str) -> list[Turn]: ...
+    async def children(self, turn_id: str) -> list[tuple[str, Status]]:
+        """The id and the status of each, in the order of acceptance."""
 
     async def records(self, turn_id: str) -> list[Record]:
         """The transcript records of the whole path to this turn, in order. O(depth): only for repairs."""
@@ -622,8 +623,17 @@ class Paths(Protocol):
     def outlines(self, agent_key: int) -> AsyncIterator[TurnOutline]:
         """The outlines of the same turns: less than half the work."""
 
-    async def page(self, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None) -> TurnPage:
+    async def page(
+        self,
+        agent_key: int,
+        *,
+        before_seq: int | None,
+        limit: int,
+        newest: int | None = None,
+        most_bytes: int | None = None,
+    ) -> TurnPage:
         """At most `limit` turns of an agent accepted before `before_seq` (None: the newest ones), newest first.
+        `most_bytes`: of all of them together, where it is more than one.
 
         `newest`: the page begins with the turn at this place instead (`TurnPage.newest`).
         """

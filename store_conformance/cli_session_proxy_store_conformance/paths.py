@@ -125,7 +125,7 @@ async def a_path_is_one_branch_of_the_tree(factory: StoreFactory) -> None:
             await complete(store, agent, turn_id, parent)
         assert [turn.id for turn in await store.path("t4")] == ["t1", "t3", "t4"]
         assert [record.line for record in await store.records("t4")] == [f'{{"r": "{n}"}}' for n in ("t1", "t3", "t4")]
-        assert [turn.id for turn in await store.children("t1")] == ["t2", "t3"]
+        assert await store.children("t1") == [("t2", "completed"), ("t3", "completed")]
         assert await store.path("none") == []
         assert await store.records("none") == []
 

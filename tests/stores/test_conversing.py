@@ -6,9 +6,13 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from cli_session_proxy.domain.models import Item
+from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.stores.sql import conversing
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_turn, accepted
+from cli_session_proxy_store_conformance.samples import a_turn, accepted, an_agent, opened
 
 
 async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path) -> None:
@@ -30,3 +34,17 @@ async def test_a_file_of_version_1_gets_the_column_and_the_tables(tmp_path: Path
     await store.add_to_call("t1", {"store": False})
     await store.add_items(agent.key, [Item("i1", {"id": "i1"})])
     await store.close()
+
+
+async def test_what_a_client_writes_into_a_conversation_has_an_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All of it is read when one item is looked for: a client filled the memory."""
+    monkeypatch.setattr(conversing, "MOST_WRITTEN", 1000)
+    async with opened(lambda: SqliteStore(tmp_path / "s.sqlite3")) as store:
+        agent, other = await an_agent(store), await an_agent(store, "other")
+        await store.add_items(agent.key, [Item("i1", {"text": "x" * 900})])
+        with pytest.raises(InvalidRequest, match="begin another"):
+            await store.add_items(agent.key, [Item("i2", {"text": "x" * 100})])
+        await store.add_items(other.key, [Item("i2", {"text": "x" * 100})])
+        assert [item.id for item in await store.items(agent.key)] == ["i1"]

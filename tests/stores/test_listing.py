@@ -5,6 +5,8 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +14,18 @@ import pytest
 from sqlalchemy import Engine, event
 
 from cli_session_proxy.stores.base import Expiry
+from cli_session_proxy.stores.sql import reading
 from cli_session_proxy.stores.sqlite.store import SqliteStore
-from cli_session_proxy_store_conformance.samples import a_begin, a_commit, a_turn, accepted, an_agent, gathered, opened
+from cli_session_proxy_store_conformance.samples import (
+    a_begin,
+    a_commit,
+    a_turn,
+    accepted,
+    an_agent,
+    gathered,
+    imported_turns,
+    opened,
+)
 
 MANY = 100_000
 # Instructions between two counts.
@@ -94,3 +106,23 @@ async def test_they_are_counted_and_chosen_in_one_pass(store: SqliteStore, steps
     assert 0 < steps() < EACH * MANY
     assert await store.expired_agents(Expiry(once=1e10)) == []
     assert 0 < steps() < EACH * MANY
+
+
+async def test_turns_that_are_large_are_read_a_few_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page of a hundred turns of 60 MB was in memory at once."""
+    monkeypatch.setattr(reading, "PAGE_BYTES", 3000)
+    async with opened(lambda: SqliteStore(tmp_path / "chains.sqlite3")) as store:
+        assert isinstance(store, SqliteStore)
+        agent = await an_agent(store)
+        large = [replace(one, turn=replace(one.turn, system="x" * 1200)) for one in imported_turns(agent, 5)]
+        await store.import_turns(large)
+        page, following = await store._db.read(partial(reading.page_of_agent, agent_key=agent.key, after_seq=0))
+        assert ([one.id for one in page], following) == (["i0", "i1"], page[-1].seq)
+        outlines, _ = await store._db.read(partial(reading.page_of_outlines, agent_key=agent.key, after_seq=0))
+        assert len(outlines) == 2
+        for stream in (store.turns(agent.key), store.outlines(agent.key)):
+            assert [one.id async for one in stream] == [f"i{n}" for n in range(5)]
+        shown = await store.page(agent.key, before_seq=None, limit=9, most_bytes=3000)
+        assert ([one.id for one in shown.turns], shown.newest) == (["i4", "i3"], 5)
+        assert len((await store.page(agent.key, before_seq=None, limit=9, most_bytes=1)).turns) == 1
+        assert len((await store.page(agent.key, before_seq=None, limit=9)).turns) == 5

@@ -49,6 +49,8 @@ HEADERS: Mapping[str, str] = {
     "Cache-Control": "no-cache",
 }
 PAGE = 100
+# And bytes of its turns in the store, which are in memory at once.
+PAGE_BYTES = 64 * 1024 * 1024
 # A row of a page is two short texts: a thousand of them are a few hundred KB.
 MAX_PAGE = 1000
 # Links of the timeline's overview; older ones stand at their turns.
@@ -131,7 +133,9 @@ class Ui:
             if place is None:
                 raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
             newest = -(-place // limit) * limit
-        page = await self._engine.view.page(agent.key, before_seq=before, limit=limit, newest=newest)
+        page = await self._engine.view.page(
+            agent.key, before_seq=before, limit=limit, newest=newest, most_bytes=PAGE_BYTES
+        )
         store = self._engine.view
         budgets = await self._engine.budgets.shown(store, agent.owner, agent.agent_id, time.time())
         return JSONAnswer(views.page(agent, page, await title_of(store, agent), budgets))
@@ -150,7 +154,7 @@ class Ui:
         agent = await self._agent(request)
         turn = await self._turn(request, agent)
         around = await self._engine.view.page(agent.key, before_seq=turn.seq + 1, limit=1)
-        children = [child.id for child in await self._engine.view.children(turn.id)]
+        children = [child for child, _ in await self._engine.view.children(turn.id)]
         related = [*children, *([turn.parent_id] if turn.parent_id else [])]
         rendered = await self._render(shown.turn, turn, around.links, verbatim=verbatim)
         return JSONAnswer(

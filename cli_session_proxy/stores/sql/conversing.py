@@ -9,10 +9,14 @@ from typing import Any
 from sqlalchemy import Connection, Row, case, func, literal, select, update
 
 from ...domain.models import JSON, Conversation, Item
+from ...errors import InvalidRequest
 from ..base import PathChanged
 from . import rows
 from .database import InsertNew, Prepared
 from .tables import conversations, items, turns
+
+# Characters of the items that a client wrote itself, in one conversation: all are in memory when one is looked for.
+MOST_WRITTEN = 256 * 1024 * 1024
 
 _INSERT_CONVERSATION = Prepared(InsertNew(conversations))
 _removed = conversations.c.removed
@@ -52,8 +56,15 @@ def _ensure(conn: Connection, agent_key: int) -> None:
 
 
 def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
-    if new:
-        conn.execute(items.insert(), [{"id": i.id, "agent_key": agent_key, "data": rows.dumps(i.data)} for i in new])
+    if not new:
+        return
+    added = [{"id": one.id, "agent_key": agent_key, "data": rows.dumps(one.data)} for one in new]
+    held = conn.scalar(select(func.sum(func.length(items.c.data))).where(items.c.agent_key == agent_key)) or 0
+    if held + sum(len(one["data"]) for one in added) > MOST_WRITTEN:
+        raise InvalidRequest(
+            f"a conversation holds {MOST_WRITTEN} characters of added items at most: begin another one", param="items"
+        )
+    conn.execute(items.insert(), added)
 
 
 def items_of(conn: Connection, agent_key: int) -> list[Item]:

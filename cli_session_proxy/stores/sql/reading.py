@@ -41,6 +41,7 @@ from ...domain.models import (
     Link,
     Record,
     Session,
+    Status,
     Turn,
 )
 from ...domain.times import LAST_TIME
@@ -69,6 +70,8 @@ from .tables import (
 
 # Turns per page of a stream: an input may have images of many MB.
 PAGE = 100
+# And how many bytes of turns, where it holds several.
+PAGE_BYTES = 64 * 1024 * 1024
 
 # How many of the newest turns with equal paths are looked at: very many unnamed chains may begin alike.
 CANDIDATES = 8
@@ -93,8 +96,8 @@ Position = tuple[float, int]
 
 _TURN = select(*rows.TURN)
 _BEHIND = and_(turns.c.agent_key == bindparam("of_agent"), turns.c.seq > bindparam("after"))
-_PAGE_OF_AGENT = _TURN.where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
-_PAGE_OF_OUTLINES = select(*rows.OUTLINE).where(_BEHIND).order_by(turns.c.seq).limit(PAGE)
+_OF_AGENT = _TURN.where(_BEHIND).order_by(turns.c.seq)
+_OUTLINES_OF_AGENT = select(*rows.OUTLINE).where(_BEHIND).order_by(turns.c.seq)
 
 _AGENT = Prepared(
     select(*rows.AGENT).where(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
@@ -325,8 +328,9 @@ def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[st
     return {uuid for part in chunks(list(uuids)) for uuid in conn.scalars(query.where(frames.c.uuid.in_(part)))}
 
 
-def children(conn: Connection, turn_id: str) -> list[Turn]:
-    return _turns(conn, _TURN.where(turns.c.parent_id == turn_id).order_by(turns.c.seq))
+def children(conn: Connection, turn_id: str) -> list[tuple[str, Status]]:
+    query = select(turns.c.id, turns.c.status).where(turns.c.parent_id == turn_id).order_by(turns.c.seq)
+    return [(row.id, row.status) for row in conn.execute(query)]
 
 
 def pending_deliveries(conn: Connection) -> list[Turn]:
@@ -338,29 +342,49 @@ def pending_deliveries(conn: Connection) -> list[Turn]:
 
 
 def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[Turn], int | None]:
-    found = conn.execute(_PAGE_OF_AGENT, {"of_agent": agent_key, "after": after_seq}).all()
-    return sound(partial(rows.turn, conn=conn), found, rows.damaged_turn), _next(found)
+    found, following = _within(conn, _OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
+    return sound(partial(rows.turn, conn=conn), found, rows.damaged_turn), following
 
 
 def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[TurnOutline], int | None]:
-    found = conn.execute(_PAGE_OF_OUTLINES, {"of_agent": agent_key, "after": after_seq}).all()
-    return sound(rows.turn_outline, found, rows.damaged_outline), _next(found)
+    found, following = _within(conn, _OUTLINES_OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
+    return sound(rows.turn_outline, found, rows.damaged_outline), following
 
 
-def _next(found: Sequence[Any]) -> int | None:
-    return found[-1].seq if len(found) == PAGE else None
+def _within(
+    conn: Connection, query: Select[Any], most_bytes: int, limit: int = PAGE, **given: Any
+) -> tuple[Sequence[Any], int | None]:
+    """The first rows of turns with `most_bytes` together, one at least; and behind which place the rest begins."""
+    sizes = list(conn.scalars(query.with_only_columns(turns.c.bytes).limit(limit), given))
+    count, total = 0, 0
+    for size in sizes:
+        total += size if isinstance(size, int) else 0
+        if count and total > most_bytes:
+            break
+        count += 1
+    found = conn.execute(query.limit(count), given).all()
+    return found, found[-1].seq if found and (count < len(sizes) or count == limit) else None
 
 
 def page(
-    conn: Connection, agent_key: int, *, before_seq: int | None, limit: int, newest: int | None = None
+    conn: Connection,
+    agent_key: int,
+    *,
+    before_seq: int | None,
+    limit: int,
+    newest: int | None = None,
+    most_bytes: int | None = None,
 ) -> TurnPage:
     own = turns.c.agent_key == agent_key
     if newest is not None:
         at = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(newest - 1).limit(1))
         before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
-    newest_first = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
-    found = sound(partial(rows.turn, conn=conn), newest_first, rows.damaged_turn)
+    newest_first = query.order_by(turns.c.seq.desc()).limit(limit)
+    there = (
+        conn.execute(newest_first).all() if most_bytes is None else _within(conn, newest_first, most_bytes, limit)[0]
+    )
+    found = sound(partial(rows.turn, conn=conn), there, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     why = [
@@ -442,8 +466,8 @@ def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
 
 def page_of_unfinished(conn: Connection, after_seq: int) -> tuple[list[Turn], int | None]:
     query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
-    found = conn.execute(query.order_by(turns.c.seq).limit(PAGE)).all()
-    return sound(partial(rows.turn, conn=conn), found), _next(found)
+    found, following = _within(conn, query.order_by(turns.c.seq), PAGE_BYTES)
+    return sound(partial(rows.turn, conn=conn), found), following
 
 
 def unfinished_of(
