@@ -58,13 +58,14 @@ def _ensure(conn: Connection, agent_key: int) -> None:
 def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
     if not new:
         return
-    added = [{"id": one.id, "agent_key": agent_key, "data": rows.dumps(one.data)} for one in new]
+    texts = [rows.dumps(one.data) for one in new]
     held = conn.scalar(select(func.sum(func.length(items.c.data))).where(items.c.agent_key == agent_key)) or 0
-    if held + sum(len(one["data"]) for one in added) > MOST_WRITTEN:
+    if held + sum(map(len, texts)) > MOST_WRITTEN:
         raise InvalidRequest(
             f"a conversation holds {MOST_WRITTEN} characters of added items at most: begin another one", param="items"
         )
-    conn.execute(items.insert(), added)
+    added = zip(new, texts, strict=True)
+    conn.execute(items.insert(), [{"id": one.id, "agent_key": agent_key, "data": text} for one, text in added])
 
 
 def items_of(conn: Connection, agent_key: int) -> list[Item]:

@@ -362,7 +362,7 @@ def _within(
         if count and total > most_bytes:
             break
         count += 1
-    found = conn.execute(query.limit(count), given).all()
+    found = conn.execute(query.limit(count), given).all() if count else []
     return found, found[-1].seq if found and (count < len(sizes) or count == limit) else None
 
 
