@@ -1,6 +1,6 @@
-"""What is played with a CLI, scene by scene. Each step notes what it has observed.
+"""The scenes that the self-check plays with a CLI. Each step notes an observation.
 
-What production runs is what is run here: its processes, its writer and its reader of transcripts.
+The scenes run the code of production: its processes, its transcript writer and its transcript reader.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from ..settings import Profile
 from .comparing import Said, difference, said_by, said_in, said_of
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
-# Each prompt is found again in a request by its own words.
+# Each prompt is unique, so that the request that carries it can be recognised.
 FIRST, ANSWER, THOUGHT = "check-first", "The colour is check-teal.", "They want check-teal."
 OPENING, AGAIN, LIMITED, UNLIMITED = "check-opening", "check-again", "check-limited", "check-unlimited"
 TOOLS, STOPPED, FOLLOWED = "check-tools", "check-stopped", "check-followed"
@@ -55,13 +55,13 @@ BESIDE, SEALED = "check-beside", "check-sealed"
 REFUSED = "messages.1.content.0: Invalid `signature` in `thinking` block"
 FILLED, COMPACTED, SUMMARY, ASKS_FOR_SUMMARY = "check-filled", "check-compacted", "check-summary", "detailed summary"
 FULL = {"input_tokens": 990_000}
-# A file of the first turn was written so long ago at most, in seconds.
+# The file of the first turn is at most this old, in seconds.
 AGO = 60.0
 
 
 @dataclass(slots=True)
 class SceneTalk:
-    """One session's conversation, as the model should be shown it at its next turn."""
+    """The conversation of one session, as the next request to the model should show it."""
 
     session_id: str
     said: Said = field(default_factory=list)
@@ -70,7 +70,7 @@ class SceneTalk:
     request: Seen | None = None
 
     async def turn(self, stage: Stage, process: ClaudeProcess, prompt: str, *beside: Block) -> StageTurn:
-        """One more turn. Raises `Differs` where the model was not shown all that was said before, and this."""
+        """Run one more turn. Raises `Differs` unless the request showed the conversation so far and this prompt."""
         blocks = [*beside, _text(prompt)]
         turn = await stage.turn(process, blocks)
         shown = said_in(turn.request)
@@ -90,7 +90,7 @@ def _text(said: str) -> Block:
 
 
 async def play(stage: Stage) -> None:
-    """Play all scenes, one after another; no two CLIs run at once. Without a first turn, the rest is left out."""
+    """Play all scenes, one after another; no two CLIs run at once. Stop if the first turn fails."""
     first = await _first(stage)
     if first is None and PROMPT_FILE in stage.found["start"].detail:
         first = await _first_without(stage, "start", "prompt_file", "it starts without this option, and not with it")
@@ -112,7 +112,7 @@ async def play(stage: Stage) -> None:
 
 
 async def _first_without(stage: Stage, failed: Name, without: Name, why: str) -> SceneTalk | None:
-    """The first turn again, where it failed at one thing, of a CLI that is not used for another."""
+    """If the first turn failed at `failed`, repeat it without the feature `without`. None unless it succeeds."""
     if failed not in stage.found or stage.found[failed].outcome != "failed":
         return None
     before, cli, hopeful = dict(stage.found), stage.cli, stage.hopeful
@@ -127,7 +127,7 @@ async def _first_without(stage: Stage, failed: Name, without: Name, why: str) ->
 
 
 async def _first(stage: Stage) -> SceneTalk | None:
-    """The first turn; None where the CLI did not finish it."""
+    """Run the first turn. None if the CLI did not finish it."""
     launch = stage.launch(stage.cli)
     first: SceneTalk | None = None
     async with stage.observing("start"), stage.running(launch) as process:
@@ -159,7 +159,7 @@ async def _first(stage: Stage) -> SceneTalk | None:
 
 
 def _compare_answer(turn: StageTurn) -> None:
-    """Raises `Differs` where the stream, the blocks or the result do not give the model's words."""
+    """Raises `Differs` unless the stream, the blocks and the result all give the model's words."""
     texts = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
     for how, words in texts.items():
         if words != ANSWER:
@@ -169,7 +169,7 @@ def _compare_answer(turn: StageTurn) -> None:
 
 
 async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
-    """Compare the file at the moment of the result, and again if it is written late."""
+    """Read the transcript file when the result arrives, and again if it is written later."""
 
     def place() -> Path:
         return stage.projects.written(launch.cwd, stage.transcript_of(launch), time.time() - AGO)
@@ -195,7 +195,7 @@ def _is_whole(path: Path) -> bool:
 
 
 def _said_in_file(path: Path) -> Said:
-    """Empty where the file is not there (yet)."""
+    """Empty if the file does not exist (yet)."""
     try:
         return said_by(transcript.parse(path.read_bytes()).path)
     except OSError:
@@ -203,7 +203,7 @@ def _said_in_file(path: Path) -> Said:
 
 
 def _checked_records(path: Path) -> list[Record]:
-    """The records. Raises `Differs` where our reader could not use them."""
+    """The records of the file. Raises `Differs` if our reader cannot use them."""
     parsed = transcript.parse(path.read_bytes())
     if parsed.broken:
         raise Differs(f"{parsed.broken} lines are no records")
@@ -225,7 +225,7 @@ def _check_parents(path: Sequence[Entry], start: str | None) -> None:
 
 
 async def _round_trip(stage: Stage, first: SceneTalk) -> None:
-    """In records of several blocks; where that fails, in those of one block that production writes then."""
+    """Write records of several blocks. If that fails, write one block per record, as production then does."""
     stage.take("whole_records", "ok")
     await _trip(stage, first)
     whole = stage.found["round_trip"]
@@ -238,7 +238,7 @@ async def _round_trip(stage: Stage, first: SceneTalk) -> None:
 
 
 async def _trip(stage: Stage, first: SceneTalk) -> None:
-    """All kinds of blocks go into the file of a new session, and from there to the model."""
+    """Write all kinds of blocks into the file of a new session, and check that the model is shown them."""
     launch = stage.launch(stage.cli, resume=True)
     async with stage.observing("round_trip"):
         records = _told_before(stage, first, launch)
@@ -261,11 +261,11 @@ async def _trip(stage: Stage, first: SceneTalk) -> None:
 
 
 async def _nothing() -> None:
-    """The file is looked at when the turn is over."""
+    """Read the file after the turn has ended."""
 
 
 def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]:
-    """The first turn as the CLI recorded it, and an exchange that it never had, with an image and a tool."""
+    """The first turn as the CLI recorded it, and an invented exchange with an image and a tool call."""
     parsed = transcript.parse_records(first.records)
     at = time.time()
     scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, at, parsed.leaf)
@@ -290,7 +290,7 @@ def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
 
 
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
-    """Raises `Differs` unless the session's file is what was written, followed by the new turn."""
+    """Raises `Differs` unless the file holds the records that we wrote, followed by the new turn."""
     after = transcript.in_folder(path.parent, turn.result.session_id)
     answer = ("assistant", f"text {turn.said()}")
 
@@ -314,7 +314,7 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
 
 
 async def _compacted(stage: Stage, process: ClaudeProcess) -> None:
-    """The provider says that the context is full: the CLI asks for a summary before its next turn."""
+    """The provider reports a full context, so the CLI must ask for a summary before its next turn."""
     async with stage.observing("keeps_prompt"):
         stage.upstream.when(FILLED, Reply(usage=FULL))
         stage.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{SUMMARY}</summary>"))
@@ -328,7 +328,7 @@ async def _compacted(stage: Stage, process: ClaudeProcess) -> None:
 
 
 async def _healed(stage: Stage, process: ClaudeProcess) -> None:
-    """The provider refuses a thought of the turn before."""
+    """The provider refuses a thinking block of the previous turn."""
     async with stage.observing("heals_thinking"):
         stage.upstream.when(SEALED, Fail(400, message=REFUSED))
         turn = await stage.turn(process, SEALED, may_fail=True)
@@ -343,7 +343,7 @@ async def _healed(stage: Stage, process: ClaudeProcess) -> None:
 
 
 async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
-    """A process that did not make a call of the client's tool goes on from its result."""
+    """A new process, which did not make the tool call, continues from the result of the call."""
     launch = stage.launch(stage.hopeful, resume=True)
     async with stage.observing("mcp_set_servers", part=True):
         turn_uuid = str(uuid.uuid4())
@@ -372,7 +372,7 @@ Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[object]]
 
 
 async def _running(stage: Stage) -> SceneTalk | None:
-    """Run each step on a process that passed the one before. The conversation of the last one."""
+    """Run each step on a process that passed the previous step. Returns the conversation of the last process."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
         ("blocks", lambda stage, talk, process: talk.turn(stage, process, BESIDE, IMAGE)),
@@ -441,7 +441,7 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
 
 
 async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
-    """The tool is not strict."""
+    """The tool is declared without `strict`."""
     return None
 
 

@@ -48,7 +48,6 @@ class Adopter:
     def turn(self, exchange: TranscriptExchange) -> WholeTurn:
         before = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
-        asked, said = exchange.input, exchange.output
         at = exchange.at or time.time()
         self.parent = Turn(
             id=f"turn_{uuid.uuid4().hex}",
@@ -57,12 +56,12 @@ class Adopter:
             parent_id=before.id if before else None,
             status="completed",
             model=self.model,
-            input=asked,
-            output=said,
+            input=exchange.input,
+            output=exchange.output,
             created_at=at,
             finished_at=at,
             delivery="delivered",
-            path_hash=lineage.path_hash(before.path_hash if before else None, asked, said),
+            path_hash=lineage.path_hash(before.path_hash if before else None, exchange.input, exchange.output),
             depth=(before.depth if before else 0) + 1,
             origin="adopted",
             placed=Placed("adopted"),
@@ -90,8 +89,8 @@ BY_SDK = "said with the Claude Agent SDK"
 async def lines_of(store: Store, session: Session) -> list[str]:
     """The transcript of the path to the session's tip, under the session's id."""
     shown = await paths.shown(store, session.tip_turn_id)
-    said = (record.line for record in shown if not transcript.is_file(record))
-    return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in said])
+    lines = (record.line for record in shown if not transcript.is_file(record))
+    return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in lines])
 
 
 def turns_from_sdk(
@@ -99,7 +98,7 @@ def turns_from_sdk(
 ) -> Adoptable | None:
     """The complete exchanges of these lines, as turns that follow `parent`. `known`: the last records before them.
 
-    If the chain has grown meanwhile, the first of these records does not follow its leaf, and gets it as parent.
+    If the chain has grown meanwhile, the chain's new leaf becomes the parent of the first of these records.
     """
     entries = transcript.parse_records(lines).entries
     found = list(exchanges(entries))

@@ -141,23 +141,23 @@ class Captures:
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
-    async def taken(self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome) -> CapturedRecords:
+    async def taken(self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The turn's records; if they cannot be read, made from the frames. Ends the process if the answer was cut.
 
         Raises WrongTranscript if the records show that the process continued another conversation.
         """
-        copied = said.session_id != ready.session.id
-        known = (await paths.parsed(await self._path(ready))).path if copied or said.stopped else []
-        if said.stopped:
-            taken = await self._cut(ready, turn, path, said, known)
+        copied = outcome.session_id != ready.session.id
+        known = (await paths.parsed(await self._path(ready))).path if copied or outcome.stopped else []
+        if outcome.stopped:
+            taken = await self._cut(ready, turn, path, outcome, known)
         else:
             # The CLI writes in batches: wait for the last one, bounded.
             waited, looked = 0.0, time.monotonic()
             while True:
                 if copied:
-                    taken = await asyncio.to_thread(self._take_copy, ready, path, said, known)
+                    taken = await asyncio.to_thread(self._take_copy, ready, path, outcome, known)
                 else:
-                    taken = await self._take(ready, path, said)
+                    taken = await self._take(ready, path, outcome)
                 now = time.monotonic()
                 waited, looked = waited + min(now - looked, FLUSH_STEP), now
                 if not taken.more or waited >= FLUSH_WAIT:
@@ -167,13 +167,12 @@ class Captures:
             return taken
         if not copied:
             known = (await paths.parsed(await self._path(ready))).path
-        if not await asyncio.to_thread(_goes_on, path, ready, known, said):
+        if not await asyncio.to_thread(_goes_on, path, ready, known, outcome):
             raise WrongTranscript("conversation")
-        return replace(taken, records=_made(ready, turn, said))
+        return replace(taken, records=_made(ready, turn, outcome))
 
-    async def _take(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
-        """The records that were appended to the session's file or, if it was replaced, that the turn added to the new
-        one."""
+    async def _take(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
+        """The records that the turn appended to the session's file or, if it was replaced, to the new one."""
         session_id, mark = ready.session.id, ready.session.mark
         reader: Reader | None = self._readers.pop(session_id, None)
         taken = None
@@ -181,31 +180,31 @@ class Captures:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
             with contextlib.suppress(MuchMore):
-                taken, reader = self._take_behind(reader, ready, said, most=SMALL), None
+                taken, reader = self._take_behind(reader, ready, outcome, most=SMALL), None
         else:
             try:
                 reader = await asyncio.to_thread(Reader.behind, path, mark)
             except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
-            taken = await asyncio.to_thread(self._take_behind, reader, ready, said)
+            taken = await asyncio.to_thread(self._take_behind, reader, ready, outcome)
         if taken is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
             return CapturedRecords([], None, "frames", more=True)
-        return await asyncio.to_thread(self._take_anew, ready, path, said) if taken is None else taken
+        return await asyncio.to_thread(self._take_anew, ready, path, outcome) if taken is None else taken
 
     def _take_behind(
-        self, reader: Reader, ready: LiveSession, said: TurnOutcome, *, most: int = MAX_BYTES
+        self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
         """None if it is no longer the reader's file. Raises `MuchMore` if more than `most` bytes follow."""
         got = reader.appended(most, ready.taken_back)
         if got is None:
             return None
         parsed, now = got
-        own = up_to_own(parsed.entries, said.frame_uuid, said.calls)
-        records = sound(own, ready, said)
+        own = up_to_own(parsed.entries, outcome.frame_uuid, outcome.calls)
+        records = sound(own, ready, outcome)
         if not records or parsed.broken:
             self.follow(ready.session.id, reader)  # read again when it is longer
-            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
+            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # a person has continued it: the next turn adopts that
             leaf = [entry.uuid for entry in own if entry.on_path][-1]
@@ -216,18 +215,20 @@ class Captures:
         self.follow(ready.session.id, now)
         return CapturedRecords(records, now.mark, "transcript")
 
-    def _take_anew(self, ready: LiveSession, path: str, said: TurnOutcome) -> CapturedRecords:
+    def _take_anew(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The records that the turn added to a file that has replaced the original one."""
         got = Reader(path).appended()
         if got is None:
             # At calls there is no result yet, before which the CLI would flush its transcript.
-            return CapturedRecords([], None, "frames", more=bool(said.calls))
-        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), said.frame_uuid, said.calls)
+            return CapturedRecords([], None, "frames", more=bool(outcome.calls))
+        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), outcome.frame_uuid, outcome.calls)
         # A file that has appeared since the last look is still being written.
-        more = bool(said.calls) and not is_whole([entry for entry in own if entry.on_path], ready, said)
-        return CapturedRecords(sound(own, ready, said), None, "replaced", more)
+        more = bool(outcome.calls) and not is_whole([entry for entry in own if entry.on_path], ready, outcome)
+        return CapturedRecords(sound(own, ready, outcome), None, "replaced", more)
 
-    def _take_copy(self, ready: LiveSession, path: str, said: TurnOutcome, known: Sequence[Entry]) -> CapturedRecords:
+    def _take_copy(
+        self, ready: LiveSession, path: str, outcome: TurnOutcome, known: Sequence[Entry]
+    ) -> CapturedRecords:
         """A CLI that answers with a new id has copied the session: the copy shows what it had loaded.
 
         It becomes the session's file only if it is a copy of the path. CLI 1.0.120 gives new uuids to records that it
@@ -238,14 +239,14 @@ class Captures:
             return CapturedRecords([], None, "frames", more=True)
         parsed, reader = got
         added = behind_copy(known, parsed, ready.leaf)
-        own = up_to_own(added, said.frame_uuid, said.calls)
-        records = sound(own, ready, said)
+        own = up_to_own(added, outcome.frame_uuid, outcome.calls)
+        records = sound(own, ready, outcome)
         if not records or parsed.broken:
-            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, said)
+            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(added):
             return CapturedRecords(records, None, "copy")
-        self.follow(said.session_id, reader)
+        self.follow(outcome.session_id, reader)
         return CapturedRecords(records, reader.mark, "copy")
 
     async def _path(self, ready: LiveSession) -> list[Record]:
@@ -254,36 +255,36 @@ class Captures:
         return [*await paths.shown(self._store, parent, ready.decisions), *ready.prewritten]
 
     async def _cut(
-        self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, known: Sequence[Entry]
+        self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, known: Sequence[Entry]
     ) -> CapturedRecords:
         """The answer was cut: cut its records, and rewrite the transcript."""
-        added = await asyncio.to_thread(_added, path, ready, said, known)
-        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+        added = await asyncio.to_thread(_added, path, ready, outcome, known)
+        scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
-            records = stopping.cut(added, said.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet)
-        elif await asyncio.to_thread(_goes_on, path, ready, known, said):
-            records = _made(ready, turn, said)
+            records = stopping.cut(added, outcome.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet)
+        elif await asyncio.to_thread(_goes_on, path, ready, known, outcome):
+            records = _made(ready, turn, outcome)
         else:
             return CapturedRecords([], None, "unlinked")
-        mark = await self._written(ready, path, said.session_id, records)
+        mark = await self._written(ready, path, outcome.session_id, records)
         return CapturedRecords(records, mark, "cut")
 
     async def marked(
-        self, ready: LiveSession, path: str, said: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
+        self, ready: LiveSession, path: str, outcome: TurnOutcome, taken: CapturedRecords, records: Sequence[Record]
     ) -> CapturedRecords:
         """Add the marks among these records, and rewrite the transcript accordingly. Its process is dead."""
-        mark = await self._written(ready, path, said.session_id, records)
+        mark = await self._written(ready, path, outcome.session_id, records)
         return replace(taken, records=list(records), mark=mark, more=False)
 
     async def completed(
-        self, ready: LiveSession, turn: Turn, path: str, said: TurnOutcome, taken: CapturedRecords
+        self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, taken: CapturedRecords
     ) -> CapturedRecords:
         """Add the text that a client received of a cut stream, and rewrite the transcript. Its process is dead."""
-        missing = partials.words(said.output, said.partial)
-        scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-        records = await asyncio.to_thread(partials.placed, taken.records, missing, said.calls, scribe, turn.model)
-        mark = await self._written(ready, path, said.session_id, records)
+        missing = partials.words(outcome.output, outcome.partial)
+        scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+        records = await asyncio.to_thread(partials.placed, taken.records, missing, outcome.calls, scribe, turn.model)
+        mark = await self._written(ready, path, outcome.session_id, records)
         return replace(taken, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
@@ -292,18 +293,18 @@ class Captures:
         return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
 
 
-def _made(ready: LiveSession, turn: Turn, said: TurnOutcome) -> list[Record]:
-    scribe = Scribe(said.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+def _made(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Record]:
+    scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
     if ready.prewritten:  # the results are already written
         content = tuple(block for block in content if block.get("type") != "tool_result")
     elif ready.results:
         content = tuple({**block, "content": _as_sent(block)} for block in content)
-    asked = [scribe.record(Message("user", content), turn.model, record_uuid=said.frame_uuid)] if content else []
-    if not said.finished and ready.process.launch.capability.takes_tools:
+    asked = [scribe.record(Message("user", content), turn.model, record_uuid=outcome.frame_uuid)] if content else []
+    if not outcome.finished and ready.process.launch.capability.takes_tools:
         # A CLI drops an empty answer when it loads it, and adds a message of its own after the prompt.
         return [*asked, closing(scribe)]
-    return [*asked, scribe.record(Message("assistant", client_tools.as_cli(said.finished)), turn.model)]
+    return [*asked, scribe.record(Message("assistant", client_tools.as_cli(outcome.finished)), turn.model)]
 
 
 def _as_sent(result: Block) -> str | list[Block] | None:
@@ -342,17 +343,17 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
     return [] if at is None else [parsed.entries[at].hung_on(leaf), *parsed.entries[at + 1 :]]
 
 
-def _added(path: str, ready: LiveSession, said: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
+def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:
     """The records that the turn added, read from the whole file."""
     try:
         parsed = transcript.parse(contents(path))
     except OSError:
         return []
-    copied = said.session_id != ready.session.id
+    copied = outcome.session_id != ready.session.id
     return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf, ready.results)
 
 
-def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOutcome) -> bool:
+def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], outcome: TurnOutcome) -> bool:
     """Whether the process continued these records. False only if its file shows another conversation.
 
     A CLI writes records whose parent is the last one that it loaded, or a copy of everything that it loaded.
@@ -363,12 +364,12 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], said: TurnOu
         return True
     if not known:
         return True
-    if said.session_id != ready.session.id:
+    if outcome.session_id != ready.session.id:
         if lacks_prompts(known, parsed.path, ready.prompt):
             return False
         # If its loading was confirmed, the copy was changed later.
         return is_copied(known, parsed.path, wholly=not ready.process.launch.capability.tells_when_loaded)
-    return is_behind(known, parsed.path, said.frame_uuid)
+    return is_behind(known, parsed.path, outcome.frame_uuid)
 
 
 def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
@@ -475,26 +476,26 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
     return [entry for entry in entries if entry.uuid not in others]
 
 
-def sound(entries: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> list[Record]:
+def sound(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> list[Record]:
     """The lines as records, if they are this turn's complete exchange, connected to the path; else none."""
     path = [entry for entry in entries if entry.on_path]
     ours = [entry for entry in path if entry.kind == "user"]
-    if not is_whole(path, ready, said) or not transcript.unbroken(path, ready.leaf):
+    if not is_whole(path, ready, outcome) or not transcript.unbroken(path, ready.leaf):
         return []
-    if is_damaged(path, [*ready.prompt, *ready.results.values(), *said.finished]):
+    if is_damaged(path, [*ready.prompt, *ready.results.values(), *outcome.finished]):
         return []
-    tagged = any(entry.uuid == said.frame_uuid for entry in ours)
+    tagged = any(entry.uuid == outcome.frame_uuid for entry in ours)
     if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
         return []
     return [entry.record() for entry in entries]
 
 
-def is_whole(path: Sequence[Entry], ready: LiveSession, said: TurnOutcome) -> bool:
+def is_whole(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
     """Whether the exchange is complete: the results that were sent, then the open calls or the end of the answer."""
     if ready.results and not ready.results.keys() <= _results_of(path):
         return False
-    if said.calls:
-        return said.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
+    if outcome.calls:
+        return outcome.calls <= set(client_tools.calls_of(block for entry in path for block in entry.content))
     return transcript.is_complete(path)
 
 

@@ -502,9 +502,9 @@ class Sessions:
 
     # --- after the turn
 
-    async def capture(self, ready: LiveSession, turn: Turn, said: TurnOutcome) -> tuple[KeptTurn, Evidence]:
+    async def capture(self, ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> tuple[KeptTurn, Evidence]:
         """Capture the turn's records from the transcript; if they cannot be read, make them from the frames."""
-        before, session_id = ready.session, said.session_id
+        before, session_id = ready.session, outcome.session_id
         forked = session_id != before.id
         path = before.transcript
         if forked:
@@ -513,12 +513,12 @@ class Sessions:
         if not ready.process.launch.confined and not os.access(path, os.F_OK):
             written = self._projects.written
             path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
-        if said.stopped:
+        if outcome.stopped:
             for ended in {before.id, session_id}:
                 await self._end(ended)
         program, own = ready.process.launch.capability, ready.process.runs_others
         try:
-            taken = await self.captures.taken(ready, turn, path, said)
+            taken = await self.captures.taken(ready, turn, path, outcome)
         except WrongTranscript:
             if not own:
                 self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")
@@ -535,13 +535,13 @@ class Sessions:
             if void:
                 for ended in {before.id, session_id}:
                     await self._end(ended)
-                taken = await self.captures.marked(ready, path, said, taken, marked)
-        if said.partial and partials.words(said.output, said.partial):
-            if said.calls:
+                taken = await self.captures.marked(ready, path, outcome, taken, marked)
+        if outcome.partial and partials.words(outcome.output, outcome.partial):
+            if outcome.calls:
                 ready.process.kill()  # a gentle end would make it invent results
             for ended in {before.id, session_id}:
                 await self._end(ended)
-            taken = await self.captures.completed(ready, turn, path, said, taken)
+            taken = await self.captures.completed(ready, turn, path, outcome, taken)
         records = [*ready.decisions, *ready.prewritten, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
         notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
@@ -572,7 +572,7 @@ class Sessions:
             links = (Link(before.id, session_id, turn.id, "forked_by_cli", detail, time.time()),)
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process's memory is now the path to this turn. Drop entries of dead processes.
-            total = ready.spent if said.cost_total is None else said.cost_total
+            total = ready.spent if outcome.cost_total is None else outcome.cost_total
             self._held[session_id] = Held(turn.id, taken.mark, total)
             if len(self._held) > 2 * self._settings.max_processes:
                 for gone in [known for known in self._held if self._pool.peek(known) is None]:
@@ -581,7 +581,7 @@ class Sessions:
             self.decisions.remember(turn.id, ready.head)
         if (use := ready.shared) is not None:
             use.sound = taken.mark is not None and taken.source == "transcript" and not forked
-            use.shared.total = ready.spent if said.cost_total is None else said.cost_total
+            use.shared.total = ready.spent if outcome.cost_total is None else outcome.cost_total
             self._held.pop(session_id, None)
             self.captures.forget(session_id)
             # Lines without a uuid may be others'; the turn's messages are in connected records.

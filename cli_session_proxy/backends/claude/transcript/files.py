@@ -85,8 +85,7 @@ def temporary(session_id: str) -> str:
 
 
 def _opened_beside(path: Path) -> Iterator[tuple[PurePosixPath, BinaryIO]]:
-    """Opens the regular files in that folder and below, in order; each with its path relative to the transcript's
-    folder.
+    """Open the regular files in that folder and below, in order. Yields each path relative to the transcript's folder.
 
     Each folder is opened relative to its parent, so no link is followed even if names change meanwhile. Files that
     vanish or are unreadable are skipped, because the CLI may remove them; so are names beyond `MOST_NAMES`.
@@ -123,7 +122,7 @@ def _opened_in(folder: int, below: PurePosixPath, left: Iterator[int]) -> Iterat
 
 
 def copy_beside(source: Path, target: Path) -> int:
-    """Copy the files beside one transcript to beside another. Returns how many.
+    """Copy the files that belong to one transcript to those of another. Returns how many.
 
     Raises `SandboxError` for a link on the way, OSError.
     """
