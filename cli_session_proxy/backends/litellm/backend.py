@@ -189,6 +189,8 @@ class LiteLLMBackend:
         async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
             async for _ in heard:
                 pass
+        for _ in answer.close():
+            pass
         costs.append(target.cost(answer.usage or Usage()) or 0.0)
         return answer_text(answer.blocks)
 

@@ -19,6 +19,8 @@ from .messages import call_id
 SIGNATURE = "__thought__"
 # Calls in one answer; a model that makes more is lost in a loop.
 MOST_CALLS = 128
+# Most characters of one answer and its calls, where each piece counts some beside its own. A server may go on for ever.
+MOST, A_PIECE = 64 * 1024 * 1024, 64
 
 
 @dataclass(slots=True)
@@ -32,6 +34,8 @@ class ModelAnswer:
     finish: str | None = None
     usage: Usage | None = None
     _open: str | None = None
+    _said: list[str] = field(default_factory=list)  # of the open block
+    _left: int = MOST
     _calls: dict[int, JSON] = field(default_factory=dict)
 
     def feed(self, chunk: Any) -> Iterator[BlockStart | BlockDelta | BlockStop]:
@@ -52,7 +56,13 @@ class ModelAnswer:
                     raise UpstreamError(f"the model made more than {MOST_CALLS} calls at once: send it again")
                 known["id"] = known["id"] or call.id
                 known["name"] = known["name"] or (call.function.name or "")
-                known["arguments"].append(call.function.arguments or "")
+                known["arguments"].append(self._counted(call.function.arguments or ""))
+
+    def _counted(self, piece: str) -> str:
+        self._left -= len(piece) + A_PIECE
+        if self._left < 0:
+            raise UpstreamError(f"the model's answer has more than {MOST:,} characters: send it again")
+        return piece
 
     def _piece(self, kind: str, text: str) -> Iterator[BlockStart | BlockDelta | BlockStop]:
         if self._open != kind:
@@ -61,12 +71,14 @@ class ModelAnswer:
             opening: Block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
             yield BlockStart(len(self.blocks), opening)
             self.blocks.append(dict(opening))
-        self.blocks[-1][kind] += text
+        self._said.append(self._counted(text))  # joined at the end: 2 MB in 20,000 pieces took 30 s
         yield BlockDelta(len(self.blocks) - 1, {"type": f"{kind}_delta", kind: text})
 
     def close(self) -> Iterator[BlockStop]:
-        """End the open block."""
+        """End the open block: it has its words from then on."""
         if self._open is not None:
+            self.blocks[-1][self._open] = "".join(self._said)
+            self._said.clear()
             self._open = None
             yield BlockStop(len(self.blocks) - 1)
 
@@ -100,11 +112,11 @@ def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | 
 
 def usage(used: Any) -> Usage:
     """In the chain's own units: what was read from and written to the cache is counted apart."""
-    prompt, said = int(used.prompt_tokens or 0), int(used.completion_tokens or 0)
+    prompt, said = limits.count(used.prompt_tokens), limits.count(used.completion_tokens)
     of_prompt, of_answer = (getattr(used, f"{name}_tokens_details", None) for name in ("prompt", "completion"))
-    read = int(getattr(of_prompt, "cached_tokens", None) or 0)
-    written = int(getattr(used, "cache_creation_input_tokens", None) or 0)
-    thought = int(getattr(of_answer, "reasoning_tokens", None) or 0)
+    read = limits.count(getattr(of_prompt, "cached_tokens", None))
+    written = limits.count(getattr(used, "cache_creation_input_tokens", None))
+    thought = limits.count(getattr(of_answer, "reasoning_tokens", None))
     return Usage(max(0, prompt - read - written), said, read, written, thought)
 
 

@@ -5,13 +5,16 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cli_session_proxy.backends.litellm import messages
+from cli_session_proxy.backends.litellm import messages, stream
 from cli_session_proxy.backends.litellm.messages import Rendering
+from cli_session_proxy.domain.call_ids import CallIds
 from cli_session_proxy.domain.client_tools import short_name
 from cli_session_proxy.domain.models import BlockDelta, Message, Tool, ToolChoice
 from cli_session_proxy.domain.parameters import Parameters
@@ -383,3 +386,23 @@ async def test_an_image_of_a_client_is_not_fetched_from_this_machine(
                 await ask(engine, shown, model="gemini")
     assert asked == 0
     assert provider.gemini == []
+
+
+def test_an_answer_in_many_pieces_takes_no_longer_than_its_length_is_worth_and_has_an_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two megabytes in 20,000 pieces took 30 s of the event loop, and a server that went on filled the memory."""
+    answer = stream.ModelAnswer({}, CallIds())
+    delta = SimpleNamespace(content="x" * 100)
+    chunk = SimpleNamespace(choices=[SimpleNamespace(finish_reason=None, delta=delta)])
+    began = time.process_time()
+    for _ in range(100_000):
+        assert list(answer.feed(chunk))
+    assert len(list(answer.close())) == 1
+    assert time.process_time() - began < 10.0
+    assert answer.blocks == [{"type": "text", "text": "x" * 10_000_000}]
+    monkeypatch.setattr(answer, "_left", 1000)
+    with pytest.raises(UpstreamError, match="more than"):
+        assert not [list(answer.feed(chunk)) for _ in range(10)]
+    used = stream.usage(SimpleNamespace(prompt_tokens=10**30, completion_tokens=-5))
+    assert (used.prompt_tokens, used.output_tokens) == (0, 0)
