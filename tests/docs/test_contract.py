@@ -13,11 +13,13 @@ from cli_session_proxy.aside import pool
 from cli_session_proxy.backends.claude.transcript import entries
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
+from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.export import schema
 from cli_session_proxy.http import connection, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.settings import Settings
+from cli_session_proxy.stores.sql import reading
 from cli_session_proxy.wires import asgi
 from cli_session_proxy.wires.asgi import Address
 
@@ -83,12 +85,13 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
         [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
-        [entries.MAX_BYTES],
+        [entries.MAX_BYTES], [attempt.MOST_SAID, attempt.MOST_TOLD],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}
     stated = [[n for n in re.findall(r"\d+(?:,\d+)*", row) if n not in codes] for row in rows]
     assert stated == [[f"{number:,.0f}" for number in row] for row in enforced]
+    assert reading.MOST_OF_A_PATH == entries.MAX_BYTES
     assert f"{structured.PATTERN_STEPS:,} steps" in section("Limits")
 
 

@@ -8,7 +8,7 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -159,7 +159,9 @@ class ClaudeBackend(Backend):
         return await compare(self._verifier, self._store, agent, turn)
 
     async def request_of(self, turn: Turn) -> base.RequestSeen | None:
-        return await seeing.seen(self._store, turn)
+        with suppress(ContextTooLong):
+            return await seeing.seen(self._store, turn)
+        return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_stray, pid, started) for pid, started in strays))

@@ -45,6 +45,7 @@ from ...domain.models import (
     Turn,
 )
 from ...domain.times import LAST_TIME
+from ...errors import ContextTooLong
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
 from .damaged import reads, sound
@@ -504,10 +505,22 @@ def path(conn: Connection, turn_id: str) -> list[Turn]:
     return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
 
 
+# Most bytes of a path's records. A larger transcript is not loaded (`transcript.entries`); reading 850 MB took 3 GB of
+# memory and 3 s of the event loop, at each turn.
+MOST_OF_A_PATH = 512 * 1024 * 1024
+
+
 def path_records(conn: Connection, turn_id: str) -> list[Record]:
     ancestors = _ancestors(turn_id)
     parents = {row.id: row.parent_id for row in conn.execute(select(ancestors.c.id, ancestors.c.parent_id))}
-    query = select(records).join(ancestors, ancestors.c.id == records.c.turn_id)
+    on = ancestors.c.id == records.c.turn_id
+    size = conn.scalar(select(func.sum(func.length(records.c.line))).select_from(records).join(ancestors, on)) or 0
+    if size > MOST_OF_A_PATH:
+        raise ContextTooLong(
+            f"this conversation has {size:,} bytes of records, and {MOST_OF_A_PATH:,} are the most: rewind it to an "
+            "earlier turn, or start a new one"
+        )
+    query = select(records).join(ancestors, on)
     lines = conn.execute(query.order_by(records.c.turn_id, records.c.n)).all()
     by_turn: dict[str, list[Record]] = {}
     for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):

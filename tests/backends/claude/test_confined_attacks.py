@@ -32,10 +32,11 @@ from cli_session_proxy.backends.claude.transcript import Projects, files
 from cli_session_proxy.commands import inspecting
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.errors import ProxyError, SandboxError
+from cli_session_proxy.errors import ContextTooLong, ProxyError, SandboxError
 from cli_session_proxy.export import feed
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Profile, SandboxSettings, Settings
+from cli_session_proxy.stores.sql import reading
 from turnfault.provider.script import Fail, Reply, ToolUse
 from turnfault.provider.seen import Seen
 
@@ -877,6 +878,25 @@ async def test_what_a_shell_says_in_its_clis_place_is_stored_with_a_bound_and_sh
             0,
             0,
         ]
+
+
+async def test_a_conversation_that_a_shell_filled_up_is_refused_and_others_are_shown(
+    shells: Shells, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Six turns left 850 MB of records: each further one took 3 GB and held everybody up for 3 s."""
+    fill = 'printf \'{"type":"note","data":"%09000d"}\\n\' 0 >> $(ls $CLAUDE_CONFIG_DIR/projects/*/*.jsonl)'
+    async with running(shells.settings) as engine:
+        assert "filled" in await shells.run(engine, "confined", f"{fill} && echo filled")
+    monkeypatch.setattr(reading, "MOST_OF_A_PATH", 9000)
+    async with running(shells.settings) as engine:
+        with pytest.raises(ContextTooLong, match="rewind"):
+            await shells.run(engine, "confined", "true")
+        agent = await engine.store.agent("local", "confined")
+        assert agent is not None
+        assert agent.head is not None
+        turn = await engine.store.turn(agent.head)
+        assert turn is not None
+        assert await engine.backend.request_of(turn) is None
 
 
 async def test_a_shell_that_speaks_without_end_between_turns_ends_its_cli_alone(
