@@ -1,6 +1,6 @@
 """The commands: parse, call, print. Exit code 0 done, 1 failed, 2 wrong settings or usage.
 
-What a command needs is imported when it runs, and only its own options are made: each answers at once.
+Each command starts fast: it imports what it needs when it runs, and only its own options are built.
 """
 
 import asyncio
@@ -91,15 +91,14 @@ def _print_version(wanted: bool) -> None:
 def _command(
     *examples: str, name: str | None = None, options: Mapping[str, Any] = STORE
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """A command that is given the `settings` that these options make. They stand before `--owner` and `--json` in its
-    help."""
+    """Declare a command. `options`: its options that become its `settings`, listed before `--owner` and `--json`."""
 
     def declare(command: Callable[..., None]) -> Callable[..., None]:
-        asked = dict(inspect.signature(command).parameters)
-        del asked["settings"]
-        last = {key: asked.pop(key) for key in ("owner", "as_json") if key in asked}
+        parameters = dict(inspect.signature(command).parameters)
+        del parameters["settings"]
+        last = {key: parameters.pop(key) for key in ("owner", "as_json") if key in parameters}
         for key, kind in options.items():
-            asked[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
+            parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
         @wraps(command)
         def run(**given: Any) -> None:
@@ -111,7 +110,7 @@ def _command(
                 _note(settings, name or command.__name__, given)
             command(settings, **given)
 
-        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (asked | last).values()]
+        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (parameters | last).values()]
         vars(run)["__signature__"] = inspect.Signature(every)
         run.__annotations__ = {one.name: one.annotation for one in every}
         return app.command(name, epilog=_examples(*examples))(run)

@@ -30,14 +30,14 @@ AGENT_ID_LIMIT = 256  # characters, part of the contract
 LOCAL_OWNER = "local"
 READABLE_LIMIT = 40  # a safe name up to here is its own directory; keeps the CLI's project path under 200 characters
 READABLE_PART = 24  # of a name that needs a hash
-HASH_CHARACTERS = 26  # 130 bits of base32: no two names meet by chance
+HASH_CHARACTERS = 26  # 130 bits of base32: no two names collide by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
 MOST_FOLDERS = 10_000  # that are looked into for files
-# Beside the CLIs' own directories: the login that each was given a copy of (see `backends.claude.process.login`).
+# The folder of the logins that confined CLIs got as copies (see `backends.claude.process.login`).
 LOGINS = "~logins"
-# Directories beside the agents': of CLIs that are started ahead of time, and of those that strangers share.
+# Directories of CLIs that have no agent: those started ahead of time, and those that several agents share.
 Beside = Literal["ahead", "shared"]
 
 # No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
@@ -75,7 +75,7 @@ class Sandboxes:
     def __init__(self, settings: Settings) -> None:
         root = settings.sandbox_root
         self._prefix = (root or settings.var / "sandbox") / "agents"
-        # A CLI with tools tells the model where its TMPDIR is, too: equal on every host with the rest of it.
+        # A CLI with tools tells the model its TMPDIR: so it must be equal on all hosts, like the sandbox's path.
         self._tmp = (root or settings.var) / "tmp"
         self._private = settings.var / "confined"
         self._confined = self._prefix.with_name("was-confined")
@@ -94,7 +94,7 @@ class Sandboxes:
         return self._prefix / agent_dir
 
     def prepare(self, agent_dir: str) -> Path:
-        """The sandbox and the agent's TMPDIR, made where they are not there, and the links in the sandbox.
+        """Create the sandbox, its links and the agent's TMPDIR, if they are missing. Returns the sandbox's path.
 
         Safe to call again and by several processes.
         """
@@ -108,8 +108,7 @@ class Sandboxes:
         return path
 
     def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
-        """The sandbox and the TMPDIR, if `prepare` has nothing left to do: both are still there, and there are no links
-        to check. Costs two stats."""
+        """The sandbox and the TMPDIR, if both exist and there are no links to check; else None: call `prepare`."""
         known = None if self._links else self._prepared.get(agent_dir)
         if known is None:
             return None
@@ -124,8 +123,7 @@ class Sandboxes:
         return self.path(agent_dir).is_dir()
 
     def has_files(self, agent_dir: str) -> bool:
-        """Something was put into the sandbox: more than some folders, and the links of the settings. Or nobody can
-        see."""
+        """Whether the sandbox has more than folders and the links of the settings. True also if it is unreadable."""
         sandbox = self.path(agent_dir)
         links = {sandbox.joinpath(*PurePosixPath(name).parts) for name in self._links}
         unread, seen = [sandbox], 0
@@ -149,16 +147,15 @@ class Sandboxes:
         return self._short(self._tmp / self.path(agent_dir).name)
 
     def private(self, agent_dir: str, *, shows_settings: bool = False) -> Path:
-        """The CLI's own directory of a confined agent, which it cannot rename; nothing is created.
+        """The CLI's own directory of a confined agent, which the agent cannot rename; nothing is created.
 
-        `shows_settings`: the user's own are mounted in it. Another one, because what an agent may write must not hold
-        what a later boundary of it is mounted on.
+        `shows_settings`: the one in which the user's settings are mounted. It is a directory of its own, because no
+        mount point may lie in a directory that the agent could write to.
         """
         return self._private / f"{self.path(agent_dir).name}{'~user' if shows_settings else ''}"
 
     def note_confined(self, agent_dir: str) -> None:
-        """Its CLI runs behind a boundary from now on. Noted beside its directory: every host that sees the one sees the
-        other."""
+        """Note that the agent's CLI runs confined from now on. The mark lies beside its directory, for all hosts."""
         mark = self._confined / self.path(agent_dir).name
         if not os.access(mark, os.F_OK):
             make_private(self._confined)
@@ -169,7 +166,7 @@ class Sandboxes:
         return any(os.access(os.path.join(at, agent_dir), os.F_OK) for at in (self._confined, self._private))
 
     def beside(self, name: Beside) -> tuple[Path, Path]:
-        """Directory and TMPDIR of CLIs that have no agent; nothing is written there."""
+        """Directory and TMPDIR of CLIs that have no agent. Both are created; nothing is written there."""
         cwd, tmpdir = self._prefix.with_name(name), self._short(self._tmp / f"~{name}")
         for path in (cwd, tmpdir):
             make_private(path.parent)
@@ -177,7 +174,7 @@ class Sandboxes:
         return cwd, tmpdir
 
     def remove(self, agent_dir: str) -> None:
-        """Delete all directories of the agent; what links point at stays. Nothing there is fine."""
+        """Delete all directories of the agent, if they exist. Targets of links stay."""
         self._prepared.pop(agent_dir, None)
         private = [self.private(agent_dir, shows_settings=shows) for shows in (False, True)]
         logins = [one.with_name(LOGINS) / one.name for one in private]
@@ -198,13 +195,13 @@ class Sandboxes:
 
 
 def short_tmpdirs() -> Path:
-    """Where TMPDIRs of agents lie whose own path would be too long."""
+    """The folder of TMPDIRs of agents whose own path would be too long."""
     return Path(tempfile.gettempdir()) / f"cli-session-proxy-{os.getuid()}"
 
 
 def remove_any(path: Path) -> None:
-    """Remove what an agent's programs may have put there: a file, a link (not what it names), a folder with all below
-    it, also where they took away the right to write in it. Nothing there is fine. Raises `SandboxError`."""
+    """Remove a file, a link (not its target) or a whole folder, also with folders that are not writable. Does nothing
+    if there is nothing. Raises `SandboxError`."""
     with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
         if not stat.S_ISDIR(path.lstat().st_mode):
             path.unlink()
@@ -213,9 +210,9 @@ def remove_any(path: Path) -> None:
 
 
 def _remove_folder(top: Path) -> None:
-    """Needs a few descriptors and one name at a time, however deep and wide the folder is: each folder in it is
-    emptied, and the folders inside that one are moved up to `top`. No link is followed that an agent's programs put
-    there meanwhile. Raises `SandboxError` if they keep writing."""
+    """Remove a folder of any depth and width with a few descriptors: empty each folder in it, and move the folders
+    inside that one up to `top`. No link is followed, even if the agent's programs create it meanwhile. Raises
+    `SandboxError` if they keep writing."""
     give_up = time.monotonic() + LONGEST_REMOVAL
     left = True
     with _opened(top) as here:
@@ -240,7 +237,7 @@ def _remove_entry(name: str, here: int) -> None:
             if not _is_folder(inner.name, folder):
                 os.unlink(inner.name, dir_fd=folder)
                 continue
-            with _opened(inner.name, folder):  # one that is closed cannot be moved
+            with _opened(inner.name, folder):  # an unreadable folder cannot be moved: `_opened` makes it accessible
                 os.rename(inner.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=here)
     try:
         os.rmdir(name, dir_fd=here)
@@ -255,7 +252,7 @@ def _is_folder(name: str, above: int) -> bool:
 
 @contextlib.contextmanager
 def _opened(name: Path | str, above: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, also of one that was closed: it is open from now on. No link is followed."""
+    """A descriptor of a folder, whose mode is set to 0700 before. No link is followed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if sys.platform == "linux":
         at = os.open(name, flags | os.O_PATH, dir_fd=above)
@@ -274,9 +271,9 @@ def _opened(name: Path | str, above: int | None = None) -> Iterator[int]:
 
 
 def make_private(path: Path) -> None:
-    """A directory of this user's, and every missing one above it, with mode 0700.
+    """Create a directory of this user, and all missing ones above it, with mode 0700.
 
-    Raises `SandboxError` when it cannot be made, or is something else (in a shared temp folder: somebody else's).
+    Raises `SandboxError` if that fails, or if it belongs to another user (as in a shared temp folder).
     """
     if not path.parent.exists():
         make_private(path.parent)
@@ -298,7 +295,7 @@ def _explained(what: str) -> Iterator[None]:
 
 
 def _make(path: Path) -> None:
-    """One directory below an existing parent: 0700, and never a link to somewhere else."""
+    """Create one directory below an existing parent, with mode 0700. A link in its place is refused."""
     with _explained(f"cannot make {path}"):
         try:
             path.mkdir(mode=0o700)
@@ -311,8 +308,8 @@ def _make(path: Path) -> None:
 
 @contextlib.contextmanager
 def folder_below(top: Path, place: PurePosixPath) -> Iterator[int]:
-    """A descriptor of the folder below `top` that this is in, made where it is not there. Each is opened from the one
-    above it: what an agent puts in the place of one meanwhile leads nowhere. Raises `SandboxError`, OSError."""
+    """A descriptor of the parent folder of `place` below `top`, which is created if missing. Each folder is opened
+    relative to its parent, so that a link put there meanwhile is not followed. Raises `SandboxError`, OSError."""
     top.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     held = [os.open(top, flags)]

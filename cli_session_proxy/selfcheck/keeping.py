@@ -1,7 +1,7 @@
-"""CLI binaries that passed their self-check, kept in `<var>/cli`: an update can take none of them away.
+"""Keeps CLI binaries that passed their self-check in `<var>/cli`, so that they survive an update of the CLI.
 
-A binary is linked there, which takes no room; where it lies on another disk it is copied, within a bound. A script is
-not kept: what it starts lies beside it. The hash is the name, and is compared before a kept one is used.
+A binary is hard-linked, which takes no space; from another disk it is copied, up to a size. A script is not kept,
+because it needs the files beside it. The folder's name is the binary's hash, which is verified before each use.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from .running import sha256_of
 
 log = logs.get(__name__)
 
-# So many of them, those that passed last; and bytes of one that is copied.
+# How many binaries are kept, the newest ones; and the most bytes that are copied.
 MOST = 2
 LARGEST = 512 * 1024 * 1024
 NAME = "claude"
-# How a program that stands by itself begins: Linux; macOS, on one kind of processor and on both.
+# The first bytes of a native program: ELF (Linux); Mach-O (macOS), for one architecture and for several.
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
 _KNOWN = "hashes.json"
 
 
 class KeptBinaries:
-    """The folder. Its methods block."""
+    """The folder of kept binaries. Its methods block."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def keep(self, program: Path, sha256: str) -> Path | None:
-        """Keep a copy and remove the older ones. Its path; None where it cannot be kept."""
+        """Keep this binary and remove older ones. Returns the path of the kept binary; None if it cannot be kept."""
         place = self._folder / sha256 / NAME
         try:
             if not place.exists():
@@ -60,7 +60,7 @@ class KeptBinaries:
         return place
 
     def of(self, sha256: str) -> Path | None:
-        """The kept binary of this hash, which it still has."""
+        """The path of the kept binary with this hash; None if there is none or its content has changed."""
         place = self._folder / sha256 / NAME
         try:
             return place if sha256_of(place) == sha256 else None
@@ -70,7 +70,7 @@ class KeptBinaries:
     # --- hashes of files that were read before
 
     def sha256(self, identity: Identity) -> str | None:
-        """Of the file that lies there; None where it is another one by now. It is read once."""
+        """The hash of the file; None if the path now has another file. Each file is read only once."""
         known = self._known()
         name = json.dumps(identity)
         if name not in known:
@@ -86,7 +86,7 @@ class KeptBinaries:
         return known[name]
 
     def identities(self) -> dict[Identity, str]:
-        """Every file whose hash is known, as it was then."""
+        """All files with a cached hash. They may have changed since."""
         out: dict[Identity, str] = {}
         for name, sha256 in self._known().items():
             path, device, inode, size, mtime = json.loads(name)
@@ -101,7 +101,7 @@ class KeptBinaries:
             return {}
 
     def _note(self, known: dict[str, str]) -> None:
-        """A cache: of two concurrent writers the last one wins."""
+        """Write the cache. Of two concurrent writers the last one wins."""
         newest = dict(list(known.items())[-20:])
         fresh = self._folder / f".{secrets.token_hex(8)}"
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A chain as the page shows it: a short row a turn, and a turn's records beside its transcript. Pure."""
+"""A chain as the page shows it: a short row per turn, and a turn's records beside its transcript. Pure."""
 
 from __future__ import annotations
 
@@ -135,13 +135,13 @@ def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
         at, delay = retry.get("at"), retry.get("retry_delay_ms")
         if isinstance(at, int | float):
             ends = millis(at) + delay if isinstance(delay, int | float) else None
-            said = explain.doing("retry", retry)
-            out.append({"kind": "retry", "name": said, "from": millis(at), "to": ends, "failed": True})
+            label = explain.doing("retry", retry)
+            out.append({"kind": "retry", "name": label, "from": millis(at), "to": ends, "failed": True})
     return out
 
 
 def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of an image of the turn, wherever it stands; None where there is none."""
+    """The media type and the bytes of the turn's image with this hash, wherever it is; None if there is none."""
     left: list[Any] = [*turn.output, *(block for message in turn.input for block in message.content), *turn.tools]
     while left:
         block = left.pop()
@@ -153,7 +153,7 @@ def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
                 try:
                     raw = base64.b64decode(source["data"])
                 except ValueError:
-                    continue  # a file's image that is none
+                    continue  # not an image: a file may hold anything
                 if hashlib.sha256(raw).hexdigest() == sha256:
                     return str(source.get("media_type")), raw
             else:
@@ -161,7 +161,7 @@ def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
     return None
 
 
-# What Markdown puts around words: none of it spans a line, so that no text makes it slow.
+# Markdown's marks around words. No pattern spans lines, so that no text makes them slow.
 _MARKS = (
     (re.compile(r"^ {0,3}(?:#{1,6} |>+ ?|(?:```|~~~)[^\n]*$|[-*+] |[-|: ]+$)", re.MULTILINE), ""),
     (re.compile(r"^\||\|$|(?<=\S) \| (?=\S)", re.MULTILINE), " "),

@@ -1,7 +1,7 @@
-"""A call answered by the engine of this process. Both functions run on the runtime's loop.
+"""Answers a call with the engine in this process. Both functions run on the runtime's loop.
 
-The last item is drawn twice: the second time its caller has it, and only then the turn is acknowledged. A
-caller that goes before closes the generator, and the turn is left.
+The turn is acknowledged when the caller asks for an item after the last one, because then it has received the last
+one. If the caller closes the generator earlier, the turn counts as left by its client.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from .reply import ChatReply, Deadline, Identity
 if TYPE_CHECKING:
     from ...engine.engine import Answer
 
-# The engine ends the turn at the timeout itself and says why; this is for what it cannot end, such as the queue (s).
+# Seconds. The engine ends a turn at its timeout and says why; this is for waits that it cannot end, as for the queue.
 ENGINE_SLACK = 0.5
 
 
 async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
-    """One item: the completion. Raises `ProxyError`."""
+    """Yields one item, the completion. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
     _, answer = await _submit(runtime, call, deadline)
     try:
@@ -41,7 +41,7 @@ async def complete(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatR
 
 
 async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatReply, None]:
-    """The chunks, as our endpoint would stream them. Raises `ProxyError`."""
+    """Yields the chunks that our endpoint would stream. Raises `ProxyError`."""
     deadline = Deadline(call.timeout, slack=ENGINE_SLACK)
     chat_call, answer = await _submit(runtime, call, deadline)
     identity = Identity(answer.agent_id, answer.turn_id)
@@ -62,7 +62,7 @@ async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatRep
 
 
 def read(call: ProviderCall, most: int) -> chat.ChatCall:
-    """The call as the chat wire reads it, with at most so many characters. Raises `InvalidRequest`."""
+    """Read the call as the chat wire does. `most`: its most characters. Raises `InvalidRequest`, `RequestTooLarge`."""
     naming = common.naming(call.headers, path_agent=None, request_id=call.headers.get("x-request-id"))
     if limits.is_deeper(call.body):
         raise InvalidRequest(f"the request is nested deeper than {limits.DEPTH} levels: send it flatter")
@@ -77,5 +77,5 @@ def read(call: ProviderCall, most: int) -> chat.ChatCall:
 async def _submit(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> tuple[chat.ChatCall, Answer]:
     engine = await deadline.wait(runtime.engine())
     read_call = await deadline.wait(asyncio.to_thread(read, call, engine.settings.max_body))
-    # A caller that leaves meanwhile: the engine handles its turn.
+    # If the caller leaves meanwhile, the engine handles the turn.
     return read_call, await deadline.wait(engine.submit(read_call.request))

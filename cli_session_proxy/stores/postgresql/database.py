@@ -6,8 +6,8 @@ of a turn go out together where none of them needs what another one finds (see `
 their transaction with them.
 
 Nothing outlives a transaction on the server, so a pooler may give each transaction another session (PgBouncer in
-transaction mode): no session's lock or setting, no LISTEN. Statements are prepared only on a connection that is
-answered by the very process that it was told of at its start, which no pooler's is.
+transaction mode): no session's lock or setting, no LISTEN. Statements are prepared only if the connection's
+backend process id is that of its start, which excludes poolers.
 
 A connection that is lost before the commit was sent, or that the server reports as ended before the commit, has changed
 nothing: the work is repeated on a new one, for as long as a write may wait. If it is lost while the commit is on its
@@ -127,11 +127,11 @@ class PostgresqlDatabase(Life, Database):
         prepare(conn)
 
     async def _end(self) -> None:
-        places, self._slots = self._slots, None
+        both, self._slots = self._slots, None
         self._stopping.set()
-        for several in places or ():
-            await several.rest()
-            await asyncio.to_thread(several.stop)
+        for slots in both or ():
+            await slots.rest()
+            await asyncio.to_thread(slots.stop)
         while self._idle:
             await asyncio.to_thread(self._idle.pop().close)
         if self._engine is not None:

@@ -2,8 +2,8 @@
 
     POST /v1/chat/completions  ─ read() ─▶ ChatCall ─▶ the engine ─▶ completion() or ChunkWriter
 
-Parameters that the CLI cannot honour are accepted and named (`ChatCall.ignored`); those whose silence would
-lie are refused. Fields that nobody here knows are named too: OpenAI's own clients add new ones often.
+Parameters that the CLI cannot honour are accepted and reported (`ChatCall.ignored`), except those without which the
+answer would be wrong: they are refused. Unknown fields are reported too, because OpenAI's clients often add new ones.
 """
 
 from __future__ import annotations
@@ -63,25 +63,25 @@ from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools
 ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = (
     "frequency_penalty", "presence_penalty", "logit_bias", "service_tier", "verbosity", "prediction",
     "web_search_options", "prompt_cache_key", "prompt_cache_retention", "safety_identifier",
 )  # fmt: skip
 
-# How clients of many vendors say how much to think.
+# The fields in which clients of different vendors say how much to think.
 THINKING = ("reasoning_effort", "reasoning", "thinking")
 
 PARAMETERS: Names = {
     "max_tokens": "max_completion_tokens", "temperature": "temperature", "top_p": "top_p", "top_k": "top_k",
     "thinking": "reasoning_effort", "tool_choice": "tool_choice", "seed": "seed",
 }  # fmt: skip
-# OpenAI's older name; a body that has both means the newer one.
+# With OpenAI's older name, which counts only without the newer one.
 OLDER: Names = {**PARAMETERS, "max_tokens": "max_tokens"}
 
 TEXT: JSON = {"type": "text"}
 
-# What `_check` looks at. Nearly no body has one of these.
+# The fields that `_check` checks. Most bodies have none of them.
 CHECKED = (
     "n", "logprobs", "top_logprobs", "functions", "function_call", "modalities", "audio", "max_tokens",
     "frequency_penalty", "presence_penalty", "metadata", "logit_bias", "user", "service_tier", "verbosity",
@@ -98,7 +98,7 @@ class ChatCall(WireCall):
 
 
 def read(body: JSON, naming: Naming) -> ChatCall:
-    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    """Read a body. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
     if fields.given(CHECKED):
         _check(body)
@@ -174,7 +174,7 @@ def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[s
 
 
 def _check(body: Mapping[str, Any]) -> None:
-    """Raises `InvalidRequest` for what would be a lie to accept, and for wrong types of what has no effect."""
+    """Raises `InvalidRequest` for parameters that cannot be ignored, and for wrong types of those that are ignored."""
     n = optional(body, "n", int, "a whole number")
     if n is not None and n != 1:
         raise InvalidRequest("n must be 1: the Claude CLI gives one answer a turn; send the request again", param="n")
@@ -214,8 +214,8 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     for where, role, message in by_role(messages):
         if role in ("system", "developer"):
             parts = read_content(message, where, {"text": read_text}, "parts")
-            said = "".join(block["text"] for block in (_by_name(message, where, parts) if "name" in message else parts))
-            instructions.place(said, where, conversation)
+            text = "".join(block["text"] for block in (_by_name(message, where, parts) if "name" in message else parts))
+            instructions.place(text, where, conversation)
         elif role in _READERS:
             conversation.append((where, _READERS[role](message, where)))
         else:

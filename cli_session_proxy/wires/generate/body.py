@@ -177,15 +177,15 @@ def answer(turn: Turn, *, thoughts: bool) -> JSON:
 
 
 def usage(turn: Turn) -> JSON:
-    """Google's usage: the prompt is all that the model read, thoughts are counted apart."""
+    """Google's usage: the prompt counts all tokens that the model read; thinking is counted separately."""
     used = turn.usage
-    said = max(0, used.output_tokens - used.thinking_tokens)
+    answer_tokens = max(0, used.output_tokens - used.thinking_tokens)
     return {
         "promptTokenCount": used.prompt_tokens,
         "cachedContentTokenCount": used.cache_read_tokens,
-        "candidatesTokenCount": said,
+        "candidatesTokenCount": answer_tokens,
         "promptTokensDetails": [{"modality": "TEXT", "tokenCount": used.prompt_tokens}],
-        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": said}],
+        "candidatesTokensDetails": [{"modality": "TEXT", "tokenCount": answer_tokens}],
         "thoughtsTokenCount": used.thinking_tokens,
         "totalTokenCount": used.prompt_tokens + used.output_tokens,
     }
