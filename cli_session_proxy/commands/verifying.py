@@ -6,9 +6,9 @@ import itertools
 import socket
 from collections.abc import Iterator
 
-from ..backends.claude.sessions.verifying import Verified, Verifier
+from ..backends.claude.sessions.verifying import Difference, Verified, Verifier
 from ..domain.models import Agent
-from ..errors import NotFound, printable
+from ..errors import ContextTooLong, NotFound, printable
 from ..export.words import count
 from ..settings import Settings
 from ..stores.auto import place_of
@@ -45,7 +45,11 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
 
             step()
             for agent, _, held_at in agents:
-                done.append(await verifier.verify(agent, held_at, step))
+                try:
+                    done.append(await verifier.verify(agent, held_at, step))
+                except ContextTooLong as exc:  # its path is not read; the others are
+                    fault = Difference("", agent.head or "", True, "", "chain", exc.message)
+                    done.append(Verified(agent.agent_id, agent.owner, 0, 0, (), (), (fault,)))
         return done
 
 

@@ -153,7 +153,9 @@ class ClaudeBackend(Backend):
     # --- after another proxy has ended
 
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
+        with suppress(ContextTooLong):
+            return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
+        return None
 
     async def compare(self, agent: Agent, turn: Turn) -> base.Comparison:
         return await compare(self._verifier, self._store, agent, turn)

@@ -17,6 +17,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Lau
 from cli_session_proxy.backends.claude.sessions import summaries, verifying
 from cli_session_proxy.backends.claude.transcript import Projects, files
 from cli_session_proxy.commands import inspecting
+from cli_session_proxy.commands.verifying import verify
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ContextTooLong, ProxyError, SandboxError
@@ -897,6 +899,12 @@ async def test_a_conversation_that_a_shell_filled_up_is_refused_and_others_are_s
         turn = await engine.store.turn(agent.head)
         assert turn is not None
         assert await engine.backend.request_of(turn) is None
+        assert await engine.backend.recover_turn(agent, replace(turn, parent_id=turn.id)) is None
+        await ask(engine, "hello", agent="other")
+    found = {
+        one.agent_id: [fault.kind for fault in one.differences] for one in await verify(shells.settings, None, None)
+    }
+    assert found == {"confined": ["chain"], "other": []}
 
 
 async def test_a_shell_that_speaks_without_end_between_turns_ends_its_cli_alone(
