@@ -141,45 +141,45 @@ def program(
     "serve --port 9000 --make-key",
     options={
         "host": Annotated[
-            str | None, typer.Option(help="Any other host than loopback needs keys.", show_default="127.0.0.1")
+            str | None, typer.Option(help="Where to listen; beyond loopback it needs keys.", show_default="127.0.0.1")
         ],
         "port": Annotated[int | None, typer.Option(help="0: any free port.", show_default="8787")],
         "uds": Annotated[
-            Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user alone.")
+            Path | None, typer.Option(help="A unix socket (0600) instead of host and port: for this user only.")
         ],
         "make_key": Annotated[
             bool | None, typer.Option("--make-key", help="Require a key, made at the first start: <var>/key (0600).")
         ],
         "allowed_origins": Annotated[
             list[str] | None,
-            typer.Option("--allowed-origin", help="A page that may send requests: scheme://host[:port]."),
+            typer.Option("--allowed-origin", help="Origin of a page that may send requests: scheme://host[:port]."),
         ],
         "advertise": Annotated[
             str | None,
             typer.Option(
                 metavar="URL",
-                help="Where proxies on other hosts reach this one: http://10.0.0.2:8787.",
+                help="The address at which proxies on other hosts reach this one: http://10.0.0.2:8787.",
             ),
         ],
         "cluster_key_file": Annotated[
-            Path | None, typer.Option(help="The secret that the proxies of one cluster share, in a file of yours.")
+            Path | None, typer.Option(help="A file with the secret that the proxies of one cluster share.")
         ],
         "registry": Annotated[
             str | None,
             typer.Option(
-                metavar="URL", help="Redis tells which host has an agent warm.", show_default="the store tells"
+                metavar="URL", help="The Redis that tells which host has an agent.", show_default="the store tells"
             ),
         ],
         **STORE_AND_CLI,
         "default_model": Annotated[
-            str | None, typer.Option(help="What `default` means.", show_default="the CLI's own")
+            str | None, typer.Option(help="The model that `default` means.", show_default="the CLI's own")
         ],
-        "profile": Annotated[str | None, typer.Option(help="Which of the [profiles] all turns use.")],
+        "profile": Annotated[str | None, typer.Option(help="The one of [profiles] that all turns use.")],
         "turn_timeout": Annotated[float | None, typer.Option(help="Seconds for a whole turn.", show_default="1800")],
-        "idle_timeout": Annotated[float | None, typer.Option(help="Seconds without a sign.", show_default="300")],
+        "idle_timeout": Annotated[float | None, typer.Option(help="Seconds without CLI output.", show_default="300")],
         "retention_days": Annotated[float | None, typer.Option(help="Delete agents that were idle for so many days.")],
         "forget_unnamed": Annotated[
-            str | None, typer.Option(help="Hours after which one-shots are forgotten, or never.", show_default="720")
+            str | None, typer.Option(help="Hours after which one-shots are deleted, or never.", show_default="720")
         ],
         "log_level": Annotated[str | None, typer.Option(help="debug, info, warning, error.", show_default="info")],
     },
@@ -212,7 +212,7 @@ def serve(settings: "Settings") -> None:
 
 @_command("status", "status --json", options=STORE_AND_CLI)
 def status(settings: "Settings", owner: Owner = "local", as_json: AsJson = False) -> None:
-    """Tell whether it works, and what it costs. Exit 1 when it does not work."""
+    """Tell whether the proxy works, and what it costs. Exit code 1 if it does not work."""
     from .commands import status as commands
     from .commands.fitting import fitted
     from .export.status import lines
@@ -231,21 +231,19 @@ def status(settings: "Settings", owner: Owner = "local", as_json: AsJson = False
 @_command("chains", "chains --since 24h --status failed", "chains --by day", "chains --watch --limit 20")
 def chains(
     settings: "Settings",
-    search: Annotated[str | None, typer.Option(help="Only names that contain this text, in any case.")] = None,
-    since: Annotated[str | None, typer.Option(help="Only active since: 30m, 12h, 7d, or a date.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only by the last turn's status: completed, failed, …")] = None,
-    side: Annotated[
-        bool, typer.Option("--side", help="Also those with nothing but side calls: titles, pings, …")
-    ] = False,
+    search: Annotated[str | None, typer.Option(help="Only names that contain this text; case is ignored.")] = None,
+    since: Annotated[str | None, typer.Option(help="Only agents active since: 30m, 12h, 7d, or a date.")] = None,
+    status: Annotated[str | None, typer.Option(help="Only agents whose last turn is completed, failed, …")] = None,
+    side: Annotated[bool, typer.Option("--side", help="Also agents with side calls only: titles, pings, …")] = False,
     one_shots: Annotated[
         bool, typer.Option("--one-shots", help="Also unnamed agents of one turn that nobody continued.")
     ] = False,
     by: Annotated[
-        str | None, typer.Option(metavar="day|model|key", help="What the last 14 days cost, by one of these, instead.")
+        str | None, typer.Option(metavar="day|model|key", help="Show the cost of the last 14 days by one of these.")
     ] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only so many, those last active.")] = 1000,
+    limit: Annotated[int, typer.Option(min=1, help="At most so many: those last active.")] = 1000,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Show it anew every other second, until Ctrl-C.")
+        bool, typer.Option("--watch", "-w", help="Update the list every two seconds, until Ctrl-C.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -276,7 +274,7 @@ def show(
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to go on by hand."""
+    """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to continue by hand."""
     from .commands import inspecting
 
     details = asyncio.run(inspecting.show(settings, owner, wanted))
@@ -289,16 +287,14 @@ def show(
 @_command("find teal", 'find "in Lisbon" --since 7d', "find --repaired --json")
 def find(
     settings: "Settings",
-    words: Annotated[
-        list[str] | None, typer.Argument(help="Words that a turn has, or a part of a name or an id.")
-    ] = None,
+    words: Annotated[list[str] | None, typer.Argument(help="Words of a turn, or a part of a name or an id.")] = None,
     since: Annotated[str | None, typer.Option(help="Only turns since: 30m, 12h, 7d, or a date.")] = None,
-    until: Annotated[str | None, typer.Option(help="Only turns before: the same.")] = None,
+    until: Annotated[str | None, typer.Option(help="Only turns before: the same forms.")] = None,
     model: Annotated[str | None, typer.Option(help="Only turns of this model.")] = None,
-    status: Annotated[str | None, typer.Option(help="Only turns that are so: completed, failed, …")] = None,
+    status: Annotated[str | None, typer.Option(help="Only turns with this status: completed, failed, …")] = None,
     repaired: Annotated[bool, typer.Option("--repaired", help="Only turns whose session was repaired.")] = False,
     min_cost: Annotated[float | None, typer.Option(min=0, help="Only turns that cost so many dollars or more.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many are shown.")] = 20,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="How many results are shown.")] = 20,
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -329,10 +325,10 @@ def dump(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Print what happens from now on, until Ctrl-C.")
     ] = False,
-    redact: Annotated[bool, typer.Option(help="Hide keys and tokens in what was said, too.")] = True,
+    redact: Annotated[bool, typer.Option(help="Hide keys and tokens in messages, too.")] = True,
     owner: Owner = "local",
 ) -> None:
-    """Print an agent's conversation. Every turn, session and link."""
+    """Print an agent's conversation. With every turn, session and link."""
     from .commands import dumping
 
     in_terminal = sys.stdout.isatty()
@@ -356,7 +352,7 @@ def delete(
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
     owner: Owner = "local",
 ) -> None:
-    """Remove an agent for good. Its chain, transcripts, sandbox and keys."""
+    """Remove an agent for good. With its chain, transcripts, sandbox and keys."""
     if not yes:
         typer.confirm(f"Remove agent {agent_id!r} with all its turns and files?", abort=True)
     from .commands import changing
@@ -389,13 +385,13 @@ def rewind(
 @_command("audit --since 7d", "audit --type delete --json", options=CONFIG | {"var": STORE["var"]})
 def audit(
     settings: "Settings",
-    type: Annotated[str | None, typer.Option(help="Only these: read, export, delete, rewind, keys, …")] = None,
-    since: Annotated[str | None, typer.Option(help="Only since: 30m, 12h, 7d, or a date (UTC).")] = None,
-    limit: Annotated[int, typer.Option(min=1, help="Only so many of the newest.")] = 100,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner.")] = None,
+    type: Annotated[str | None, typer.Option(help="Only this type: read, export, delete, rewind, keys, …")] = None,
+    since: Annotated[str | None, typer.Option(help="Only lines since: 30m, 12h, 7d, or a date (UTC).")] = None,
+    limit: Annotated[int, typer.Option(min=1, help="Only so many of the newest lines.")] = 100,
+    owner: Annotated[str | None, typer.Option(help="Only lines of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell who read, deleted, exported or changed what. Where there are keys, or the setting audit."""
+    """Tell who read, deleted or changed what. It needs keys, or the setting `audit`."""
     from .commands import auditing
 
     found = auditing.found(settings, type, since, owner, limit)
@@ -409,7 +405,7 @@ def verify(
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare chains with the CLI's files. Exit 1 when one differs."""
+    """Compare chains with the CLI's files. Exit code 1 if one differs."""
     from .commands import verifying
 
     found = asyncio.run(verifying.verify(settings, owner, agent_id))
@@ -425,7 +421,7 @@ def verify(
 def adopt(
     settings: "Settings",
     session: Annotated[str, typer.Argument(metavar="SESSION_ID|FILE")],
-    agent_id: Annotated[str | None, typer.Option(help="The new agent.", show_default="the session's id")] = None,
+    agent_id: Annotated[str | None, typer.Option(help="The new agent's name.", show_default="the session's id")] = None,
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
@@ -471,13 +467,13 @@ def archive(
     older_than: Annotated[
         str | None, typer.Option(help="Agents that were last active before: 90d, 12h, or a date (UTC).")
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only tell which agents these are.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list the agents that would be archived.")] = False,
     owner: Annotated[
         str | None, typer.Option(help="Only agents of this owner.", show_default="local; all with --older-than")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Archive agents, encrypted, and delete them here. Each is read back and compared before."""
+    """Archive agents, encrypted, and delete them here. Each is read back and compared first."""
     from .commands import archiving
 
     place, names, outcomes = str(settings.archive_to), agent_ids or [], []
@@ -510,7 +506,7 @@ def import_(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Import what `export` or `archive` wrote. From here or from another machine."""
+    """Import what `export` or `archive` wrote. Here or on another machine."""
     from .commands import upkeep
 
     done = asyncio.run(upkeep.import_(settings, owner, file, agent_id))
@@ -526,10 +522,10 @@ def migrate(
             "--to", metavar="URL|VAR", help="postgresql://… (its password in PGPASSWORD), or a --var without a store."
         ),
     ],
-    give_up: Annotated[bool, typer.Option("--give-up", help="Forget a move that was begun and did not end.")] = False,
+    give_up: Annotated[bool, typer.Option("--give-up", help="Give up an unfinished move.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Move the store into another database. Beside running proxies too; an interrupted move is run again."""
+    """Move the store into another database. Proxies may run meanwhile. Run an interrupted move again."""
     from .commands import moving
 
     if give_up:
@@ -549,19 +545,19 @@ def migrate(
     "doctor --json",
     "doctor --check-cli",
     options={
-        "host": Annotated[str | None, typer.Option(help="Where `serve` would listen.", show_default="127.0.0.1")],
-        "port": Annotated[int | None, typer.Option(help="Where `serve` would listen.", show_default="8787")],
+        "host": Annotated[str | None, typer.Option(help="The host of `serve`.", show_default="127.0.0.1")],
+        "port": Annotated[int | None, typer.Option(help="The port of `serve`.", show_default="8787")],
         **STORE_AND_CLI,
     },
 )
 def doctor(
     settings: "Settings",
     check_cli: Annotated[
-        bool, typer.Option("--check-cli", help="Run the CLI offline, and say what it was seen to do (5 to 60 s).")
+        bool, typer.Option("--check-cli", help="Run the CLI offline, and list what works (5 to 60 s).")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Look for what is wrong, and say how to fix it. Exit 1 on an error."""
+    """Look for what is wrong, and say how to fix it. Exit code 1 on an error."""
     from .commands import upkeep
 
     if not asyncio.run(upkeep.doctor(settings, _say, check_cli=check_cli, as_json=as_json)):
@@ -576,7 +572,7 @@ def login(
         typer.Argument(metavar="[-- OPTIONS]", help="For the CLI's own login, such as -- --console or -- --sso."),
     ] = None,
 ) -> None:
-    """Log the Claude CLI in, by its own login. Where `serve` looks for it; this program sees no credential."""
+    """Log the Claude CLI in, by its own login, for `serve`. This program sees no credential."""
     if not sys.stdin.isatty():
         raise ConfigError(
             "the CLI's login asks questions, and this is no terminal: run it in one, or set ANTHROPIC_API_KEY or "
@@ -598,7 +594,7 @@ def commit(
         list[str] | None, typer.Argument(metavar="[-- OPTIONS]", help="For git commit, such as -- --all --signoff.")
     ] = None,
     fix_id: Annotated[
-        str | None, typer.Option(help="Which fix it was an attempt at.", show_default="profile's")
+        str | None, typer.Option(help="The id of the fix that was tried.", show_default="profile's")
     ] = None,
     outcome: Annotated[str | None, typer.Option(help="passed or failed.")] = None,
     why: Annotated[str | None, typer.Option(help="Why it failed.", show_default="as the model says")] = None,
@@ -610,7 +606,7 @@ def commit(
     owner: Owner = "local",
     as_json: AsJson = False,
 ) -> None:
-    """Commit, with what the agent tried. The next attempt is told of it (see docs/git-memory.md)."""
+    """Commit, with what the agent tried. The next attempt is shown that (see docs/git-memory.md)."""
     from .commands import attempts
 
     given = {"fix_id": fix_id, "outcome": outcome, "why": why, "note": note, "model": model}
@@ -624,17 +620,17 @@ def commit(
 @_command(
     "memory",
     "memory --repo ../service --fix-id login-race",
-    options=CONFIG | {"profile": Annotated[str | None, typer.Option(help="The profile whose git_memory counts.")]},
+    options=CONFIG | {"profile": Annotated[str | None, typer.Option(help="The profile whose git_memory is used.")]},
 )
 def memory(
     settings: "Settings",
     repo: Annotated[Path | None, typer.Option(help="The repository.", show_default="profile's, else here")] = None,
     fix_id: Annotated[
-        str | None, typer.Option(help="Which fix.", show_default="profile's; none: all are listed")
+        str | None, typer.Option(help="The id of a fix.", show_default="profile's; none: all are listed")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Print what is known of earlier attempts. As an agent would be told of them."""
+    """Print what is known of earlier attempts. As an agent is shown it."""
     from .commands import attempts
 
     place = None if repo is None else repo.expanduser().absolute()
@@ -651,7 +647,7 @@ def memory(
     ),
 )
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
-    """Measure what any server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
+    """Measure what a server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
     from .commands import benching
     from .settings import load
 
@@ -661,16 +657,15 @@ def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> No
 @_command(
     "chat",
     "chat --agent-id ada --model opus",
-    options=STORE_AND_CLI
-    | {"profile": Annotated[str | None, typer.Option(help="What the CLI may do beyond talking.")]},
+    options=STORE_AND_CLI | {"profile": Annotated[str | None, typer.Option(help="The profile: what the CLI may do.")]},
 )
 def chat(
     settings: "Settings",
-    agent_id: Annotated[str, typer.Option(help="Whose conversation it is.")] = "chat",
+    agent_id: Annotated[str, typer.Option(help="The agent to talk to.")] = "chat",
     model: Annotated[str | None, typer.Option(help="sonnet, opus, haiku, …", show_default="default_model")] = None,
     owner: Owner = "local",
 ) -> None:
-    """Talk to an agent in the terminal. Run it again and it goes on; Ctrl-C cancels a turn, Ctrl-D leaves."""
+    """Talk to an agent in the terminal. The next run continues. Ctrl-C cancels a turn, Ctrl-D leaves."""
     from .commands import chatting
 
     asyncio.run(chatting.chat(settings, owner, agent_id, model, _write))
