@@ -488,7 +488,7 @@ def archive(
     if as_json:
         _say(json.dumps([one.as_json() for one in outcomes], indent=1))
     elif not outcomes:
-        _say("no agent was idle for so long")
+        _say("no agent was idle for that long")
     if names and any(one.stays is not None for one in outcomes):
         raise typer.Exit(1)
 
@@ -530,7 +530,7 @@ def migrate(
 
     if give_up:
         asyncio.run(moving.give_up(settings, to))
-        _say("the move is forgotten; what it has copied is of no use and may be removed")
+        _say("the move was given up; its copy is useless and may be removed")
         return
     done = asyncio.run(moving.migrate(settings, to))
     from .export.words import count

@@ -128,7 +128,7 @@ FIX_ID_LIMIT = 300
 
 def _names_a_variable(value: str) -> str:
     if not _ENVIRONMENT_NAME.fullmatch(value):
-        raise ValueError("it must be the name of an environment variable, never what it holds")
+        raise ValueError("it must be the name of an environment variable, not its value")
     return value
 
 
@@ -434,7 +434,7 @@ class Settings(BaseModel):
             except ValueError as exc:
                 raise ValueError(f"{exc}: write an address, or a network such as 10.1.2.0/24") from exc
             if network.prefixlen == 0:
-                raise ValueError(f"{network} is everybody: name the addresses of the gateway")
+                raise ValueError(f"{network} is every address: name those of the gateway")
             networks.append(network)
         return tuple(networks)
 
@@ -472,7 +472,7 @@ class Settings(BaseModel):
         if self.keys or self.keys_file is not None:
             raise ValueError("trusted_header and keys are two ways to name an owner: leave one of them out")
         if self.uds is not None:
-            raise ValueError("trusted_header needs host and port: who comes over a unix socket has no address")
+            raise ValueError("trusted_header needs host and port: clients of a unix socket have no address")
         confined = sorted(name for name, profile in self.profiles.items() if profile.confined)
         if confined and any(network.is_loopback for network in self.trusted_header_from):
             raise ValueError(
@@ -489,7 +489,7 @@ class Settings(BaseModel):
             if getattr(self, name) is None:
                 raise ValueError(f"archive_after_days needs {name}: where chains go, and by which key")
         if self.retention_days is not None and self.retention_days <= self.archive_after_days:
-            raise ValueError("archive_after_days must be less than retention_days: else chains are deleted before")
+            raise ValueError("archive_after_days must be less than retention_days: otherwise chains are deleted first")
         return self
 
     @model_validator(mode="after")
@@ -504,7 +504,7 @@ class Settings(BaseModel):
         if self.cluster_key is None and self.cluster_key_file is None:
             for name in ("advertise", "registry"):
                 if getattr(self, name) is not None:
-                    yield f"{name}: it needs cluster_key or cluster_key_file, by which proxies know each other"
+                    yield f"{name}: it needs cluster_key or cluster_key_file, by which proxies recognise each other"
         if self.profile is not None and self.profile not in (NO_PROFILE, *self.profiles):
             yield f"profile: {self._no_profile(self.profile)}"
         for name, model in self.models.items():
@@ -526,7 +526,7 @@ class Settings(BaseModel):
                     meant = did_you_mean(name, [*self.models, *MODELS])
                     yield f"{place}: there is no model {name!r}{meant or f': add [models.{name[:40]}]'}"
                 if place == f"models.{name}.fallbacks":
-                    yield f"{place}: a model cannot stand in for itself"
+                    yield f"{place}: a model cannot be its own fallback"
 
     def _is_this_proxy(self, api_base: str | None) -> bool:
         """The address is one that this proxy listens on."""

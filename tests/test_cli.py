@@ -337,7 +337,7 @@ def test_a_second_server_on_one_var_says_so_and_leaves_the_first_one_to_be_found
             assert str(served_at(tmp_path / "var")) == other
         assert str(served_at(tmp_path / "var")) == url
         port = int(url.rpartition(":")[2])
-        with pytest.raises(ConfigError, match=f"port {port} .* is taken by this very proxy: .* at {url}"):
+        with pytest.raises(ConfigError, match=f"port {port} .* is taken by this proxy itself: .* at {url}"):
             bind(Settings(var=tmp_path / "var", port=port))
     assert served_at(tmp_path / "var") is None
 

@@ -129,7 +129,7 @@ def test_settings_that_do_not_fit_together_are_told_at_once_too() -> None:
     (told,) = [" ".join(caught.value.mistakes)]
     assert "mine.toml line 1" in told
     assert "mine.toml line 2" in told
-    assert "there is no model 'gtp': add [models.gtp]; a model cannot stand in for itself" in told
+    assert "there is no model 'gtp': add [models.gtp]; a model cannot be its own fallback" in told
 
 
 def test_a_file_in_the_working_directory_is_told_all_that_it_may_not_set() -> None:

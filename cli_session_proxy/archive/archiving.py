@@ -77,12 +77,14 @@ class Archiver:
         except (NotFound, StoreUnavailable):
             if await self._store.agent_by_key(agent.key) is not None:
                 raise
-            return Outcome(agent.agent_id, agent.owner, "it is gone: another proxy archived it, or somebody deleted it")
+            return Outcome(
+                agent.agent_id, agent.owner, "it no longer exists: it was archived by another proxy, or deleted"
+            )
 
     async def _archived(self, agent: Agent, before: float) -> Outcome:
         stays = partial(Outcome, agent.agent_id, agent.owner)
         if not await self._store.expired_agents(Expiry(before), only=agent.key):
-            return stays("it was active since then, or is gone")
+            return stays("it was active since then, or no longer exists")
         try:
             version = await self._engine.version_at_rest(agent)
             # The version, the key, and this host's facts in an export.
@@ -94,14 +96,16 @@ class Archiver:
                 end = await self._kept(agent, name)
             if end is None:
                 if await self._store.version(agent.key) != version:
-                    return stays("it was gone on with meanwhile, or is gone", name)
-                raise StoreUnavailable(f"{self.place}: {name} was read back and is not the chain, which stays here")
+                    return stays("it was continued meanwhile, or no longer exists", name)
+                raise StoreUnavailable(
+                    f"{self.place}: {name} was read back and differs from the chain, which is kept here"
+                )
         except SessionBusy as exc:
             return stays(exc.message)
         if self._note is not None:
             self._note(agent, name)
         if not await self._engine.delete(agent.owner, agent.agent_id, Expiry(before, version=version)):
-            return stays("it was gone on with meanwhile, or is gone", name)
+            return stays("it was continued meanwhile, or no longer exists", name)
         log.info("archived", place=str(self.place), object=name)
         return Outcome(agent.agent_id, agent.owner, None, name, end["turns"], end["records"])
 

@@ -71,7 +71,9 @@ class Directory:
         except OSError as exc:
             with contextlib.suppress(OSError):
                 fresh.unlink()
-            raise StoreUnavailable(f"cannot write {self._folder} ({exc.strerror}): is it there, and not full?") from exc
+            raise StoreUnavailable(
+                f"cannot write {self._folder} ({exc.strerror}): check that it exists and is not full"
+            ) from exc
 
     def fetch(self, name: str, into: IO[bytes]) -> bool:
         try:

@@ -36,7 +36,7 @@ class ArchiveKey:
     def of(settings: Settings) -> ArchiveKey:
         """Raises `ConfigError`."""
         if settings.archive_key_file is None:
-            raise ConfigError(f"archive_key_file is not set: name a file of yours with an age identity; {MAKE}")
+            raise ConfigError(f"archive_key_file is not set: name your file with an age identity; {MAKE}")
         try:
             import pyrage  # noqa: PLC0415 - an extra
         except ImportError:
@@ -49,7 +49,7 @@ class ArchiveKey:
             identities = [pyrage.x25519.Identity.from_str(line) for line in lines]
         except pyrage.IdentityError:
             # The error's message is not repeated: it may have a part of the key.
-            raise ConfigError(f"archive_key_file {path}: a line is no AGE-SECRET-KEY-1…; {MAKE}") from None
+            raise ConfigError(f"archive_key_file {path}: a line is not an AGE-SECRET-KEY-1…; {MAKE}") from None
         if not identities:
             raise ConfigError(f"archive_key_file {path} holds no age identity; {MAKE}")
         return ArchiveKey(identities, pyrage)

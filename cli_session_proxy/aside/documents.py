@@ -19,7 +19,7 @@ def fault(data: str) -> str | None:
     except ValueError:  # letters beyond ASCII, too
         return "it is not base64"
     if b"%PDF-" not in raw[:_HEAD]:
-        return "it is no PDF"
+        return "it is not a PDF"
 
     from pypdf import PdfReader  # noqa: PLC0415 - only the helper process needs it
     from pypdf.errors import DependencyError  # noqa: PLC0415 - as above

@@ -80,7 +80,7 @@ class Helpers:
         """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`."""
         if self._calls >= self._limit:
             raise QueueFull(
-                f"{self._calls} large requests are being read already: send this one again later",
+                f"{self._calls} large requests are being read: send this one again later",
                 retry_after=RETRY_AFTER,
             )
         self._calls += 1
@@ -226,7 +226,7 @@ class Aside:
         """The function's result, or what it raises. Raises `QueueFull`."""
         if self._in_threads >= THREADS + WAITING:
             raise QueueFull(
-                f"{self._in_threads} requests are being read already: send this one again later",
+                f"{self._in_threads} requests are being read: send this one again later",
                 retry_after=RETRY_AFTER,
             )
         if self._threads is None:

@@ -40,7 +40,7 @@ def client_of(
 
     async def prove(request: httpx.Request) -> None:
         if not await alive(served):
-            raise httpx.ConnectError(f"{served} is not the server of this --var any more", request=request)
+            raise httpx.ConnectError(f"{served} is no longer the server of this --var", request=request)
 
     transport = None if served.uds is None else httpx.AsyncHTTPTransport(uds=served.uds)
     return httpx.AsyncClient(
@@ -100,7 +100,7 @@ def key_of(settings: Settings, owner: str) -> dict[str, str]:
     keys = Keys(settings)
     secret = keys.secret_of(owner)
     if settings.trusted_header is not None and secret is None:
-        raise ConfigError("the server learns owners from its gateway: commands need a key, start it with --make-key")
+        raise ConfigError("the server gets owners from its gateway, so commands need a key: start it with --make-key")
     if keys and secret is None:
         raise ConfigError(f"the server asks for a key and {owner!r} has none: choose an --owner of [keys]")
     return {} if secret is None else {"Authorization": f"Bearer {secret}"}

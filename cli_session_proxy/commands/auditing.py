@@ -21,7 +21,7 @@ def found(
     audit = audit_of(settings)
     if audit is None:
         raise ConfigError(
-            'no audit is kept, since there are no keys: name owners in [keys], or set audit = "audit.jsonl"'
+            'no audit is kept, because there are no keys: name owners in [keys], or set audit = "audit.jsonl"'
         )
     if type is not None and type not in get_args(Action):
         raise ConfigError(f"--type {type}: {did_you_mean(type, get_args(Action)) or ', '.join(get_args(Action))}")

@@ -55,11 +55,11 @@ MORE = "… "
 HELP = """\
 /help          this
 /rewind [N]    take the last N turns (1) off the path: the next one branches before them
-/show          the newest turn: how it was had, and what was repaired
-/model [NAME]  what answers from now on
-Where a tool waits for your word: y allows it once, t for this turn, n WORDS refuses it and tells the model why.
-A line that ends with a backslash goes on with the next one. Ctrl-C cancels a turn, Ctrl-D leaves.
-Any other line is said as it is.
+/show          the newest turn: its session, and what was repaired
+/model [NAME]  the model that answers from now on
+Where a tool waits for your approval: y allows it once, t for this turn, n WORDS refuses it and tells the model why.
+A backslash at the end of a line continues it on the next one. Ctrl-C cancels a turn, Ctrl-D leaves.
+Any other line is sent to the agent.
 """
 
 
@@ -127,7 +127,7 @@ async def _command(talk: ChatTalk, line: str, write: Write) -> None:
             write(f"model {printable(talk.model)}\n")
         else:
             done = await talk.rewind(f"-{rest.strip() or 1}")
-            write(f"{done['turns']} off the path: the next line goes on from before\n")
+            write(f"{done['turns']} off the path: the next line continues before them\n")
     except ProxyError as exc:
         write(f"error: {printable(exc.message)}\n")
 
@@ -199,12 +199,12 @@ DECIDED: Mapping[str, Decision] = {"y": "allow", "yes": "allow", "t": "allow_for
 
 
 async def _ask(talk: ChatTalk, request: JSON, write: Write, person: Lines) -> None:
-    lines = [f"{request['tool']}{' of a sub-agent' if request['sub_agent'] else ''} waits for your word:"]
+    lines = [f"{request['tool']}{' of a sub-agent' if request['sub_agent'] else ''} waits for your approval:"]
     lines += [f"  {line}" for line in request["text"].split("\n")]
     if request["left_out"]:
         lines.append(f"and {request['left_out']} more characters, which the page shows")
     if request["before"] is not None:
-        lines.append("An earlier attempt of this turn was allowed the same: it may have been done already.")
+        lines.append("The same call was allowed in an earlier attempt of this turn: it may have run already.")
     write("".join(f"  {printable(line)}\n" for line in lines))
     while True:
         person.forget()  # typed before the question was shown: no answer to it
@@ -347,7 +347,7 @@ class RemoteTalk:
                         yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
             left = None
         except httpx.HTTPError as exc:
-            raise UpstreamError("the server went away in the middle: say it again") from exc
+            raise UpstreamError("the server ended in the middle of the answer: send it again") from exc
         finally:
             if left is not None:
                 with contextlib.suppress(httpx.HTTPError):  # the turn has begun, or the server is gone
@@ -378,7 +378,7 @@ class RemoteTalk:
         try:
             answer = await self._http.get(f"/v1/chains/{self._agent}/turns", params={"limit": 1})
         except httpx.HTTPError as exc:
-            raise UpstreamError("the server went away after its answer") from exc
+            raise UpstreamError("the server ended after its answer") from exc
         rows: list[JSON] = answer.json()["data"] if answer.status_code == 200 else []
         return rows[0] if rows else None
 

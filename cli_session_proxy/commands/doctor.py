@@ -156,9 +156,9 @@ def _abilities(cli: Capability) -> Checkup:
         "keep a session's id": cli.keeps_session_id,
         "serve many turns in one process": cli.warm,
         "offer the client's own tools to the model": cli.takes_tools,
-        "be started ahead of a new agent": cli.takes_claim,
+        "be started in advance for a new agent": cli.takes_claim,
         "take another system prompt while it runs": cli.takes_system_prompt,
-        "take every prompt as mere words": cli.client_composed,
+        "take every prompt as plain text": cli.client_composed,
         "turn its own tools off as a whole": cli.chooses_tools,
     }
     missing = [what for what, can in available.items() if not can]
@@ -371,11 +371,11 @@ def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
     found = differences(hosts)
     for what, values in found.items():
         listed = "; ".join(f"{value or 'none'} on {', '.join(names)}" for value, names in values.items())
-        says = f"{what} is not the same on all hosts ({listed}): turns that move between them lose the prompt cache"
+        says = f"{what} is not the same on all hosts ({listed}): turns that move between hosts lose the prompt cache"
         yield Checkup("hosts", "warning", says, f"give {what} the same value on every host, and start it again")
     if hosts and not found:
         names = ", ".join(dict.fromkeys(host for host, _ in hosts))
-        yield Checkup("hosts", "ok", f"all that run are alike: {names}")
+        yield Checkup("hosts", "ok", f"all running proxies are alike: {names}")
 
 
 def _elsewhere(name: str, place: str | None) -> Checkup:
@@ -398,7 +398,7 @@ async def _clock(last_at: float | None) -> Checkup:
     drift = abs((time.time() - wall) - (time.monotonic() - steady))
     mend = f"set the clock ({command_to('set the clock')}, or your system's own way)"
     if wall < CLOCK_FLOOR:
-        return Checkup("clock", "error", f"it says {times.written(wall)}, which is long past", mend)
+        return Checkup("clock", "error", f"it says {times.written(wall)}, which is long ago", mend)
     if last_at is not None and last_at > wall + CLOCK_SLACK:
         says = f"the last turn ({times.written(last_at)}) is in the future of {times.written(wall)}: was it set back?"
         return Checkup("clock", "error", says, mend)

@@ -36,7 +36,7 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
             try:
                 await store.probe()
             except StoreUnavailable as exc:
-                details["unsure"] = f"it may have ended, which could not be stored: {exc.message}"
+                details["unsure"] = f"it may have ended, but that could not be stored: {exc.message}"
         return details
 
 
@@ -69,7 +69,7 @@ async def _find(store: Store, owner: str | None, wanted: str) -> Agent | Session
         raise NotFound(f"no agent, session or turn is called {wanted!r}: `find` looks for words, too")
     names = {"agent": "agent.agent_id", "session": "session_id", "turn": "turn_id"}
     several = ", ".join(str(attrgetter(names[hit.kind])(hit)) for hit in hits[:LINES])
-    raise NotFound(f"{wanted!r} fits {several}: say more of it")
+    raise NotFound(f"{wanted!r} fits {several}: give more of it")
 
 
 async def _agent(settings: Settings, store: Store, agent: Agent) -> JSON:

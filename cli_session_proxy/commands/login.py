@@ -38,7 +38,7 @@ async def report(settings: Settings, keys: Keys) -> AsyncIterator[str]:
         yield line
     for profile, variable in sorted(settings.logins.items()):
         if not os.environ.get(variable):
-            yield f"profile {profile}: its login is to be in {variable}, which is not set: its turns fail with 401"
+            yield f"profile {profile}: its login has to be in {variable}, which is not set: its turns fail with 401"
     for says, mend in places.warnings(settings):
         yield f"{says}: {mend}"
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:

@@ -60,7 +60,7 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
 
         def step(done: int, total: int) -> None:
             if stopped.is_set():
-                raise StoreUnavailable("the move was stopped: run it again, and it goes on from here")
+                raise StoreUnavailable("the move was stopped: run it again to continue")
             move_bar(done, total)
 
         move = move_of(settings, target, step)
@@ -97,7 +97,7 @@ async def _finished(settings: Settings, store: Store, move: Move) -> MovedRows:
                     return await asyncio.to_thread(move.finish, proxy.id)
                 except NotHeld as exc:
                     wanted = exc.agent_keys
-        raise StoreUnavailable("new agents kept coming in, so the store was not moved: try again when it is calmer")
+        raise StoreUnavailable("new agents kept arriving, so the store was not moved: try again at a quieter time")
     finally:
         instances.leave(settled=True)
 

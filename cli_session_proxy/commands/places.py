@@ -39,11 +39,11 @@ def unsafe(path: Path) -> str | None:
     real = Path(os.path.realpath(path))
     for part in real.parts:
         if part in SYNCED or part.startswith(ONEDRIVE):
-            return f"in {SYNCED.get(part, ONEDRIVE)}, which copies files while they are written"
+            return f"in {SYNCED.get(part, ONEDRIVE)}, which copies files while they are being written"
     home = Path.home()
     if sys.platform == "darwin" and real.is_relative_to(home):
         first = real.relative_to(home).parts[:1]
         if first and first[0] in IN_ICLOUD and (home / ICLOUD / first[0]).exists():
-            return "in iCloud Drive, which copies files while they are written"
+            return "in iCloud Drive, which copies files while they are being written"
     kind = NETWORK.get(file_system(real))
-    return None if kind is None else f"on {kind}, where locks and what was synced may not hold"
+    return None if kind is None else f"on {kind}, where locks and synced writes may not hold"

@@ -45,7 +45,7 @@ def print_adopted(done: Adopted) -> Iterator[str]:
     beside = f"{count(done.records, 'record')}, {count(done.files, 'file')}"
     yield f"adopted {count(done.turns, 'turn')} ({beside}) from {done.source}"
     yield from (f"note: {note}" for note in done.notes)
-    yield f"agent {printable(done.agent_id)} goes on with session {done.session_id}; the original stays as it is"
+    yield f"agent {printable(done.agent_id)} continues session {done.session_id}; the original does not change"
 
 
 async def export(settings: Settings, owner: str, agent_id: str, path: Path | None) -> MovedChain:

@@ -642,7 +642,7 @@ class Engine:
                 await self._recovery.finished_elsewhere(turn.id, agent, self._ownership.hold)
         except TimeoutError as exc:
             raise SessionBusy(
-                f"the proxy that runs this turn has not ended it within {patience:g} s: look again in a moment"
+                f"the proxy that runs this turn has not ended it within {patience:g} s: check again in a moment"
             ) from exc
         finally:
             self._ending.pop(turn.id, None)
@@ -724,7 +724,7 @@ class Engine:
             await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the trace"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the tracebackback"))
         finally:
             self._lanes.give_up(place)
             self._forget(live)
@@ -832,7 +832,7 @@ class Engine:
         """Raises `NotFound` for an unknown agent, like all methods below."""
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists all", param="agent_id")
         return agent
 
     async def delete(self, owner: str, agent_id: str, expiry: Expiry | None = None) -> bool:
@@ -892,15 +892,15 @@ class Engine:
         """What the agent has outside its chain, and would lose."""
         for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
             if await self.store.mirrored(agent.key, key):
-                return "an application keeps lines of a transcript with it that are no turn yet"
+                return "an application stored transcript lines that are not a turn yet"
         if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.missing(agent):
             return "its files are on another host"
         if await apart(self._sandboxes.has_files, agent.dir):
-            return "there are files in its sandbox, which are no part of a chain: move them away first"
+            return "there are files in its sandbox, which are not part of a chain: move them away first"
         now = await self.store.agent_by_key(agent.key)
         head = await self.store.turn(now.head) if now is not None and now.head is not None else None
         if head is not None and await self.backend.adoptable(agent, head) is not None:
-            return "somebody talks to it in a session by hand"
+            return "a person is using its session by hand"
         return None
 
     async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
@@ -917,7 +917,7 @@ class Engine:
         agent = await self.named(owner, agent_id)
         going = [turn for turn in await self.store.unfinished_of(agent.key) if turn_id in (None, turn.id)]
         if not going:
-            what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} neither waits nor runs"
+            what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} does not wait or run"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
         # All at once: after the first end the next one of the lane would begin.
         await asyncio.gather(*(self.end(turn, "operator") for turn in going))

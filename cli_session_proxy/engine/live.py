@@ -498,7 +498,7 @@ class Answer:
                 await what
         except TimeoutError as exc:
             raise TurnTimeout(
-                f"no answer within the {self._timeout:g} s of the request: send the same again to go on waiting"
+                f"no answer within the {self._timeout:g} s of the request: send the same again to wait longer"
             ) from exc
 
     def acknowledge(self) -> None:
@@ -545,7 +545,7 @@ def limit_reached(wait: LimitWait, left: float) -> RateLimited:
     """The error for a client that does not wait until the limit is over."""
     at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     return RateLimited(
-        f"{wait.why} (this request is kept, and goes out at {at}: send the same again then for its answer)",
+        f"{wait.why} (this request is kept, and is sent at {at}: send the same again then to get its answer)",
         retry_after=max(1.0, left),
         detail={"waits_until": wait.until},
         retry=False,

@@ -327,8 +327,8 @@ def _check_once(request: TurnRequest) -> None:
     """Raises `InvalidRequest` if a request with `X-Chain: none` continues something, or is to be asked for later."""
     for given, what in (
         (request.agent_id, "a named agent is kept: leave out its name"),
-        (request.continues, "it cannot go on from an id: send the whole conversation"),
-        ((request.call or {}).get("background"), "the answer of a turn in the background is kept"),
+        (request.continues, "it cannot continue an id: send the whole conversation"),
+        ((request.call or {}).get("background"), "the answer of a background turn is kept"),
     ):
         if given:
             raise InvalidRequest(f"X-Chain: none keeps nothing: {what}", param="X-Chain")

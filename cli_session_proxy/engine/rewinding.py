@@ -42,7 +42,10 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
     if await store.unfinished_of(agent.key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     deadline = awake_clock(asyncio.get_running_loop())() + PATIENCE
-    async with Limited(deadline, "another proxy keeps this agent: try again"), ownership.hold(agent) as lease:
+    async with (
+        Limited(deadline, "another proxy did not hand this agent over: try again"),
+        ownership.hold(agent) as lease,
+    ):
         now = await store.agent_by_key(agent.key)
         if now is None:
             raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")

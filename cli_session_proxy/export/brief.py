@@ -15,9 +15,9 @@ _FOUND: Mapping[str, str] = {
     "tail": "had foreign lines at its end",
 }
 _CODES: Mapping[str, Brief] = {
-    "client_history": Brief("note", "History taken over from the client."),
-    "open_calls": Brief("repair", "The CLI that waited for these results was gone; restored with the results."),
-    "left_out": Brief("note", "The API would not take all of the conversation; sent without that."),
+    "client_history": Brief("note", "History taken from the client."),
+    "open_calls": Brief("repair", "The CLI that waited for these results had ended; restored with the results."),
+    "left_out": Brief("note", "The provider refused a part of the conversation; sent without it."),
 }
 
 
@@ -37,13 +37,13 @@ def _link(made: Link) -> Brief:
         case "branched" if made.detail.get("code") == "taken_back":
             return Brief("branch", "Continues an earlier turn.")
         case "branched" if made.detail.get("code") != "open_calls":
-            return Brief("branch", "Continues an earlier turn, in a session of its own.")
+            return Brief("branch", "Continues an earlier turn, in a new session.")
         case "adopted" if "source" in made.detail:
-            return Brief("adopted", "A session from outside was taken in.")
+            return Brief("adopted", "A session from outside was adopted.")
         case "adopted":
-            return Brief("adopted", "Turns made outside the proxy were taken in.")
+            return Brief("adopted", "Turns made outside the proxy were adopted.")
         case "forked_by_cli":
-            return Brief("note", "The CLI went on in a new session.")
+            return Brief("note", "The CLI continued in a new session.")
         case "moved":
             return Brief("repair", "Session file had been moved; put back.")
     return _repaired(made.detail)
@@ -73,10 +73,10 @@ def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
     if evidence.sandbox:
         yield Brief("repair", "The agent's folder was missing; made again.")
     if evidence.records in ("frames", "replaced", "unlinked"):
-        yield Brief("repair", "Session file was lost during the turn; nothing of the turn is.")
+        yield Brief("repair", "Session file was lost during the turn; the turn was not.")
     before = [attempt for attempt in turn.attempts if "n" in attempt][:-1]
     if any(attempt.get("code") == OUTPUT_REFUSED for attempt in before):
-        yield Brief("retry", "The answer was not the JSON that was asked for; asked again.")
+        yield Brief("retry", "The answer did not fit the requested JSON; asked again.")
     elif before:
         yield Brief("retry", f"{count(len(before), 'attempt')} failed; asked again.")
     if evidence.retries or evidence.cuts:
@@ -93,4 +93,4 @@ def _of_evidence(turn: Turn, has_repair: bool) -> Iterator[Brief]:
     if evidence.unmet:
         yield Brief("note", "Not every parameter of the request applies.")
     if any(note.code != "outside_window" for note in evidence.notes):
-        yield Brief("note", "The model was shown something in another form.")
+        yield Brief("note", "The model was shown some content in another form.")

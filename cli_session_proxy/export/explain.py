@@ -45,27 +45,27 @@ MARKED_REASONS: frozenset[LinkReason] = REPAIR_REASONS | {"adopted"}
 _FOUND: Mapping[str, str] = {
     "missing": "The session's transcript was gone",
     "unreadable": "The session's transcript could not be read",
-    "different": "The session's transcript was not what the chain knows",
-    "tail": "Records that the chain does not know followed in the session's transcript",
+    "different": "The session's transcript differed from the chain",
+    "tail": "The session's transcript had more records than the chain",
 }
 # What a transcript had after the path (`Repairs._rebuild`).
 _BEHIND: Mapping[str, str] = {
-    "ours": "The session's transcript still held what an attempt that was not kept had left there",
-    "theirs": "The session's transcript ended with a prompt of somebody else's that has no whole answer",
+    "ours": "The session's transcript still held records of an attempt that was not kept",
+    "theirs": "The session's transcript ended with another person's prompt, which has no complete answer",
     "theirs_behind_ours": (
-        "The session's transcript still held what an attempt that was not kept had left there, and somebody else's "
-        "words behind it"
+        "The session's transcript still held records of an attempt that was not kept, and after them another person's "
+        "prompt"
     ),
-    "made_up": "The session's transcript ended with tool results that a CLI made up when its proxy was gone",
+    "made_up": "The session's transcript ended with tool results that a CLI invented after its proxy had ended",
     "broken_line": "The session's transcript ended with a broken line",
     "notes": "The session's transcript ended with records that belong to no prompt",
 }
 # Changes of a transcript after a CLI had loaded it (`transcript.entries`).
 _CHANGED: Mapping[str, str] = {
     "gone": "it was gone",
-    "another_file": "another file lay in its place",
-    "content": "its content was another",
-    "records": "records followed",
+    "another_file": "it was replaced by another file",
+    "content": "its content was changed",
+    "records": "records were added",
     "touched": "it was written to or moved, although its content was the same",
 }
 # How an attempt ended that was followed by another.
@@ -97,10 +97,10 @@ _RECORDS: Mapping[RecordsFrom, str] = {
 }
 # How a turn's records were made, if they were not simply read.
 _NOT_READ: Mapping[RecordsFrom, str] = {
-    "frames": "The transcript was gone when the turn ended: its records were made from what the CLI had said.",
-    "replaced": "The transcript was replaced during the turn: it is verified before the next one.",
+    "frames": "The transcript was gone when the turn ended: the turn's records were made from the CLI's frames.",
+    "replaced": "The transcript was replaced during the turn: it is verified before the next turn.",
     "unlinked": (
-        "The transcript did not go on from the conversation when the turn ended: it is verified before the next one."
+        "The transcript did not continue the conversation when the turn ended: it is verified before the next turn."
     ),
 }
 
@@ -197,9 +197,9 @@ def _repair(done: Repair) -> JSON:
 def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
     """One or two sentences on why `target` follows `source`."""
     tell = _LINKS.get(reason)  # unknown reasons: from a newer version
-    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know what this means."
+    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know this reason."
     if "settled" in detail:
-        said += " The proxy died in this turn: the next one to start found that out from the transcript."
+        said += " The proxy died during this turn: the next proxy found this in the transcript."
     return said
 
 
@@ -215,10 +215,10 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
 
     if evidence.left_off:
         gone = evidence.left_off
-        tell("note", f"The answer of {gone} never reached its client: the conversation goes on from before it.")
+        tell("note", f"The answer of {gone} never reached its client: that turn was left off.")
     if evidence.sandbox:
         where = f"(nothing at {evidence.sandbox})"
-        tell("repair", f"The agent's sandbox directory was not there {where}: it was made, empty.")
+        tell("repair", f"The agent's sandbox directory was missing {where}: an empty one was made.")
     if evidence.files_at is not None:
         tell("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
@@ -234,32 +234,32 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
         commits = evidence.recalled.commits
         tell(
             "note",
-            f"The model was told of {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from "
+            f"The model was shown {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from commits "
             f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}.",
         )
     if evidence.exit_code is not None:
         tell(
             "repair",
-            f"The CLI process that was kept for this session had ended with exit code {evidence.exit_code}: a new one "
-            "resumed the session, whose transcript was verified first.",
+            f"The warm CLI process of this session had ended with exit code {evidence.exit_code}. The transcript was "
+            "verified, and a new process resumed the session.",
         )
     if evidence.reloaded:
         tell("repair", _reloaded(evidence.reloaded))
     if evidence.unmet:
         names = ", ".join(evidence.unmet)
-        tell("note", f"The model, or this CLI, does not take what the request asked for: {names}.")
+        tell("note", f"The model or this CLI does not support these parameters of the request: {names}.")
     said += _attempts(before_the_last)
     if evidence.retries:
         last = evidence.retries[-1]
         named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
-        what = " ".join(named) or "no whole answer"
+        what = " ".join(named) or "no complete answer"
         times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
-        tell("retry", f"The provider failed{times} ({what}): it was asked again.")
+        tell("retry", f"The provider failed{times} ({what}): the request was repeated.")
     if evidence.cuts:
         tell("retry", _cuts(evidence.cuts))
     if evidence.refusal is not None:
         words = evidence.refusal.words
-        tell("refusal", f"{words} This turn is left out; the next starts from the one before it.")
+        tell("refusal", f"{words} The next turn continues the turn before this one.")
     for sentence in _approvals(evidence.approvals):
         tell("note", sentence)
     if evidence.settled:
@@ -267,9 +267,9 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
     if evidence.cache_miss is not None:
         about = "" if evidence.cache_miss.tokens is None else f", about {count(evidence.cache_miss.tokens, 'token')}"
         reason = evidence.cache_miss.reason.replace("_", " ")
-        tell("note", f"The provider did not read all of its prompt cache ({reason}{about}).")
+        tell("note", f"The provider used only part of its prompt cache ({reason}{about}).")
     if evidence.compacted:
-        tell("note", "The CLI compacted the conversation: the model knows a summary of what came before.")
+        tell("note", "The CLI compacted the conversation: the model is shown a summary of the earlier part.")
     for note in evidence.notes:  # unknown codes: from a newer version
         if note.code == "outside_window":  # the client asked for it: see `beside`
             continue
@@ -289,7 +289,7 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
     if usage.cache_share is not None:
         said += f"; {100 * usage.cache_read_tokens // usage.prompt_tokens} % of it was read from the cache"
     if extends is False:
-        said += "; it does not begin with the request before it"
+        said += "; this request does not begin with the one before it"
     return said
 
 
@@ -314,9 +314,9 @@ def placed(turn: Turn) -> list[str]:
         brought = f", {where.imported} were taken into the chain" if where.imported else ""
         said.append(f"The client sent {count(where.messages, 'message')}{known}{brought}.")
     if where.diverged_at is not None:
-        said.append(f"They leave the agent's path behind message {where.diverged_at}.")
+        said.append(f"They leave the agent's path after message {where.diverged_at}.")
     if where.side:
-        said.append("It looks like a side call (a title, a tag, a ping): it ran beside the conversation.")
+        said.append("It looks like a side call (a title, a tag, a ping): it ran separately from the conversation.")
     if turn.continuity is not None and turn.continuity in _CONTINUITY:  # an imported file may have any other word
         written = None if evidence.written is None else evidence.written.code
         how = _SHARED if evidence.shared else _INSTEAD.get(written, _CONTINUITY[turn.continuity])
@@ -331,22 +331,22 @@ _RULES: Mapping[Rule, str] = {
     "fresh": "The client asked for a new start (X-Chain: new).",
     "head": "The client named the agent: this turn continues its last answer.",
     "new": "This turn begins the conversation.",
-    "history": "This turn continues the last turn that the client's history agrees with.",
-    "unknown": "The client's history is not known here: this turn begins a new conversation.",
-    "adopted": "Somebody talked to the session outside the proxy, and the chain took it in.",
+    "history": "This turn continues the last turn that matches the client's history.",
+    "unknown": "The client's history matches no chain: this turn begins a new conversation.",
+    "adopted": "A person used the session outside the proxy, and the chain took the turn in.",
 }
 _CONTINUITY: Mapping[Continuity, str] = {
     "started": "It ran in a new session.",
-    "warm": "The process of the turn before answered again.",
+    "warm": "The warm process of the turn before answered.",
     "resumed": "A new process read the session's transcript.",
     "rebuilt": "The session was written again from the chain, and a new process read it.",
-    "branched": "The path was written as a session of its own, and a new process read it.",
+    "branched": "The path was written as a new session, and a new process read it.",
 }
 _INSTEAD: Mapping[RepairCode | None, str] = {
-    "taken_back": "The running process went back to the turn before, and answered.",
-    "first_written": "The first turn had no session of its own: it was written from the chain, and a process read it.",
+    "taken_back": "The warm process was rewound to the turn before, and answered.",
+    "first_written": "The first turn ran in a shared process: the session was written now, and a process read it.",
 }
-_SHARED = "It ran in a shared process, which answers single questions and keeps nothing of them."
+_SHARED = "It ran in a shared process, which answers single questions and forgets each."
 
 
 def program(known: Program) -> str:
@@ -367,7 +367,7 @@ def login(kind: LoginKind) -> str | None:
     """How the program is logged in, in a few words; None if unknown."""
     return {
         "subscription": "logged in with a subscription",
-        "by use": "logged in, paid by use",
+        "by use": "logged in, billed by use",
         "none": "not logged in",
     }.get(kind)
 
@@ -380,17 +380,17 @@ def attention(code: Attention, detail: JSON) -> str:
         case "failed":
             return f"its last turn failed: {failed(detail['why'])}"
         case "refused":
-            return f"the model refused its last {detail['turns']} turns: rewind it, or ask for something else"
+            return f"the model refused its last {detail['turns']} turns: rewind the agent, or ask for something else"
         case "failures":
-            return f"{count(detail['turns'], 'turn')} failed within a day, later ones did not: {failed(detail['why'])}"
+            return f"{count(detail['turns'], 'turn')} failed within a day, but not the last: {failed(detail['why'])}"
         case "results":
-            return "waits for its client to send the results of tools"
+            return "waits for tool results from its client"
     return "its turn takes unusually long"
 
 
 def failed(code: str | None) -> str:
     """Why a turn failed, in a few words."""
-    return _FAILED.get(code or "", (code or "no reason is known").replace("_", " "))
+    return _FAILED.get(code or "", (code or "unknown reason").replace("_", " "))
 
 
 # By the error's code (`errors`).
@@ -398,7 +398,7 @@ _FAILED: Mapping[str, str] = {
     "invalid_request": "the request was refused",
     "context_too_long": "the conversation is too long for the model",
     "claude_not_logged_in": "the CLI is not logged in",
-    "session_busy": "somebody else was writing its session",
+    "session_busy": "another program was writing its session",
     "request_too_large": "the request was too large",
     "queue_full": "too many turns were waiting",
     "rate_limited": "the provider's limit was reached",
@@ -407,7 +407,7 @@ _FAILED: Mapping[str, str] = {
     "upstream_error": "the provider or the CLI failed",
     "claude_unavailable": "the CLI could not be run",
     "store_unavailable": "the store could not be written",
-    "interrupted": "the proxy stopped during it",
+    "interrupted": "the proxy stopped during the turn",
     "lease_lost": "another proxy took the agent over",
     "turn_timeout": "no answer came in time",
     "overloaded": "the provider was overloaded",
@@ -421,15 +421,15 @@ def doing(what: Doing, detail: JSON) -> str:
     """What a running turn does, or waits for, in a few words."""
     match what:
         case "slot":
-            return f"waits for a free process: {detail.get('slots')} turns run already"
+            return f"waits for a free slot: {detail.get('slots')} turns are running"
         case "approval":
-            return f"waits for a person's word: may {detail.get('name') or 'a tool'} run?"
+            return f"waits for a person's approval: may {detail.get('name') or 'a tool'} run?"
         case "tool":
             return f"runs {detail.get('name') or 'a tool'}"
         case "retry":
             return _asked_again(detail)
         case "limit":
-            return f"waits for the provider's limit to be over: until {times.written(detail['until'])}"
+            return f"waits for the end of the provider's limit, until {times.written(detail['until'])}"
     return _DOING[what]
 
 
@@ -440,10 +440,10 @@ def elsewhere(status: Status, host: str | None) -> str:
 
 
 _DOING: Mapping[Doing, str] = {
-    "lane": "waits for the turn before it",
+    "lane": "waits for an earlier turn",
     "lease": "waits for another proxy to hand the agent over",
-    "preparing": "makes the session ready",
-    "thinking": "waits for the model's first word",
+    "preparing": "prepares the session",
+    "thinking": "waits for the model's first words",
     "answering": "answers",
     "storing": "stores the answer",
 }
@@ -454,9 +454,9 @@ def _asked_again(retry: JSON) -> str:
     `max_retries`."""
     delay, attempt, most = (retry.get(name) for name in ("retry_delay_ms", "attempt", "max_retries"))
     status, error = retry.get("error_status"), retry.get("error")
-    said = "the provider is asked again"
+    said = "the request is repeated"
     if isinstance(delay, int | float):
-        asks = "asks to wait" if status in (429, 529) else "failed: it is asked again in"
+        asks = "asks to wait" if status in (429, 529) else "failed: the request is repeated in"
         said = f"the provider {asks} {delay / 1000:.3g} s"
     if attempt is not None:
         said += f", retry {attempt}" + (f" of {most}" if most is not None else "")
@@ -469,14 +469,14 @@ def _attempts(attempts: Sequence[JSON]) -> Iterator[Brief]:
     for number, attempt in enumerate(attempts, 1):
         if "repaired" in attempt:
             yield Brief("repair", _repaired(attempt["repaired"]))
-        why = str(attempt.get("why") or attempt.get("code") or "no reason is known")
+        why = str(attempt.get("why") or attempt.get("code") or "unknown reason")
         if attempt.get("code") == OUTPUT_REFUSED:
-            why = f"its answer was not the JSON that was asked for ({why})"
-        ended = _ENDED.get(str(attempt.get("status")), "was answered, but the answer could not be kept").format(why=why)
+            why = f"its answer did not fit the requested JSON ({why})"
+        ended = _ENDED.get(str(attempt.get("status")), "was answered, but that could not be stored").format(why=why)
         if attempt.get("asked") is False:
-            went_on = f", before the prompt was sent: it was sent as attempt {number + 1}."
+            went_on = f" before the prompt was sent; attempt {number + 1} sent it."
         else:
-            went_on = f": the prompt was sent again as attempt {number + 1}, in a clean session."
+            went_on = f"; attempt {number + 1} sent the prompt again, in a clean session."
         yield Brief("retry", f"Attempt {number} {ended}{went_on}")
 
 
@@ -484,22 +484,22 @@ def _approvals(asked: Sequence[Approval]) -> Iterator[str]:
     """One sentence per request; of many only the last ones."""
     left_out = len(asked) - MOST_APPROVALS
     if left_out > 0:
-        yield f"{count(left_out, 'earlier request')} for a person's word."
+        yield f"{count(left_out, 'earlier request')} for a person's approval."
     for one in asked[-MOST_APPROVALS:]:
-        said = f"{one.tool} ({one.asked}) waited for a person's word: {_OUTCOMES.get(one.outcome, _NOT_KNOWN)}"
+        said = f"{one.tool} ({one.asked}) waited for approval: {_OUTCOMES.get(one.outcome, _NOT_KNOWN)}"
         said += f" by {one.by}" if one.by is not None else ""
         yield f"{said}, who said: {one.word}" if one.by is not None and one.word else f"{said}."
 
 
 MOST_APPROVALS = 10
-_NOT_KNOWN = "this version does not know what became of it"
+_NOT_KNOWN = "this version does not know the outcome"
 _OUTCOMES: Mapping[Outcome | None, str] = {
     None: "nobody has answered",
     "allowed": "it was allowed once",
     "allowed_for_turn": "it was allowed for the turn",
     "denied": "it was refused",
     "timed_out": "nobody answered in time, and it was refused",
-    "withdrawn": "the CLI did not need the word any more, and did not run it",
+    "withdrawn": "the answer was no longer needed, and it was not run",
 }
 
 
@@ -511,8 +511,8 @@ def _reloaded(how: Sequence[str]) -> str:
     times = "" if len(how) == 1 else f" {len(how)} times"
     whys = "; ".join(dict.fromkeys(_CHANGED.get(one, one) for one in how))
     return (
-        f"The session's transcript was changed{times} while a CLI was loading it ({whys}): that CLI was ended before "
-        "it was asked anything, and a new one loaded what the chain knows."
+        f"The session's transcript was changed{times} while a CLI was loading it ({whys}). That CLI was ended before "
+        "it got the prompt, and a new one loaded the chain's transcript."
     )
 
 
@@ -523,16 +523,16 @@ def _cuts(cuts: Sequence[StreamCut]) -> str:
     thought = sum(cut.thinking for cut in cuts)
     if words:
         said += (
-            f" {count(words, 'character')} of an unfinished text had been given to a client: they are part of the "
-            "answer, and the model is shown them too."
+            f" A client had received {count(words, 'character')} of an unfinished text: they are part of the answer, "
+            "and later requests show them to the model."
         )
     if thought:
         said += (
-            f" {count(thought, 'character')} of unfinished thinking had been given to a client: they are part of the "
-            "answer, and the model is not shown them."
+            f" A client had received {count(thought, 'character')} of unfinished thinking: they are part of the "
+            "answer, but are not shown to the model again."
         )
     if not words and not thought:
-        said += " No client had been given any of its unfinished words: they were taken back."
+        said += " No client had received any of the unfinished text: it was dropped."
     return said
 
 
@@ -540,91 +540,91 @@ def _cuts(cuts: Sequence[StreamCut]) -> str:
 _NOTES: Mapping[Code, tuple[str, str]] = {
     "system_prompt_in_newest_turn": (
         "",
-        "The system prompt had changed: what is new of it went to the model with the prompt, and the head of the "
-        "request stayed as it was.",
+        "The system prompt had new values: they were sent with the prompt, and the beginning of the request did not "
+        "change.",
     ),
-    "system_prompt_replaced": ("", "The system prompt had changed: the new one stands at the head of the request."),
+    "system_prompt_replaced": ("", "The system prompt had changed: the request begins with the new one."),
     "thinking_left_out": (
         "thought",
-        "{0} of earlier answers would have been refused, because what stood before had changed: left out of the "
-        "request, kept in the chain.",
+        "The provider would have refused {0} of earlier answers, because the text before them had changed: left out of "
+        "the request, kept in the chain.",
     ),
     "cut_thinking_left_out": (
         "thought",
-        "{0} of this answer would be refused from the next turn on, because the provider's stream was cut there: left "
-        "out of later requests, kept in the chain.",
+        "The provider would refuse {0} of this answer in later requests, because its stream was cut there: left out of "
+        "those, kept in the chain.",
     ),
-    "images_left_out": ("image", "The provider refused the request: {0} of earlier turns left out of it."),
-    "documents_left_out": ("document", "The provider refused the request: {0} of earlier turns left out of it."),
+    "images_left_out": ("image", "The provider refused the request: it was sent without {0} of earlier turns."),
+    "documents_left_out": ("document", "The provider refused the request: it was sent without {0} of earlier turns."),
     "summarised": (
         "exchange",
-        "The conversation was longer than one request may be: the model knows a summary of its first {0}.",
+        "The conversation was too long for one request: the model is shown a summary of its first {0}.",
     ),
     "not_summarised": (
         "exchange",
-        "{0} before those could not be summarised any more: the model knows nothing of them.",
+        "{0} before those could not be summarised: the model is not shown them.",
     ),
     "cli_left_out_thinking": (
         "thought",
         "The provider refused the request, and the CLI asked again without {0} of earlier answers: they are kept in "
-        "the chain, and the model is not shown them any more.",
+        "the chain, but are no longer shown to the model.",
     ),
     "other_models_thinking": (
         "thought",
-        "The model had changed: {0} of another one, which the CLI shows to no other, stayed out of the request.",
+        "The model had changed: the request was sent without {0} of the other model.",
     ),
     "cli_left_out_images": ("image", "The provider refused the request, and the CLI asked again without {0}."),
     "cli_left_out_documents": ("document", "The provider refused the request, and the CLI asked again without {0}."),
-    "cli_left_out_tool_results": ("time", "The CLI cut results of tools by itself, {0}."),
+    "cli_left_out_tool_results": ("time", "The CLI shortened results of tools by itself, {0}."),
     "files_elsewhere": (
         "",
-        "The agent's files are on {0}, which could not be reached: its tools saw what is on this host, and leave their "
-        "files here from now on.",
+        "The agent's files are on {0}, which could not be reached. Its tools saw the files of this host, and write "
+        "here from now on.",
     ),
     "said_beside": (
         "prompt",
-        "While this turn ran, somebody else said {0} in its session: not part of this conversation. The next turn that "
-        "reads the session's file keeps it aside in <var>/salvage.",
+        "While this turn ran, a person sent {0} in its session. That is not part of this conversation. The next turn "
+        "that reads the session's file keeps a copy in <var>/salvage.",
     ),
     "session_not_written": (
         "",
-        "The session's CLI said at its end that it could not write all of the transcript (the log has its reason; the "
-        "disk may have been full). It was compared with the chain, and written again where it was not whole.",
+        "The CLI said at its end that it could not write the whole transcript (the log has its reason; the disk may "
+        "have been full). The transcript was compared with the chain, and written again if it was not complete.",
     ),
     "cli_changed_images": ("image", "The CLI made {0} of the prompt smaller before the model saw it."),
     "foreign_thinking_left_out": (
         "thought",
-        "{0} in the client's history: left out, nobody here can vouch for the seal.",
+        "{0} in the client's history: left out, because the signature cannot be checked.",
     ),
-    "ids_rewritten": ("id", "{0} of tool calls in the client's history would have been refused: written anew."),
-    "calls_without_result": ("call", "{0} in the client's history had no result: given one that says so."),
-    "results_without_call": ("result", "{0} in the client's history had no call: shown as words."),
+    "ids_rewritten": ("id", "The provider would have refused {0} of tool calls in the client's history: replaced."),
+    "calls_without_result": ("call", "{0} in the client's history had no result: one was added that says so."),
+    "results_without_call": ("result", "{0} in the client's history had no call: shown as text."),
     "empty_messages": ("message", "{0} in the client's history was empty: marked as such."),
     "characters_replaced": ("half character", "{0} in the client's history: replaced."),
-    "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were no JSON: kept as text."),
+    "arguments_kept_as_text": ("call", "The arguments of {0} in the client's history were not JSON: kept as text."),
     "images_made_smaller": (
         "image",
-        "{0} in the history that came in would have been too large: shown to the model smaller, kept as it came.",
+        "{0} in the client's or imported history would have been too large: made smaller for the model.",
     ),
     "unreadable_images_left_out": (
         "image",
-        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
+        "{0} in the client's or imported history could not be read: the model gets a line that says why.",
     ),
     "model_takes_no_images": (
         "image",
-        "The model takes no images: a line stands in the place of {0}, kept in the chain.",
+        "The model takes no images: it gets a line in place of {0}, kept in the chain.",
     ),
     "model_takes_no_documents": (
         "document",
-        "The model does not take {0}: a line stands in its place, and the chain keeps it.",
+        "The model does not take {0}: it gets a line instead, and the chain keeps the document.",
     ),
     "outside_window": (
         "turn",
-        "The request shows a window of the conversation: its first {0} left out of it, kept in the chain.",
+        "The request shows a window of the conversation, without its first {0}, which the chain keeps.",
     ),
     "unreadable_documents_left_out": (
         "document",
-        "{0} in the history that came in could not be read: a line in its place says why, and the chain keeps it.",
+        "{0} in the client's or imported history could not be read: the model gets a line that says why.",
     ),
 }
 
@@ -640,7 +640,7 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
         )
     if evidence.written is not None and evidence.written.code == "other_model":
         yield Brief(
-            "note", "Another model had answered since the session was last used: its turns were written into it."
+            "note", "Another model had answered since the session was last used: its turns were added to the session."
         )
     for note in evidence.notes:
         if note.code == "outside_window":
@@ -648,7 +648,7 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
             yield Brief("note", sentence.format(count(note.count, noun)))
     if evidence.window_summary is not None:
         summary = evidence.window_summary
-        yield Brief("note", f"In their place the model was shown a summary, which it had made itself: {summary}")
+        yield Brief("note", f"The model was shown its own summary of them instead: {summary}")
 
 
 # --- links, by reason
@@ -657,7 +657,7 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
 def _forked(detail: JSON, source: str, target: str) -> str:
     cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
     return (
-        f"{cli} was asked to resume session {source} and answered as a new one, {target}: the conversation goes on "
+        f"{cli} was asked to resume session {source} and answered as a new one, {target}: the conversation continues "
         "there."
     )
 
@@ -665,10 +665,10 @@ def _forked(detail: JSON, source: str, target: str) -> str:
 def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "client_history":
-        return f"The client brought a conversation that was new here: a session was written from it{lines}."
+        return f"The client sent a history that no chain has: a session was written from it{lines}."
     backup = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
     if detail.get("code") == "left_out":
-        return f"The model's API would not take all of the conversation: the session was written without that{lines}."
+        return f"The provider refused a part of the conversation: the session was written without it{lines}."
     if detail.get("code") == "open_calls":
         return (
             "The CLI process that waited for these tool results was gone: the session was written again from the "
@@ -678,7 +678,7 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
     evidence = f" ({detail['note']})" if detail.get("note") and "behind" not in detail else ""
     if detail.get("also_at"):
-        evidence += f"; a copy at {', '.join(detail['also_at'])} is not the chain's either"
+        evidence += f"; a copy at {', '.join(detail['also_at'])} differs, too"
     return f"{broke}{evidence}: it was written again from the chain{lines}{backup}."
 
 
@@ -686,15 +686,15 @@ def _branched(detail: JSON, source: str, target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "open_calls":
         return (
-            f"The CLI process that waited for these tool results was gone: session {target} was written from the "
-            f"chain{lines}, results and all, and a new process goes on from them."
+            f"The CLI process that waited for these tool results was gone. Session {target} was written from the "
+            f"chain{lines}, with the results, and a new process continued from them."
         )
     where = f", {detail['from_turn']}" if "from_turn" in detail else ""
     if detail.get("code") == "taken_back":
-        before = f"an earlier one{where}" if where else "nothing, as the first one did"
-        turns = f", and forgot {count(detail['turns'], 'turn')} behind it" if "turns" in detail else ""
-        return f"This turn continues {before}: the running process went back to there{turns}. The session is the same."
-    left = "" if source == NO_SESSION else f", and session {source} was left as it is"
+        before = f"an earlier one{where}" if where else "no turn, like the first one"
+        turns = f", without the {count(detail['turns'], 'turn')} after it" if "turns" in detail else ""
+        return f"This turn continues {before}: the warm process was rewound to there{turns}. The session is the same."
+    left = "" if source == NO_SESSION else f"; session {source} did not change"
     made = f"written as a new session, {target}{lines}"
     return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
 
@@ -714,11 +714,11 @@ def _adopted(detail: JSON, source: str, target: str) -> str:
         files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
         notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in detail.get("notes", ()))
         return (
-            f"Session {source} was adopted from {detail['source']}{files}: {count(turns, 'turn')} of it begin this "
-            f"chain, which goes on as session {target}.{notes}"
+            f"Session {source} was adopted from {detail['source']}{files}: its {count(turns, 'turn')} begin this "
+            f"chain, which continues as session {target}.{notes}"
         )
-    theirs = f"{count(len(turns), 'turn')} of theirs" if isinstance(turns, list) else "what they said"
-    return f"Somebody went on in this session outside the proxy: {theirs} became part of the conversation."
+    theirs = count(len(turns), "turn") if isinstance(turns, list) else "their turns"
+    return f"A person continued this session outside the proxy: {theirs} became part of the conversation."
 
 
 _LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {

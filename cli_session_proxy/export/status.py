@@ -20,8 +20,8 @@ GENERAL: Mapping[str, str] = {
 }
 # Why no turn is accepted, by `engine.readiness.State`.
 UNREADY: Mapping[str, str] = {
-    "store_unavailable": "the store cannot be written: is its disk full, or its database away?",
-    "draining": "it is being stopped, and takes no new turns",
+    "store_unavailable": "the store cannot be written: check its disk and its database",
+    "draining": "it is stopping, and takes no new turns",
 }
 
 

@@ -110,7 +110,9 @@ class Audit:
                 raise OSError(None, "the disk is full")
         except (OSError, SandboxError) as exc:
             why = exc.strerror if isinstance(exc, OSError) else str(exc)
-            raise StoreUnavailable(f"the audit {self.path} cannot be written ({why}): nothing is done without") from exc
+            raise StoreUnavailable(
+                f"the audit {self.path} cannot be written ({why}): nothing is done without it"
+            ) from exc
 
     def request(self, line: AuditLine) -> None:
         """Write it, but polled routes only now and then."""

@@ -77,7 +77,7 @@ def _tcp(settings: Settings) -> socket.socket:
     except OSError as exc:
         here, other = served_at(settings.var), served_already(settings)
         if exc.errno == errno.EADDRINUSE and here is not None and other is not None and here.url.endswith(f":{port}"):
-            why = f"is taken by this very proxy: {other}"
+            why = f"is taken by this proxy itself: {other}"
         elif exc.errno == errno.EADDRINUSE:
             names = command_to("see who listens", port=port)
             why = f"is taken by another program: stop that one ({names} names it) or choose another port with --port"
@@ -156,7 +156,7 @@ def _clear(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"--uds {path} is there already and no socket: left alone, choose another path")
+        raise ConfigError(f"--uds {path} exists and is not a socket: not touched, choose another path")
     if answers(path):
         raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")
     path.unlink()

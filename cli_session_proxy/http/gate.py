@@ -185,7 +185,7 @@ class Gate:
             if agent is not None:
                 inner["state"]["agent_id"] = decoded_agent_id(agent)
             if is_socket and inner["path"] not in wire.sockets:
-                raise NotFound("nothing speaks WebSocket here: send the same as a POST, with stream for events")
+                raise NotFound("there is no WebSocket at this address: send the same as a POST, with stream for events")
             if is_open:
                 await self._app(inner, receive, out)
                 return

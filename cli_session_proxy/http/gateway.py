@@ -49,7 +49,7 @@ class Gateway:
         wanted = self.header.lower().encode()
         given = [value.decode("latin-1").strip() for name, value in scope["headers"] if name.lower() == wanted]
         if not any(given):
-            raise Unauthorized(f"the gateway sent no {self.header}: it has to name who asks")
+            raise Unauthorized(f"the gateway sent no {self.header}: it has to name the owner")
         if len(given) > 1:
             raise InvalidRequest(
                 f"the {self.header} header occurs {len(given)} times: the gateway has to replace what a client sends",

@@ -52,7 +52,7 @@ class Metrics(Observer):
         self._backends = self._counter("answers", "Turns that were answered, by backend", "backend")
         self._links = self._counter("links", "Links between sessions, by reason", "reason")
         self._repairs = self._counter("repairs", "Sessions repaired before a turn", "reason", "found")
-        self._passed_on = self._counter("requests_passed_on", "Requests that another proxy was to answer", "result")
+        self._passed_on = self._counter("requests_passed_on", "Requests that were for another proxy", "result")
         self._retries = self._counter("attempts_repeated", "Attempts of a turn beyond its first")
         self._tokens = self._counter("tokens", "Tokens, by kind", "kind")
         self._cost = self._counter("cost_dollars", "What the turns cost, as the CLI reports it")
@@ -63,7 +63,7 @@ class Metrics(Observer):
         self._spawn = self._histogram("spawn_seconds", "From a CLI's start until its first word", SHORT)
         self._first = self._histogram("first_token_seconds", "From acceptance until the answer's first block", LONG)
         self._held = self._histogram(
-            "event_loop_held_seconds", "How long the event loop was held up, each time that it was noticed", SHORT
+            "event_loop_held_seconds", "How long the event loop was blocked, each time that it was noticed", SHORT
         )
         self._whole = self._histogram("turn_seconds", "From acceptance until the commit", LONG)
 
@@ -166,7 +166,7 @@ class _Now(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily | CounterMetricFamily]:
         yield GaugeMetricFamily(f"{NAMESPACE}_queue_depth", "Turns that wait for their lane", self._engine.queued())
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_running", "Turns that are being run", self._engine.running())
-        text = "Turns that are sent when a limit of the provider's is over"
+        text = "Turns that wait for the end of a limit of the provider"
         yield GaugeMetricFamily(f"{NAMESPACE}_turns_waiting_for_limit", text, self._engine.put_off())
         text = "Share of a window of the subscription that is used, as the provider said last; none without one"
         used = GaugeMetricFamily(f"{NAMESPACE}_plan_window_used_ratio", text, labels=["window"])
@@ -191,13 +191,13 @@ class _Now(Collector):
         text = "Memory of the CLI processes, as last measured (0 without max_memory)"
         yield GaugeMetricFamily(f"{NAMESPACE}_processes_memory_bytes", text, now.memory)
         program = self._engine.backend.program()
-        text = "What the CLI's self-check has seen: 1 it does this, 0 it does not; none before it was checked"
+        text = "Results of the CLI's self-check: 1 works, 0 does not; none before the check"
         seen = GaugeMetricFamily(f"{NAMESPACE}_cli_observation", text, labels=["observation"])
         for one in program.observed if program is not None else ():
             if one.outcome != "not tried":
                 seen.add_metric([one.name], one.outcome == "ok")
         yield seen
-        text = "1 where turns go on with an older CLI, because the one that is installed failed its self-check"
+        text = "1 while turns go on with an older CLI, because the installed one failed its self-check"
         other = program is not None and program.runs != program.version
         yield GaugeMetricFamily(f"{NAMESPACE}_cli_held_back", text, other)
 

@@ -78,8 +78,8 @@ class Origins:
             visit = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
             if page not in PAGES or visit != ("navigate", "document"):
                 raise InvalidRequest(
-                    "a page of another site asks for this: open the address yourself, or name that page's origin in "
-                    "allowed_origins and fetch it as CORS",
+                    "a page of another site sent this request: open the address yourself, or name that page's origin "
+                    "in allowed_origins and fetch it as CORS",
                     param="Origin",
                 )
         return None

@@ -143,7 +143,7 @@ class Routes:
     async def model(self, request: Request, model: str) -> JSON:
         name = model_name(model.removeprefix("models/"))
         if not self._settings.knows_model(name):
-            raise NotFound(f"there is no model {name!r}: GET /v1/models lists what there is", param="model")
+            raise NotFound(f"there is no model {name!r}: GET /v1/models lists all", param="model")
         return self._info(_models_of(request), name)
 
     def _info(self, models: Models, name: str) -> JSON:
@@ -249,7 +249,7 @@ class Routes:
     async def delete(self, request: Request) -> JSON:
         agent_id = _agent_in_path(request)
         if not await self._engine.delete(owner_of(request), agent_id):
-            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists those there are", param="agent_id")
+            raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists all", param="agent_id")
         return {"object": "chain.deleted", "agent_id": agent_id, "deleted": True}
 
     async def rewind(self, request: Request) -> JSON:
@@ -367,7 +367,7 @@ async def no_such_route(request: Request, exc: Exception) -> Response:
         headers = {"Allow": ", ".join(sorted(methods_of(request.app, request.scope)))}
         error = MethodNotAllowed(f"{path} does not take {method}: use {headers['Allow']}")
     elif status == 404:
-        error = NotFound(f"{method} {path} does not exist: GET / says what there is, such as POST /v1/chat/completions")
+        error = NotFound(f"{method} {path} does not exist: GET / lists the routes, such as POST /v1/chat/completions")
     else:
         error = InvalidRequest("the request cannot be served")
     return JSONAnswer(error_body(request.scope, error), error.status, headers=headers)

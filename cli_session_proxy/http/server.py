@@ -324,7 +324,7 @@ def notices(settings: Settings, keys: Keys) -> Iterator[str]:
         for at, what in sorted(settings.run_unconfined().items()) if profile.confined else ():
             if at.is_dir() and any(at.resolve().is_relative_to(folder) for folder in added_dirs):
                 yield (
-                    f"profile {name}: its agents write {at}, which {what} names: what is run from there has no boundary"
+                    f"profile {name}: its agents write {at}, which {what} names: programs from there have no boundary"
                 )
         if profile.tools and not profile.confined:
             yield (

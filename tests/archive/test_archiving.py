@@ -176,7 +176,7 @@ async def test_a_turn_that_comes_between_keeps_the_chain(settings: Settings, fol
         late = lambda: asyncio.run_coroutine_threadsafe(ask(engine, "late"), loop).result(30)  # noqa: E731
         place = Between(folder, step, late)
         outcome = await archiver_of(engine, place).archive(await agent_of(engine))
-        assert outcome.stays == "it was gone on with meanwhile, or is gone"
+        assert outcome.stays == "it was continued meanwhile, or no longer exists"
         turns, _ = await said(engine)
         assert [turn.status for turn in turns] == ["completed"] * 4
         await until(lambda: _delivered(engine))  # that it was is written behind the answer, and is a change too
@@ -211,7 +211,7 @@ async def test_a_turn_that_is_accepted_as_the_chain_is_deleted_keeps_it(
 
         monkeypatch.setattr(engine.store, "delete_agent", late)
         outcome = await archiver_of(engine).archive(await agent_of(engine))
-        assert outcome.stays == "it was gone on with meanwhile, or is gone"
+        assert outcome.stays == "it was continued meanwhile, or no longer exists"
         assert (await going_on[0]).status == "completed"
         assert len((await said(engine))[0]) == 4
 

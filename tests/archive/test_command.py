@@ -59,7 +59,7 @@ def test_agents_are_archived_by_name_and_come_back(
     code, said = run(settings, "archive", "--older-than", "0s", "--owner", "alice", *to, capsys=capsys)
     assert (code, said.split(":")[0], len(objects(folder))) == (0, "c", 2)
     code, said = run(settings, "archive", "--older-than", "7d", *to, capsys=capsys)
-    assert (code, said) == (0, "no agent was idle for so long\n")
+    assert (code, said) == (0, "no agent was idle for that long\n")
     code, said = run(settings, "import", str(folder / told["name"]), capsys=capsys)
     assert (code, said) == (0, "imported agent a: 3 turns (6 records)\n")
     assert asyncio.run(agents(settings)) == ["a", "b"]

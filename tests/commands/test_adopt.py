@@ -316,7 +316,7 @@ async def test_what_is_too_large_is_shown_smaller_and_kept_as_it_came(
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert sent.count('"image"') == 2
-        assert "[A document was left out here: it is no PDF.]" in sent
+        assert "[A document was left out here: it is not a PDF.]" in sent
         second = await ask(engine, "and then?", agent=agent)
         assert (second.evidence.notes, second.continuity in ("warm", "resumed")) == ((), True)
         assert second.parent_id == first.id

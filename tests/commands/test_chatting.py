@@ -224,7 +224,7 @@ async def test_its_commands_are_told_and_work_without_a_server(
         await terminal.see("nothing was said yet")
         await terminal.see("› ")
         terminal.type("/help\n")
-        told = await terminal.see("Any other line is said as it is.")
+        told = await terminal.see("Any other line is sent to the agent.")
         assert {line.split(" ")[0] for line in told.split("\r\n")} >= COMMANDS
         await terminal.see("› ")
         terminal.type("/model\n")
@@ -316,9 +316,9 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
         async with chatting(settings, "--agent-id", "a") as terminal:
             await terminal.see("› ")
             terminal.type("do it\n")
-            await terminal.see("[waits for a person's word: may Bash run?]")
+            await terminal.see("[waits for a person's approval: may Bash run?]")
             shown = await terminal.see("may it? y once, t for this turn, n WORDS no › ")
-            assert "Bash waits for your word:" in shown
+            assert "Bash waits for your approval:" in shown
             assert "ls\r\n    \N{REPLACEMENT CHARACTER}[2J -l" in shown
             terminal.type("\n")  # that is no answer
             await terminal.see("may it?")
@@ -334,7 +334,7 @@ async def test_a_person_is_asked_whether_a_tool_may_run(make_settings: MakeSetti
             terminal.type("n put it elsewhere\n")
             await until(lambda: len(asker.told) == 2)
             backend.go.release()
-            await terminal.see("Bash waits for your word:")
+            await terminal.see("Bash waits for your approval:")
             await terminal.see("no › ")
             (question,) = engine.asked("local")
             await engine.approve("local", "a", question.waiting.approval.id, Verdict("allowed", "local"))
@@ -362,7 +362,7 @@ async def test_a_server_that_goes_away_after_its_answer_is_a_line_not_a_fault() 
     async with httpx.AsyncClient(transport=httpx.MockTransport(serve), base_url="http://x") as http:
         with Interrupts() as interrupts:
             await _turn(RemoteTalk(http, "a", "sonnet"), "hello", written.append, interrupts, None)
-    assert "".join(written) == "Hi\n\nerror: the server went away after its answer\n"
+    assert "".join(written) == "Hi\n\nerror: the server ended after its answer\n"
 
 
 def test_an_answer_cannot_steer_the_terminal() -> None:

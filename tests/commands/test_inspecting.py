@@ -92,6 +92,6 @@ def test_of_a_turn_that_runs_while_the_disk_is_full_show_says_that_it_may_have_e
     for wanted in ("ada", "turn_now"):
         done("show", wanted, "--var", tmp_path)
         assert (
-            "unsure    it may have ended, which could not be stored: database or disk is full"
+            "unsure    it may have ended, but that could not be stored: database or disk is full"
             in capsys.readouterr().out
         )

@@ -18,7 +18,9 @@ NEW = ("2.1",)
 def void(first: int, last: int) -> Says:
     """What CLI 1.0.120 makes of thoughts: from the 5th turn on it adds a reminder to the request, and what was sealed
     over a request without it is void. Said at each of these turns."""
-    return dict.fromkeys(range(first, last + 1), r"thoughts? of earlier answers would have been refused, because what")
+    return dict.fromkeys(
+        range(first, last + 1), r"would have refused \d+ thoughts? of earlier answers, because the text"
+    )
 
 
 @dataclass(frozen=True, slots=True)

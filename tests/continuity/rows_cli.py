@@ -199,7 +199,7 @@ async def remove_and_put_back(talk: Talk) -> None:
 
 
 def _again(why: str) -> Says:
-    sent = "(: the prompt was sent again|, before the prompt was sent: it was sent) as attempt 2"
+    sent = "(; attempt 2 sent the prompt again| before the prompt was sent; attempt 2 sent it)"
     return {4: rf"\*\*retried\*\*: Attempt 1 failed \({why}\){sent}"}
 
 
@@ -210,14 +210,14 @@ def _without_result(code: int) -> tuple[Says, Says]:
 
 
 LEFT = (
-    r"\*\*repaired\*\*.*The session's transcript still held what an attempt that was not kept had left there: it "
+    r"\*\*repaired\*\*.*The session's transcript still held records of an attempt that was not kept: it "
     r"was written again from the chain \(\d+ lines\)\."
 )
 _KILLED = _again("it ended with exit code -9 before the result")
-_THEIRS = r"adopted(.|\n)*Somebody went on in this session outside the proxy: \d turns? of theirs became part of"
+_THEIRS = r"adopted(.|\n)*A person continued this session outside the proxy: \d turns? became part of"
 _FORKED = r"link \(`forked_by_cli`, .*CLI {} was asked to resume session \w{{8}} and answered as a new one, \w{{8}}:"
 # CLI 1.0.x opens its requests otherwise: thoughts that were sealed over the other head are void.
-_FORKED_AND_VOID = _FORKED.format(r"1\.0\.120") + r"(.|\n)*thoughts? of earlier answers would have been refused"
+_FORKED_AND_VOID = _FORKED.format(r"1\.0\.120") + r"(.|\n)*would have refused \d+ thoughts? of earlier answers"
 _FORKED_2 = _FORKED.format(r"2\.1\.\d+")
 IDS = "ids"
 CLI = "CLI process"
@@ -242,7 +242,7 @@ ROWS = (
     Row(CLI, "kill -9 between the answer and the result", _at_the_result("kill_before_result"), quick=NEW,
         wrapped=True, says=_without_result(137)),
     Row(CLI, "kill -9 while idle", kill_while_idle, clis=NEW, quick=NEW, bare=False, continuity="resumed",
-        says={4: r"process that was kept for this session had ended with exit code -9: a new one resumed the session"}),
+        says={4: r"warm CLI process of this session had ended with exit code -9"}),
     Row(CLI, "exit 0 before it answers", _at_start("exit_0"), wrapped=True,
         says=_again("it ended with exit code 0 before the result")),
     Row(CLI, "exit 0 with no result", _at_the_result("exit_0_before_result"), quick=NEW, wrapped=True,
@@ -250,7 +250,7 @@ ROWS = (
     Row(CLI, "garbage on stdout", _at_start("garbage"), quick=NEW, wrapped=True),
     Row(CLI, "upgraded", _versions("2.1", restarting=True), clis=("1.0",), quick=("1.0",), prefix=False,
         replaced=True,
-        says={4: r"The model had changed: 3 thoughts of another one, which the CLI shows to no other, stayed out"}),
+        says={4: r"The model had changed: the request was sent without 3 thoughts of the other model"}),
     Row(CLI, "downgraded", _versions("1.0", restarting=True), clis=NEW, prefix=False, replaced=True,
         says={0: _FORKED_AND_VOID}),
     Row(CLI, "downgraded and upgraded under a running proxy", _versions("1.0", "2.1", restarting=False), clis=NEW,

@@ -137,8 +137,8 @@ WHERE = "directories"
 
 def _changed(how: str) -> Says:
     return {
-        4: rf"\*\*repaired\*\* .*The session's transcript was not what the chain knows \({how}\): it was written again "
-        r"from the chain \(\d+ lines\); what was there is kept at \S+/salvage/\S+\.jsonl\."
+        4: rf"\*\*repaired\*\* .*The session's transcript differed from the chain \({how}\): it was written again "
+        r"from the chain \(\d+ lines\); the old file is kept at \S+/salvage/\S+\.jsonl\."
     }
 
 
@@ -194,5 +194,5 @@ ROWS = (
     Row(WHERE, "the same under a warm process", _warm(put_under_another_cwd), clis=NEW, continuity="resumed",
         link="moved", says=_moved("-var-another")),
     Row(WHERE, "the sandbox deleted", lose_the_sandbox, continuity="resumed",
-        says={4: r"sandbox directory was not there \(nothing at \S+/agents/a\): it was made, empty\."}),
+        says={4: r"sandbox directory was missing \(nothing at \S+/agents/a\): an empty one was made\."}),
 )  # fmt: skip

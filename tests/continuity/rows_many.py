@@ -35,6 +35,6 @@ ROWS = (
         "6 at once, their CLIs killed",
         six_at_once_and_kills,
         clis=BOTH,
-        says={0: r"Attempt 1 failed \(it ended with exit code -9 before the result\): the prompt was sent again"},
+        says={0: r"Attempt 1 failed \(it ended with exit code -9 before the result\); attempt 2 sent the prompt again"},
     ),
 )

@@ -338,12 +338,12 @@ KEY = re.compile(r"fact-\d+-[0-9a-f]{8}")
 TOO_LONG = Fail(400, message="prompt is too long: 2 tokens > 1 maximum")
 CODER = {"coder": {"tools": ["Read"]}}
 SURROGATE = "half a \ud800 character"
-REPLACED = r"The system prompt had changed: the new one stands at the head"
+REPLACED = r"The system prompt had changed: the request begins with the new one"
 REPLACED_2 = f"{REPLACED}(?s:.*)asked again without 3 thoughts"
 ANOTHERS: Block = {"type": "thinking", "thinking": "hm", "signature": "c2VhbGVk"}
-CLOCKS = dict.fromkeys(range(5, 15), r"what is new of it went to the model with the prompt")
-TOO_LARGE = "1 image in the history that came in would have been too large"
-IN_PIECES = "the model knows a summary of its first 9 exchanges"
+CLOCKS = dict.fromkeys(range(5, 15), r"The system prompt had new values: they were sent with the prompt")
+TOO_LARGE = "1 image in the client's or imported history would have been too large"
+IN_PIECES = "the model is shown a summary of its first 9 exchanges"
 CUT_OFF = {UNPARSED: '{"city": "Be'}
 ROWS = (
     poison("sealed thinking, system prompt replaced", _with(system="You are BETA."), quick=NEW, prefix=False,
@@ -363,18 +363,18 @@ ROWS = (
     poison("sealed thinking, restarted", restart, after=keeps(3)),
     poison("a brought history: an image over 5 MB", a_huge_image, says=_notes(5, TOO_LARGE)),
     poison("a brought history: more than 20 images over 2,000 px", many_large_images,
-        says=_notes(5, "21 images in the history that came in would have been too large")),
+        says=_notes(5, "21 images in the client's or imported history would have been too large")),
     poison("an adopted session: an image over 8,000 px", an_adopted_session, prefix=False,
         says=({4: "adopted", **_notes(5, TOO_LARGE)}, {4: "adopted", **_notes(5, TOO_LARGE, "3 thoughts")})),
     # CLI 2.1 asks again without the image, and then without the thoughts behind it.
     poison("an image that the provider refuses later", an_image_that_is_refused_later, prefix=False, calls=3,
-        says=(_notes(5, "asked again without 1 image"), _notes(5, "1 image of earlier turns left out"))),
+        says=(_notes(5, "asked again without 1 image"), _notes(5, "sent without 1 image of earlier turns"))),
     poison("a document that the provider refuses later", a_document_that_is_refused_later, prefix=False, calls=3,
         says=_notes(5, "1 document")),
     poison("a brought history: images that fill the request (413)", more_than_a_request, prefix=False,
-        says=_notes(5, "1 image of earlier turns left out")),
+        says=_notes(5, "sent without 1 image of earlier turns")),
     poison("a brought history: a PDF that cannot be read", brings(_user(_words("read"), document(b"no PDF")),
-        _assistant(_words("I cannot."))), says=_notes(5, "1 document in the history that came in could not be read")),
+        _assistant(_words("I cannot."))), says=_notes(5, "1 document in the client's or imported history could not")),
     poison("a brought history: another's sealed thinking", brings(_user(_words("why?")), _assistant(ANOTHERS,
         _words("So."))), says=_notes(5, "1 thought in the client's history: left out")),
     poison("a brought history: a call without its result", brings(_user(_words("look")), _assistant(_call("c1")),
@@ -395,7 +395,7 @@ ROWS = (
     poison("a full context", full, summarised=True, prefix=False, says=({5: "compacted"}, {})),
     # Without thoughts it gets its summary, with the prompt in it: it is stopped there, and the proxy makes one.
     poison("a full context, without thoughts", full, thinks=False, summarised=True, prefix=False,
-        says=({5: "compacted"}, {5: "the model knows a summary of its first"})),
+        says=({5: "compacted"}, {5: "the model is shown a summary of its first"})),
     poison("a full context that cannot be summarised at once", full_at_once, summarised=True, prefix=False,
         says=({10: IN_PIECES}, {6: "5 thoughts", 7: "1 thought", 8: "1 thought", 9: "1 thought", 10: IN_PIECES})),
     # Of the warm process of one host: at another one the turn has a new one, and the login there.

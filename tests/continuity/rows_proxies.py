@@ -203,11 +203,11 @@ async def killed_after_its_result_came_here(talk: EngineTalk, other: Other) -> N
 
 
 PROXIES = "several proxies"
-AGAIN = r"Attempt 1 was cancelled \(interrupted\): the prompt was sent again as attempt 2"
+AGAIN = r"Attempt 1 was cancelled \(interrupted\); attempt 2 sent the prompt again"
 # Whether the next turn has to clean up depends on how much its CLI had written by then: it may say so.
 NOT_KEPT = {4: r"the proxy stopped before this turn was finished", 5: r""}
 FOUND = r"The proxy died after the CLI had finished this turn: the answer was read from the transcript"
-ENDED = r"The CLI process that was kept for this session had ended with exit code -9"
+ENDED = r"The warm CLI process of this session had ended with exit code -9"
 NEW_TOOLS = r"the CLI asked again without 3 thoughts of earlier answers: they are kept in the chain"
 GONE = r"The CLI process that waited for these tool results was gone"
 

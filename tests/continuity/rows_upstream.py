@@ -121,7 +121,7 @@ def _given_up(code: str, words: str) -> tuple[Says, Says]:
 
 def _asked_again(why: str) -> tuple[Says, Says]:
     """CLI 1.0.x does not tell that it asks again."""
-    return {4: rf"\*\*retried\*\*: The provider failed \({why}\): it was asked again\."}, {}
+    return {4: rf"\*\*retried\*\*: The provider failed \({why}\): the request was repeated\."}, {}
 
 
 UPSTREAM = "upstream"
@@ -142,7 +142,7 @@ ROWS = (
     Row(UPSTREAM, "529 once", once(Fail(529)), says=_asked_again("529 overloaded")),
     Row(UPSTREAM, "529 through every retry, given up", always(Fail(529)), quick=NEW, settings=FAST,
         says=_given_up("overloaded", "529")),
-    Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), says={4: rf"{CUT}.*were taken back"}),
+    Row(UPSTREAM, "cut mid-stream once", cut_once(streams=False), says={4: rf"{CUT}.*it was dropped"}),
     Row(UPSTREAM, "cut mid-stream after the client had words", cut_once(streams=True), bare=False, quick=NEW,
         says={4: rf"{CUT}.*they are part of the answer"}),
     Row(UPSTREAM, "cut mid-stream always, given up", always(Cut(after=2)), settings={"cli_retries": 0},
@@ -248,7 +248,7 @@ MODEL = "model"
 # CLI 1.0.120 sends sealed thoughts of other models along, and, from the fifth turn on, changes what they were sealed
 # over: the proxy leaves them out.
 VOID = "thoughts? of earlier answers"
-OTHERS = "thoughts? of another"
+OTHERS = "thoughts? of the other model"
 MODEL_ROWS = (
     Row(
         MODEL,

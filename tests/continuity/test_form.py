@@ -143,9 +143,7 @@ async def test_a_turn_says_what_the_provider_said_of_its_cache(
     first, second = whole["turns"]
     assert "cache_miss" not in first["reason"]
     assert second["reason"]["cache_miss"] == {"reason": "messages_changed", "tokens": 1200}
-    assert second["says"] == [
-        "The provider did not read all of its prompt cache (messages changed, about 1200 tokens)."
-    ]
+    assert second["says"] == ["The provider used only part of its prompt cache (messages changed, about 1200 tokens)."]
     read, written = turn.usage.cache_read_tokens, turn.usage.cache_write_tokens
     assert read > 0
     assert f"cache {read:,} read, {written:,} written ({int(100 * second['usage']['cache_share'])} % of" in dump

@@ -66,7 +66,7 @@ async def test_what_cannot_be_compacted_is_summarised_in_pieces_and_the_turn_is_
         last = upstream.requests[-1]
         told = last.raw.decode()
         assert all(fact.key in told for fact in talk.facts)
-        assert f"the model knows a summary of its first {codes['summarised']} exchanges" in await _dumped(talk)
+        assert f"the model is shown a summary of its first {codes['summarised']} exchanges" in await _dumped(talk)
         await talk.tell()
         assert upstream.requests[-1].prefix_kept(last) > 0.99
         await talk.restart()

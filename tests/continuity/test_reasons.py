@@ -29,7 +29,7 @@ async def test_a_repair_is_told_though_its_attempt_died_and_the_next_one_needed_
         assert gone.startswith("The session's transcript was gone (no transcript at ")
         assert repeated.startswith("Attempt 1 failed (it ended with exit code -9 before the result)")
         assert shown.link(links[-1])["says"].startswith(
-            "The session's transcript still held what an attempt that was not kept had left there"
+            "The session's transcript still held records of an attempt that was not kept"
         )
 
 
@@ -45,4 +45,4 @@ async def test_a_lost_sandbox_is_told_where_results_of_tools_come_back(
         [call] = calls(asked)
         turn = await ask(engine, results(result(call, "sunny")), tools=(WEATHER,))
     [lost] = shown.says(turn)[:1]
-    assert lost.startswith("The agent's sandbox directory was not there (nothing at ")
+    assert lost.startswith("The agent's sandbox directory was missing (nothing at ")

@@ -60,7 +60,7 @@ async def test_nothing_runs_before_a_person_has_allowed_it_and_the_store_has_tha
         answer = await engine.submit(request("go"))
         (question,) = await asked(engine)
         (now,) = engine.progress()
-        assert feed.progress([now])[0]["says"] == "waits for a person's word: may Bash run?"
+        assert feed.progress([now])[0]["says"] == "waits for a person's approval: may Bash run?"
         assert question.waiting.approval.asked == "rm -rf /"
         assert asker.told == []
         (waits,) = (await stored(engine, answer.turn_id)).evidence.approvals
@@ -75,7 +75,7 @@ async def test_nothing_runs_before_a_person_has_allowed_it_and_the_store_has_tha
         turn = await answer.turn()
         answer.acknowledge()
         assert turn.evidence.approvals == (told,)
-        said = "Bash (rm -rf /) waited for a person's word: it was allowed once by local."
+        said = "Bash (rm -rf /) waited for approval: it was allowed once by local."
         assert said in [one.says for one in explain.turn(turn.evidence, turn.attempts)]
 
 
@@ -204,7 +204,7 @@ async def test_a_cancelled_turn_asks_nobody_any_more_and_its_request_is_open_for
             await engine.approve("local", "a", question.waiting.approval.id, ALLOW)
         turn = await stored(engine, answer.turn_id)
         assert [one.outcome for one in turn.evidence.approvals] == [None]
-        said = "Bash (run r1) waited for a person's word: nobody has answered."
+        said = "Bash (run r1) waited for approval: nobody has answered."
         assert said in [one.says for one in explain.turn(turn.evidence, turn.attempts)]
 
 

@@ -75,7 +75,7 @@ def test_a_pdf_that_can_be_read_has_no_fault() -> None:
 @pytest.mark.parametrize(
     ("data", "why"),
     [
-        (b"no PDF", "it is no PDF"),
+        (b"no PDF", "it is not a PDF"),
         (b"%PDF-1.4 nothing follows", "it is damaged"),
         (paper()[:300], "it is damaged"),
         (paper(0), "it has no pages"),
@@ -144,8 +144,8 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
         first = await ask(engine, said, "I see", "and now?")
         assert first.evidence.notes == (Note("images_made_smaller", 1), Note("unreadable_documents_left_out", 1))
         smaller, unreadable = told(first.evidence, ())
-        assert "1 image in the history that came in would have been too large" in smaller.says
-        assert "1 document in the history that came in could not be read" in unreadable.says
+        assert "1 image in the client's or imported history would have been too large" in smaller.says
+        assert "1 document in the client's or imported history could not be read" in unreadable.says
         sent = upstream.requests[-1].raw.decode()
         assert large not in sent
         assert "bm8gcGRm" not in sent

@@ -70,7 +70,7 @@ async def test_what_a_turn_does_and_waits_for_is_told_as_it_goes(tmp_path: Path)
         assert (watched.says(), watched.now().text) == ("answers", "Let me see. It is done.")
         second = await watched.engine.submit(request("hello", "", "and then?"))
         waits = watched.engine.progress()[1]
-        assert (waits.turn.id, feed.progress([waits])[0]["says"]) == (second.turn_id, "waits for the turn before it")
+        assert (waits.turn.id, feed.progress([waits])[0]["says"]) == (second.turn_id, "waits for an earlier turn")
         watched.backend.go.release()
         turn = await answer.turn()
         answer.acknowledge()
@@ -190,7 +190,7 @@ async def test_a_turn_can_be_ended_by_who_watches_it(tmp_path: Path) -> None:
         answer = await watched.engine.submit(request("hello"))
         waiting = await watched.engine.submit(request("hello", "", "more"))
         await watched.backend.reached.acquire()
-        with pytest.raises(NotFound, match="neither waits nor runs"):
+        with pytest.raises(NotFound, match="does not wait or run"):
             await watched.engine.cancel("local", "a", "turn_other")
         with pytest.raises(NotFound, match="there is no agent 'b'"):
             await watched.engine.cancel("local", "b", None)

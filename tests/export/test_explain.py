@@ -103,11 +103,11 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
         ),
         (
             {"evidence": Evidence(written=Repair("other_model", 8))},
-            "Another model had answered since the session was last used: its turns were written into it.",
+            "Another model had answered since the session was last used: its turns were added to the session.",
         ),
         (
             {"evidence": Evidence(notes=(Note("outside_window", 490),))},
-            "The request shows a window of the conversation: its first 490 turns left out of it, kept in the chain.",
+            "The request shows a window of the conversation, without its first 490 turns, which the chain keeps.",
         ),
         ({"fallback": Fallback("sonnet", "gpt", "rate_limited", 1.0, here=False)}, None),
     ],
@@ -170,7 +170,7 @@ def test_there_are_words_for_each_code() -> None:
 
 
 def test_a_link_of_a_newer_version_is_told_as_such() -> None:
-    assert explain.link("merged", {}, "s1", "s2") == "This version does not know what this means."  # type: ignore[arg-type]
+    assert explain.link("merged", {}, "s1", "s2") == "This version does not know this reason."  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("format", ["markdown", "html"])

@@ -79,7 +79,7 @@ async def test_the_first_turn_is_told_and_the_next_ones_extend_it(settings: Sett
     assert first.input == (Message.user("fix it"),)  # what the client said stays what it said
     assert Evidence.from_json(first.evidence.as_json()) == first.evidence
     assert dump["reason"]["recalled"] == {"fix_id": "login-500", "commits": [commit]}
-    assert dump["says"] == [f"The model was told of 1 earlier attempt at login-500, from {commit[:12]}."]
+    assert dump["says"] == [f"The model was shown 1 earlier attempt at login-500, from commits {commit[:12]}."]
 
 
 async def test_a_chain_that_begins_anew_is_told_again_what_is_new_by_then(settings: Settings, repo: Repo) -> None:

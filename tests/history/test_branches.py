@@ -58,7 +58,7 @@ async def test_an_edit_a_regeneration_and_the_way_back_each_have_their_path(
     assert "diverged_at" not in four["continuity_reason"]
     assert edit["continuity"] == regenerated["continuity"] == "branched"
     assert [link["reason"] for link in dump["links"] if link["turn_id"] == edit["id"]] == ["branched"]
-    assert "They leave the agent's path behind message 2." in markdown
+    assert "They leave the agent's path after message 2." in markdown
 
 
 async def test_a_regeneration_is_a_sibling_unless_it_is_the_clients_own_retry(

@@ -101,9 +101,7 @@ async def test_a_bot_hears_what_waits_and_answers_it(tmp_path: Path) -> None:
         dump = (await http.get("/chains/a", headers=ALICE)).json()
         (kept,) = dump["turns"][0]["reason"]["approvals"]
         assert (kept["outcome"], kept["by"], kept["word"]) == ("denied", "alice", "not there")
-        assert "waited for a person's word: it was refused by alice, who said: not there" in str(
-            dump["turns"][0]["says"]
-        )
+        assert "waited for approval: it was refused by alice, who said: not there" in str(dump["turns"][0]["says"])
 
 
 async def test_the_agents_own_events_hold_what_waits(tmp_path: Path) -> None:
@@ -115,7 +113,7 @@ async def test_the_agents_own_events_hold_what_waits(tmp_path: Path) -> None:
         async with asyncio.timeout(60), http.stream("GET", "/chains/a/events?live=1", headers=ALICE) as stream:
             (turn,) = (await event_of(stream.aiter_lines(), "progress"))["turns"]
         (one,) = turn["approvals"]
-        assert (turn["doing"], turn["says"]) == ("approval", "waits for a person's word: may Edit run?")
+        assert (turn["doing"], turn["says"]) == ("approval", "waits for a person's approval: may Edit run?")
         assert (one["kind"], one["text"]) == ("diff", "in /f\n one\n-two\n+2")
         (shown,) = (await http.get("/overview", headers=ALICE)).json()["running"]
         assert shown["says"] == turn["says"]

@@ -81,4 +81,4 @@ async def test_the_bare_address_leads_a_browser_to_the_page_and_tells_others_wha
         lost = await http.get("/nowhere")
         assert lost.status_code == (401 if keys else 404)
         if not keys:
-            assert "GET / says what there is" in lost.json()["error"]["message"]
+            assert "GET / lists the routes" in lost.json()["error"]["message"]

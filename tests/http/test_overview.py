@@ -59,7 +59,7 @@ def test_days_models_and_keys_are_summed_up() -> None:
 
 def test_trouble_is_not_hidden_by_the_last_status() -> None:
     assert why(fact(1, status="failed", code="overloaded"), fact(2)) == [
-        (1, "failures", "1 turn failed within a day, later ones did not: the provider was overloaded")
+        (1, "failures", "1 turn failed within a day, but not the last: the provider was overloaded")
     ]
     assert why(fact(1, status="failed", code="overloaded", ago=2 * DAY), fact(2)) == []
 
@@ -83,7 +83,7 @@ def test_what_was_repaired_or_refused_and_went_on_needs_nobody() -> None:
 def test_one_refusal_needs_nobody_and_the_second_in_a_row_does() -> None:
     refused = [fact(n, status="refused", code="refused") for n in (3, 4)]
     assert why(fact(1), refused[0]) == []
-    says = "the model refused its last 2 turns: rewind it, or ask for something else"
+    says = "the model refused its last 2 turns: rewind the agent, or ask for something else"
     assert why(fact(1), *refused) == [(1, "refused", says)]
     assert why(fact(1, status="failed", code="overloaded", ago=2 * DAY), refused[0]) == []
 

@@ -96,7 +96,7 @@ async def test_each_adopted_turn_is_a_line() -> None:
         lines.adopted(turn(4), link)
         await until(lambda: len(said) >= 2)
     first, second = (line.partition("  ")[2] for line in said)
-    assert first == "adopted   agent a, turn_3: Turns made outside the proxy were taken in."
+    assert first == "adopted   agent a, turn_3: Turns made outside the proxy were adopted."
     assert second.startswith("adopted   agent a, turn_4: ")
 
 
@@ -319,7 +319,7 @@ async def test_serve_prints_where_it_listens_and_a_line_for_each_repair(
             await by_hand(settings, path.stem, "three")
             line = (await lines.readline()).decode()
             assert "  adopted   agent a, turn_" in line
-            assert "Turns made outside the proxy were taken in." in line
+            assert "Turns made outside the proxy were adopted." in line
             assert "three" not in line
             assert "three" in (await http.get("/v1/chains/a?format=markdown")).text
             told = (await http.get("/metrics")).text

@@ -55,10 +55,10 @@ async def test_what_waits_is_told_on_every_view_and_shown_as_what_it_would_do(
         answer = await engine.submit(request("go"))
         async with page_of(browser, url, scheme=scheme) as page:
             told = page.locator("#asks")
-            await expect(told).to_contain_text("2 tools wait for your word: Bash in a Edit in a")
+            await expect(told).to_contain_text("2 tools wait for your approval: Bash in a Edit in a")
             await expect(page).to_have_title("(2) agents · cli_session_proxy")
             await expect(page.locator("#overview .running li")).to_contain_text(
-                "waits for a person's word: may Bash run?"
+                "waits for a person's approval: may Bash run?"
             )
             await told.locator("a").first.click()
             cards = page.locator("#chain .ask")
@@ -159,7 +159,7 @@ async def test_a_hidden_page_tells_by_a_notification(browser: Browser, tmp_path:
             )
             answer = await engine.submit(request("go"))
             await expect(page.locator("#asks")).to_be_visible()
-            assert await page.evaluate("window.told") == [["Bash waits for your word", "in a"]]
+            assert await page.evaluate("window.told") == [["Bash waits for your approval", "in a"]]
         backend.go.release()
         await answer.turn()
         answer.acknowledge()

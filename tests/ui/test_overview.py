@@ -101,7 +101,7 @@ async def test_agents_that_need_a_person_are_counted_by_reason_and_lead_to_the_t
         await expect(needs).to_have_count(2)  # what was repaired needs nobody
         await expect(needs.nth(0)).to_contain_text("stuck its last 2 turns failed: the provider was overloaded")
         await expect(needs.nth(1)).to_contain_text(
-            "well again 1 turn failed within a day, later ones did not: the provider was overloaded"
+            "well again 1 turn failed within a day, but not the last: the provider was overloaded"
         )
         await needs.nth(0).get_by_role("link").click()
         await expect(page.locator("#turn h2")).to_contain_text("Turn 3 failed")
@@ -216,7 +216,7 @@ async def test_the_list_is_ordered_filtered_and_summed_up(world: World) -> None:
         await expect(rows.locator(".name")).to_have_text(["mended"])
         await expect(totals).to_contain_text("1 agent of 6, 2 turns")
         await page.locator("select[name=only]").select_option("waiting")
-        await expect(page.locator("#chains .empty")).to_have_text("No agent is like that.")
+        await expect(page.locator("#chains .empty")).to_have_text("No agent matches.")
 
 
 async def test_a_row_shows_the_newest_words_and_how_long_ago(world: World) -> None:

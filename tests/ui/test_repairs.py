@@ -98,7 +98,7 @@ async def test_repairs_of_the_real_cli_are_told_as_they_happen(
             cli.next("fork")
             await talk.tell()
             await said(page, talk.turn.id, "repair The CLI was started again.")
-            await said(page, talk.turn.id, "The CLI went on in a new session.")
+            await said(page, talk.turn.id, "The CLI continued in a new session.")
             await page.locator(".timeline summary").click()
             await expect(page.locator(".timeline li")).to_have_count(4)
     finally:

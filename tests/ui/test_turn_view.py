@@ -186,7 +186,7 @@ async def test_tools_attempts_and_retries_are_a_waterfall_in_the_order_of_their_
             [
                 "The client named the agent: this turn continues its last answer.",
                 "The client sent only what was new (1 message).",
-                "The process of the turn before answered again.",
+                "The warm process of the turn before answered.",
                 "The transcript was compared with the chain before it was used.",
             ]
         )

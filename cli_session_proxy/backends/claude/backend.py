@@ -445,8 +445,8 @@ class Restarts:
         if deaths is None or (left := deaths.until - self._clock()) <= 0:
             return
         raise ClaudeUnavailable(
-            f"the Claude CLI of this agent has died {deaths.count} times in a row and is not started again before "
-            f"{math.ceil(left)} s are over. The last time: {deaths.last}. See `doctor` and the proxy's log",
+            f"the Claude CLI of this agent has died {deaths.count} times in a row; it is not started again for "
+            f"{math.ceil(left)} s. The last time: {deaths.last}. See `doctor` and the proxy's log",
             retry_after=left,
             detail={"deaths": deaths.count},
         )

@@ -415,7 +415,7 @@ ADVICE = {
     "53100": "free space on its disk",
     "53": "it has no room for more: raise its limits (max_connections), or put PgBouncer in front",
     "57": "it is being stopped or started: try again in a moment",
-    "23": "nothing was changed; a row it refers to is missing or already there",
+    "23": "nothing was changed; a row is missing or already exists",
 }
 
 

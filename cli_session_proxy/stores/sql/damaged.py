@@ -99,6 +99,4 @@ def _damaged(
     if named not in _logged and len(_logged) < MOST_LOGGED:
         _logged.add(named)
         log.error("damaged_row", row=named, why=why)
-    return DamagedRow(
-        f"a row of the store is damaged: {named} ({why}); set it right, or put the row of a backup in its place"
-    )
+    return DamagedRow(f"a row of the store is damaged: {named} ({why}); correct it, or restore the row from a backup")

@@ -361,8 +361,8 @@ class Move:
 
     def _unlike(self, table: Table, why: str) -> StoreUnavailable:
         return StoreUnavailable(
-            f"{self.target.name} is not as {self.source.name}: {why} in {table.name}; nothing was moved, and the store "
-            "goes on serving: empty the new place, then try again"
+            f"{self.target.name} differs from {self.source.name}: {why} in {table.name}; nothing was moved, and the "
+            "store goes on serving: empty the new place, then try again"
         )
 
 

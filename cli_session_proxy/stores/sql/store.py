@@ -204,7 +204,7 @@ class SqlStore(Store):
         said = uuid.uuid4().hex
         await self._db.write(lambda conn: writing.probe(conn, said))
         if await self._db.read(reading.probed) is None:
-            raise StoreUnavailable(f"the store {self._db.name} does not keep what it is given: see `doctor`")
+            raise StoreUnavailable(f"the store {self._db.name} loses what is written to it: see `doctor`")
 
     # agents
 

@@ -22,7 +22,7 @@ def forget(database: Path, owner: str, agent_id: str) -> None:
                 _forget(conn, owner, agent_id)
         except sqlite3.Error as exc:
             raise StoreUnavailable(
-                f"nothing was deleted: the copy {copy} cannot be cleaned ({exc}); remove it if you do not need it, "
+                f"nothing was deleted: the copy {copy} cannot be cleaned ({exc}); remove it if it is not needed, "
                 "then try again"
             ) from exc
 

@@ -544,7 +544,7 @@ ADVICE = {
     sqlite3.SQLITE_NOTADB: "it is not a SQLite file; move it away or choose another --var",
     sqlite3.SQLITE_FULL: "free space on its disk",
     sqlite3.SQLITE_CANTOPEN: "create its directory and make it writable for this user",
-    sqlite3.SQLITE_CONSTRAINT: "nothing was changed; a row it refers to is missing or already there",
+    sqlite3.SQLITE_CONSTRAINT: "nothing was changed; a row is missing or already exists",
 }
 
 

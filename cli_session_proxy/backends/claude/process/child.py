@@ -500,7 +500,7 @@ def _remove_prompt(file: Path | None) -> None:
 def _cannot_start(launch: Launch, exc: OSError | ValueError | RuntimeError) -> ProxyError:
     """The error if the system refused to start a process. A `RuntimeError` means that there was no thread."""
     if isinstance(exc, ValueError):
-        return InvalidRequest("the system prompt or model holds a character that the Claude CLI cannot be given")
+        return InvalidRequest("the system prompt or model holds a character that the Claude CLI does not take")
     if isinstance(exc, RuntimeError):
         return ClaudeUnavailable(f"{launch.capability.path} cannot be started ({exc}): raise the limit of processes")
     if exc.errno in descriptors.NONE_FREE:

@@ -55,7 +55,7 @@ BOUNDARY = (
     "--die-with-parent", "--unshare-user", "--disable-userns", "--unshare-pid", "--unshare-ipc", "--unshare-uts",
     "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
-MOVE = "move it out of what confined agents are shown, or set confined = false"
+MOVE = "move it to a place that confined agents are not shown, or set confined = false"
 # The most processes and threads inside, against fork bombs. Counted per sandbox since Linux 5.14; not for root. No core
 # dumps: the machine's handler would store them outside, with content of conversations.
 MOST_TASKS = 2048
@@ -104,7 +104,7 @@ async def missing() -> str | None:
     if _works:
         return None
     if not sys.platform.startswith("linux"):
-        return "confined profiles need Linux: bubblewrap is not there for this system; set confined = false"
+        return "confined profiles need Linux: there is no bubblewrap for this system; set confined = false"
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
     trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108

@@ -153,7 +153,7 @@ def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:
     token = os.environ.get(profile.login_env)
     if not token:
         raise ClaudeNotLoggedIn(
-            f"the profile's login is to be in {profile.login_env}, which is not set where `serve` was started: set it "
+            f"the profile's login has to be in {profile.login_env}, which is not set where `serve` was started: set it "
             "to what `claude setup-token` says, and start again"
         )
     redact.know([token])

@@ -375,9 +375,9 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     if not blocks:
         return "the prompt is empty"
     if all(block.get("type") == "text" and not str(block.get("text", "")).strip() for block in blocks):
-        return "the prompt is empty or only white space"
+        return "the prompt is empty or only whitespace"
     if any(_SURROGATE.search(str(block.get("text", ""))) for block in blocks if block.get("type") == "text"):
-        return "the prompt holds half a surrogate pair, which is no character: the CLI would replace it"
+        return "the prompt holds half a surrogate pair, which is not a character: the CLI would replace it"
     last = blocks[-1]
     if not capability.takes_blocks and (len(blocks) > 1 or last.get("type") != "text"):
         return capability.cannot("blocks", "take an image or a second block in a prompt")
@@ -387,5 +387,5 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     if _is_plain(text) or (capability.takes_blocks and _plain_tail(text) is not None):
         return None
     return capability.cannot(
-        "words", "pass this prompt on as mere words (it would run this prompt as a command, or read a file)"
+        "words", "pass this prompt on as plain text (it would run it as a command, or read a file)"
     )

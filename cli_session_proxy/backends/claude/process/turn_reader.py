@@ -27,7 +27,7 @@ LONGEST_REASON, LONGEST_NAME = 64, 4096  # characters of a provider's code; of a
 FEW = 32  # fields that are kept of a retry or a compaction
 # Characters of an answer and of its result's text that are compared. Longer ones are forged: 60 MB take 10 s.
 LONGEST_COMPARED = 4 * 1024 * 1024
-HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took what it had for the whole answer: send it again"
+HALF_AN_ANSWER = "the provider's stream was cut, and the CLI took half the answer for the whole: send it again"
 ENDS = ("end_turn", "stop_sequence")  # stop reasons after which the CLI sends no more requests
 SYNTHETIC_MODEL = "<synthetic>"  # messages the CLI makes itself: API errors, "No response requested."
 _TAG = "user_message_uuids"

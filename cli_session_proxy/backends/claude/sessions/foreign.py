@@ -68,7 +68,7 @@ class ForeignFile:
         if self.broken:
             yield f"{self.broken} lines are no JSON or no record of a CLI's (a cut last line is one) and were left out"
         if self.mended:
-            yield f"{len(self.mended)} records hung on a record that is not there: joined to the one before"
+            yield f"{len(self.mended)} records named a parent that is missing: linked to the record before"
 
 
 def survey(path: Path) -> ForeignFile:

@@ -248,7 +248,7 @@ class Repairs:
                 return verdict
             if time.monotonic() >= give_up or not now.job.adopt:
                 raise SessionBusy(
-                    f"somebody else is in the middle of a turn of session {session.id}; send this again after it",
+                    f"another program is in the middle of a turn of session {session.id}; send this again after it",
                     retry_after=BUSY_WAIT,
                 )
             await asyncio.sleep(BUSY_POLL)

@@ -61,7 +61,7 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
         left_out = 0
         if (spare := len(pieces) - (MOST_CALLS - calls)) > 0:
             if calls == MOST_CALLS:
-                raise ContextTooLong("the conversation is too long, and so is every summary of it: start a new chain")
+                raise ContextTooLong("the conversation is too long, and so are its summaries: start a new chain")
             left_out, pieces = pieces[spare][0], pieces[spare:]
         text = ""
         try:

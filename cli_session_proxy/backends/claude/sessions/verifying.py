@@ -144,7 +144,7 @@ class Verifier:
         tip = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")
         head = await self._store.turn(agent.head)
         if head is None or head.status not in ON_PATH:
-            yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not one of its finished turns")
+            yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not a finished turn of it")
             return
         known = await paths.shown(self._store, head.id)
         if not (await paths.parsed(known)).path:
@@ -191,7 +191,7 @@ class Verifier:
             found.append(name("unloaded", _unloaded(verdict.unloaded, session.cli_version)))
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
         if leftover is not None:
-            text = f"{_count(len(verdict.tail), 'record')} {leftover} behind the path: the next turn takes them away"
+            text = f"{_count(len(verdict.tail), 'record')} {leftover} after the path: the next turn removes them"
             return SessionLook(len(known), notes=(name("leftover", text),), verdict=verdict)
         return SessionLook(len(known), differences=tuple(found), verdict=verdict)
 
@@ -201,7 +201,7 @@ class Verifier:
         """The difference if the file is in another place, with the path."""
         for place in transcript.find_elsewhere(self._projects.config_dir, session_id, path):
             if _compare(place, known).found == "equal":
-                return [name("elsewhere", f"it lies at {place} instead of {path}; the next turn moves it back")]
+                return [name("elsewhere", f"it is at {place} instead of {path}; the next turn moves it back")]
         return []
 
 
@@ -274,7 +274,7 @@ def _faults(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
         dots = ", …" if len(verdict.unknown) > 3 else ""
         yield "unknown", f"{_count(len(verdict.unknown), 'record')} that the chain does not know: {kinds}{dots}", None
     if verdict.found == "different" and not wrong and not verdict.unknown:
-        yield "order", "the records stand in another order, or some stand twice", None
+        yield "order", "the records are in another order, or some occur twice", None
     if verdict.cut:
         yield (
             "cut",

@@ -26,9 +26,9 @@ function card(agentId, one, onFault) {
   const no = button("Deny", "submit");
   const word = h("input", { name: "word", autocomplete: "off", maxlength: "2000", "aria-label": "What the model is told", placeholder: "Say why, or what to do instead" });
   const wish = h("pre.wish", { tabindex: "0", role: "group", "aria-label": `What ${one.tool} is to do` });
-  const form = h("form.ask", { "data-id": one.id, "data-until": one.until, "aria-label": `${one.tool} waits for your word` },
-    h("p", null, h("strong", null, one.tool), one.sub_agent ? " of a sub-agent" : "", " waits for your word", h("span.quiet", null, ", ", h("span.left"), " left")),
-    one.before && h("p.before", null, "An earlier attempt of this turn was allowed the same: it may have been done already."),
+  const form = h("form.ask", { "data-id": one.id, "data-until": one.until, "aria-label": `${one.tool} waits for your approval` },
+    h("p", null, h("strong", null, one.tool), one.sub_agent ? " of a sub-agent" : "", " waits for your approval", h("span.quiet", null, ", ", h("span.left"), " left")),
+    one.before && h("p.before", null, "The same call was allowed in an earlier attempt of this turn: it may have run already."),
     wish, h("p.answers", null, once, turn, word, no));
   const draw = (text) => fill(wish, ...text.split("\n").map((line) => h("span", { "data-line": one.kind === "diff" && line[0] }, `${line}\n`)));
   const answer = async (decision) => {
@@ -93,11 +93,11 @@ export class Asked {
     const fresh = asked.filter((one) => !this.known.has(one.id));
     this.known = new Set(asked.map((one) => one.id));
     this.place.hidden = !asked.length;
-    fill(this.place, `${count(asked.length, "tool")} ${asked.length === 1 ? "waits" : "wait"} for your word: `,
+    fill(this.place, `${count(asked.length, "tool")} ${asked.length === 1 ? "waits" : "wait"} for your approval: `,
       ...asked.flatMap((one) => [h("a", { href: `#/${encodeURIComponent(one.agent_id)}` }, `${one.tool} in ${one.agent_id}`), " "]), notifier());
     this.onCount(asked.length);
     if (document.hidden && fresh.length && "Notification" in window && Notification.permission === "granted") {
-      new Notification(`${fresh[0].tool} waits for your word`, { body: `in ${fresh[0].agent_id}`, tag: "cli-session-proxy-approval" });
+      new Notification(`${fresh[0].tool} waits for your approval`, { body: `in ${fresh[0].agent_id}`, tag: "cli-session-proxy-approval" });
     }
   }
 }

@@ -102,7 +102,7 @@ export class Chains {
     this.shown.sort(home ? ORDER[order.value] : ORDER.active);
     this.rows.update(this.shown.length);
     this.empty.hidden = this.shown.length > 0 || !this.told;
-    fill(this.empty, this.known.size ? (words ? `No agent matches “${this.search.value.trim()}”.` : "No agent is like that.")
+    fill(this.empty, this.known.size ? (words ? `No agent matches “${this.search.value.trim()}”.` : "No agent matches.")
       : "No chains yet: send a request, or try cli-session-proxy chat.");
     const sum = (name) => this.shown.reduce((all, row) => all + row[name], 0);
     const some = this.shown.length < this.known.size ? ` of ${whole(this.known.size)}` : "";

@@ -158,7 +158,7 @@ export function confirmed(words, sure, yes, no, act) {
 
 /** Ends a turn that waits or runs. */
 export function canceller(agentId, turnId, onFault) {
-  const place = confirmed("Cancel", "End this turn now? Nothing of it is kept.", "Cancel the turn", "Let it run", async () => {
+  const place = confirmed("Cancel", "End this turn now? Its answer is not kept.", "Cancel the turn", "Let it run", async () => {
     try {
       await post(`${chainPath(agentId)}/cancel`, { turn: turnId });
       onFault(null);

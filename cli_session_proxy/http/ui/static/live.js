@@ -36,7 +36,7 @@ export class Live {
     return h("div.pane", { "data-turn": id, "data-at": at },
       h("p.head", null, h("a.doing", { href }), h("span.quiet", null, h("span.elapsed"), h("span.written")), canceller(agentId, id, this.onFault)),
       h("div.asks"),
-      h("p.said-so-far", { tabindex: "0", role: "group", "aria-label": "What it has said so far" }));
+      h("p.said-so-far", { tabindex: "0", role: "group", "aria-label": "Its answer so far" }));
   }
 
   tick() {

@@ -72,7 +72,7 @@ export class SearchView {
     const hits = data.filter((hit) => hit.kind !== "agent"); // those stand above, with all that is known of them
     const folded = shots ? `, ${count(shots, "one-shot")} among them` : "";
     const among = `${count(agents, "agent")} (${count(turns, "turn")}${folded})`;
-    const reading = indexed.done < indexed.total && ` Still reading what was said: ${Math.floor((100 * indexed.done) / indexed.total)} %.`;
+    const reading = indexed.done < indexed.total && ` Still indexing: ${Math.floor((100 * indexed.done) / indexed.total)} %.`;
     fill(this.says, hits.length ? `${count(hits.length, "hit")} in ${among}.` : `None of ${among} has it.`, reading);
     fill(this.list, ...hits.map(drawHit));
     if (hits.length) this.list.firstChild.firstChild.tabIndex = 0;

@@ -14,13 +14,13 @@ const STEP_NAMES = {
 };
 const FOUND = {
   equal: "the session's transcript is the chain's path, record for record",
-  busy: "a turn is just writing this session",
-  different: "the next turn mends it from the chain",
+  busy: "a turn is writing this session",
+  different: "the next turn repairs it from the chain",
   none: "no session holds this turn: it was imported, or it failed",
 };
 // How a turn came to the chain, where it was not simply asked for.
 const ORIGIN = {
-  imported: "the history that a client sent", adopted: "somebody who talked to the session by hand",
+  imported: "the history that a client sent", adopted: "a person who used the session by hand",
 };
 const SLOW = 400; // ms after which an empty pane says why
 const HIDDEN = "[redacted]"; // as redact.py puts it
@@ -167,7 +167,7 @@ export class TurnView {
 
   /** Takes what follows this turn off the path, when it is confirmed. */
   rewindTo(agentId, turn) {
-    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn goes on from here.";
+    const sure = "Take all turns after this one off the path? They stay in the chain, and the next turn continues this one.";
     return h("span.rewind", null, confirmed("Rewind to this turn", sure, "Rewind", "Keep", async () => {
       try {
         await post(`${chainPath(agentId)}/rewind`, { to: turn.id });
@@ -224,7 +224,7 @@ function drawTranscript(place, compared) {
     h("p", null, h("span.badge", null, found), " ", FOUND[found]),
     ...compared.differences.map((one) => h("p.evidence", null, h("strong", null, one.kind), " ", one.text)),
     compared.transcript && h("p.quiet", null, h("code", null, compared.transcript)),
-    compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "to go on by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
+    compared.by_hand && h("p.by-hand", null, h("span.quiet", null, "continue by hand: "), h("code", null, compared.by_hand), " ", copier(compared.by_hand, "Copy")),
     rows.length > 0 && h("details", found === "different" ? { open: true } : null,
       h("summary", null, `${count(compared.total, "record")} of this turn${compared.total > rows.length ? `, ${rows.length} shown` : ""}`), h("table.records", null, h("tbody", null, ...rows))),
   );

@@ -86,6 +86,6 @@ def test_the_verdict_is_one_line() -> None:
         "nothing forgotten: 4 of 14 turns were sent, 10 as a summary"
     )
     assert explain.context(14, 2, 0, usage, extends=False) == (
-        "forgotten: 2 of 14 turns not sent; 98 % of it was read from the cache; it does not begin with the "
-        "request before it"
+        "forgotten: 2 of 14 turns not sent; 98 % of it was read from the cache; this request does not "
+        "begin with the one before it"
     )

@@ -70,7 +70,7 @@ async def test_the_model_is_asked_a_bounded_number_of_times_and_what_is_left_out
 
 async def test_what_no_piece_is_short_enough_for_is_told() -> None:
     model = Model(takes=10)
-    with pytest.raises(ContextTooLong, match="so is every summary"):
+    with pytest.raises(ContextTooLong, match="so are its summaries"):
         await summaries.summarised(path(20, 1000), model, open_calls=False)
     assert len(model.asked) == summaries.MOST_CALLS
 
