@@ -100,7 +100,7 @@ async def test_what_somebody_says_while_a_turn_runs_is_named_kept_aside_and_no_p
     [agent] = [row.agent async for row in talk.engine.store.summaries("local")]
     turn = [one async for one in talk.engine.store.turns(agent.key)][3]
     assert turn.evidence.notes == (Note("said_beside", 1),)
-    assert any("somebody else said 1 prompt" in one.says for one in explain.turn(turn.evidence, []))
+    assert any("a person sent 1 prompt" in one.says for one in explain.turn(turn.evidence, []))
     [kept] = (talk.settings.var / "salvage").iterdir()
     assert "the moon is green" in kept.read_text(encoding="utf-8")
     # Their own CLI tells them when they open the session again; the model is not told, now and after a repair.

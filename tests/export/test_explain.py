@@ -148,7 +148,7 @@ async def test_a_repair_of_a_failed_attempt_is_told_once() -> None:
 async def test_attempts_are_counted_over_the_retries_of_a_client() -> None:
     tried = [{"n": n, "status": "failed", "why": why} for n, why in ((1, "a"), (2, "b"), (1, "c"))]
     data = await chain(store_of(turn(1, attempts=(*tried, {"n": 2, "status": "completed"}))))
-    assert [text.split(":")[0] for text in data["turns"][0]["says"]] == [
+    assert [text.split(";")[0] for text in data["turns"][0]["says"]] == [
         "Attempt 1 failed (a)", "Attempt 2 failed (b)", "Attempt 3 failed (c)",
     ]  # fmt: skip
     assert "again as attempt 4," in data["turns"][0]["says"][2]

@@ -387,5 +387,5 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     if _is_plain(text) or (capability.takes_blocks and _plain_tail(text) is not None):
         return None
     return capability.cannot(
-        "words", "pass this prompt on as plain text (it would run it as a command, or read a file)"
+        "words", "pass this prompt on as plain text (it would run this prompt as a command, or read a file)"
     )
