@@ -344,7 +344,7 @@ async def test_an_agent_with_lines_that_are_no_turn_yet_stays(settings: Settings
         agent = await agent_of(engine)
         key = MirrorKey(engine.backend.project_of(agent), "5e551011-0000-4000-8000-000000000001", "")
         await engine.store.mirror(agent.key, key, [Record('{"type":"user"}', "u1")])
-        assert "no turn yet" in str((await archiver_of(engine).archive(agent)).stays)
+        assert "not a turn yet" in str((await archiver_of(engine).archive(agent)).stays)
 
 
 async def test_one_shots_are_left_to_their_own_end_and_the_young_stay(settings: Settings) -> None:
@@ -358,7 +358,7 @@ async def test_one_shots_are_left_to_their_own_end_and_the_young_stay(settings: 
 
 async def test_a_place_that_is_not_there_deletes_nothing(settings: Settings, folder: Path) -> None:
     async with talked(settings) as engine:
-        with pytest.raises(StoreUnavailable, match="is it there"):
+        with pytest.raises(StoreUnavailable, match="check that it exists"):
             await archiver_of(engine, Directory(folder / "not-mounted")).archive(await agent_of(engine))
         assert len((await said(engine))[0]) == 3
 

@@ -271,7 +271,7 @@ async def test_what_a_killed_proxy_left_of_a_turn_is_a_note_and_no_difference(
     with pytest.raises(SystemExit) as caught:
         await asyncio.to_thread(cli.main, ["verify", *where])
     assert caught.value.code == 0
-    assert "of a turn that was not kept behind the path" in capsys.readouterr().out
+    assert "of a turn that was not kept after the path" in capsys.readouterr().out
     async with running(settings) as engine:
         await ask(engine, "three")
     assert heard(upstream) == ["one", "three"]
