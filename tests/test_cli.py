@@ -240,7 +240,7 @@ def test_a_port_that_the_proxy_of_this_var_has_is_told_with_its_address(
         (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": os.getppid()}))
         said = error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)
         assert (
-            f"by this very proxy: this --var is served already, at {url} (page: {url}/ui, pid {os.getppid()})" in said
+            f"by this proxy itself: this --var is served already, at {url} (page: {url}/ui, pid {os.getppid()})" in said
         )
         (tmp_path / "serve.json").write_text(json.dumps({"url": url, "uds": None, "pid": 0}))
         assert "by another program" in error_of(capsys, 2, "serve", "--port", port, "--var", tmp_path)

@@ -666,13 +666,13 @@ def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "client_history":
         return f"The client sent a history that no chain has: a session was written from it{lines}."
-    backup = f"; what was there is kept at {detail['kept']}" if "kept" in detail else ""
+    backup = f"; the old file is kept at {detail['kept']}" if "kept" in detail else ""
     if detail.get("code") == "left_out":
         return f"The provider refused a part of the conversation: the session was written without it{lines}."
     if detail.get("code") == "open_calls":
         return (
-            "The CLI process that waited for these tool results was gone: the session was written again from the "
-            f"chain{lines}, results and all, and a new process goes on from them{backup}."
+            "The CLI process that waited for these tool results was gone. The session was written again from the "
+            f"chain{lines}, with the results, and a new process continued from them{backup}."
         )
     found = str(detail.get("found", ""))
     broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")

@@ -151,7 +151,7 @@ async def test_attempts_are_counted_over_the_retries_of_a_client() -> None:
     assert [text.split(";")[0] for text in data["turns"][0]["says"]] == [
         "Attempt 1 failed (a)", "Attempt 2 failed (b)", "Attempt 3 failed (c)",
     ]  # fmt: skip
-    assert "again as attempt 4," in data["turns"][0]["says"][2]
+    assert "attempt 4 sent the prompt again," in data["turns"][0]["says"][2]
 
 
 def test_the_link_of_another_turn_hides_nothing() -> None:
