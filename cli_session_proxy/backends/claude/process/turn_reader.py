@@ -427,12 +427,12 @@ def _facts(told: JSON) -> JSON:
     """The texts and numbers among the first of these, but for ids. They are kept and shown as they are, so none is
     longer than a name, or more than can be counted."""
     few = [(name, _short(value)) for name, value in islice(told.items(), FEW) if len(name) <= LONGEST_REASON]
-    plain = {name: value for name, value in few if isinstance(value, str) or _is_countable(value)}
-    return {name: value for name, value in plain.items() if name not in ("type", "subtype", "uuid", "session_id")}
-
-
-def _is_countable(value: object) -> bool:
-    return isinstance(value, int | float) and abs(value) <= MOST_COUNTED
+    plain = [
+        (name, value)
+        for name, value in few
+        if isinstance(value, str) or (isinstance(value, int | float) and abs(value) <= MOST_COUNTED)
+    ]
+    return {name: value for name, value in plain if name not in ("type", "subtype", "uuid", "session_id")}
 
 
 def _blocks(message: JSON) -> list[Block]:
