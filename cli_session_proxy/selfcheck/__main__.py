@@ -1,8 +1,8 @@
-"""The self-check as a program of its own: `run` in `running` starts it, and reads what it prints, one JSON document.
+"""The self-check as a program. `running.check` starts it and reads its output: one JSON document.
 
     python -m cli_session_proxy.selfcheck --claude-bin CLAUDE --folder FOLDER
 
-It ends with its standard input, so that it never outlives the one who started it.
+It ends when its standard input is closed, so that it never outlives its parent.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .scenes import play
 from .stage import Stage
 
 FAKE_KEY = "sk-ant-fake-selfcheck"
-NICE = 5  # beside a turn it gets a quarter of a core
-# Seconds: nothing is begun after that. Who waits for it gives it a little more (`running.LONGEST`).
+NICE = 5  # on a core shared with a turn, it gets a quarter
+# Seconds after which no further step begins. The parent waits a little longer (`running.LONGEST`).
 SECONDS = 50.0
-# How long (seconds) it may take to end its CLI when it is told to end.
+# Seconds to end its CLI after a cancellation.
 END = 4.0
 
 
 async def check(claude: Path, folder: Path) -> JSON:
-    """What this CLI was seen to do. `folder` is private, and removed by the caller."""
+    """Check this CLI and return the observations. `folder` is private; the caller removes it."""
     began = time.monotonic(), time.process_time()
     for name in ("home", "config"):
         (folder / name).mkdir(mode=0o700)
-    # Every program of the machine reaches its port, and would decide what the CLI was seen to do.
+    # With a secret: any other program of this machine could send requests to the port and falsify the result.
     async with Upstream(rules=None, secret=secrets.token_hex(16)) as upstream:
         settings = Settings(
             var=folder / "var", claude_bin=claude, claude_config_dir=folder / "config", cli_retries=0,
@@ -73,7 +73,7 @@ async def check(claude: Path, folder: Path) -> JSON:
 
 
 async def _until_input_ends(claude: Path, folder: Path) -> JSON:
-    """The check, which is cancelled at the end of standard input. Raises CancelledError then."""
+    """Run the check until standard input is closed; then raise CancelledError."""
     loop, checking = asyncio.get_running_loop(), asyncio.create_task(check(claude, folder))
 
     def wait() -> None:
@@ -81,7 +81,7 @@ async def _until_input_ends(claude: Path, folder: Path) -> JSON:
             pass
         loop.call_soon_threadsafe(checking.cancel)
         time.sleep(END)
-        os._exit(1)  # the guardian ends what is left
+        os._exit(1)  # the guardian ends remaining processes
 
     threading.Thread(target=wait, daemon=True).start()
     return await checking
@@ -93,15 +93,15 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, required=True)
     given = parser.parse_args()
     os.nice(NICE)
-    logging.disable()  # what goes wrong is what it prints
+    logging.disable()  # faults are part of the printed document
     try:
         print(json.dumps(asyncio.run(_until_input_ends(given.claude_bin, given.folder))))
     except asyncio.CancelledError:
-        remove_any(given.folder)  # who made it may be dead
+        remove_any(given.folder)  # the parent may be dead
         return 1
     except ProxyError as exc:
         print(json.dumps({"why": exc.message}))
-    except Exception as exc:  # noqa: BLE001 - the end of a program: who started it is told
+    except Exception as exc:  # noqa: BLE001 - the parent reads every fault
         print(json.dumps({"why": f"{type(exc).__name__}: {exc}"}))
     return 0
 

@@ -67,7 +67,7 @@ class KeptBinaries:
         except OSError:
             return None
 
-    # --- hashes of files that were read before
+    # --- cached hashes
 
     def sha256(self, identity: Identity) -> str | None:
         """The hash of the file; None if the path now has another file. Each file is read only once."""
@@ -113,7 +113,7 @@ class KeptBinaries:
 def _link_or_copy(program: Path, place: Path) -> None:
     try:
         os.link(program, place)
-    except OSError:  # another disk, another user's file, or no links there
+    except OSError:  # another disk, another user's file, or no support for links
         if program.stat().st_size > LARGEST:
             raise
         shutil.copy2(program, place)

@@ -1,8 +1,8 @@
-"""The self-check seen from outside: a child process at low priority, bounded in time, that can reach no login.
+"""Runs the self-check as a child process: at low priority, bounded in time, and without access to a login.
 
-It gets an environment that is built up here (PATH and the language; a HOME, TMPDIR and config directory of its own, in
-a private folder that is removed), a made-up key and a provider on loopback. A mismatch is looked at twice: what failed
-is only told where it fails again.
+The child's environment is built here: PATH, the language, and its own HOME, TMPDIR and config directory in a private
+folder, which is removed afterwards. Its key is fake, and its provider is on loopback. After a failure the check runs
+again: only what fails twice is reported as failed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ..backends.claude.process.observed import Observation, Observed, expected, 
 from ..domain.models import JSON
 from ..settings import Settings
 
-# Seconds: the hard limit of one run, and of the end of one that is killed.
+# Seconds: the hard limit of one run, and the wait for its end after its input was closed.
 LONGEST = 60.0
 END_WAIT = 5.0
 _LANGUAGE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
@@ -33,9 +33,9 @@ _CHUNK = 1024 * 1024
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What one run has seen. `why`: it could not be run to its end, for this reason; it decides nothing then.
+    """The result of one run. `why`: the reason if it could not be completed; such a run decides nothing.
 
-    `version` is the one that the CLI says of itself.
+    `version`: as the CLI reports it.
     """
 
     path: Path
@@ -56,13 +56,13 @@ class Report:
         return self.why is None and fit(self.observed)
 
     def surprises(self) -> list[Observation]:
-        """What failed although it was expected to work."""
+        """The failed observations that were expected to succeed."""
         failed = [one for one in self.observed.values() if one.outcome == "failed"]
         return [one for one in failed if expected(one.name, self.version_tuple)]
 
 
 async def check(claude: Path, settings: Settings) -> Report:
-    """Run the check, and run it again where something failed that should work. Never raises for what the CLI does."""
+    """Run the check, and once more after an unexpected failure. Whatever the CLI does, it never raises."""
     first = await _run(claude, settings)
     if first.why is not None or not first.surprises():
         return first
@@ -127,7 +127,7 @@ def _report(claude: Path, output: JSON) -> Report:
 
 
 async def _end(child: Process) -> None:
-    """Close its input, which ends it and all that it started; kill it where it does not end."""
+    """Close its input, which ends it and its children; kill it if it does not end in time."""
     if child.returncode is None:
         assert child.stdin is not None
         child.stdin.close()
@@ -140,7 +140,7 @@ async def _end(child: Process) -> None:
 
 
 def sha256_of(path: Path) -> str:
-    """The SHA-256 of the program that is run. Blocks: 230 MB take half a second of a core. Raises OSError."""
+    """The SHA-256 of a program. Blocks: 230 MB take half a second of a core. Raises OSError."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(_CHUNK):

@@ -31,7 +31,7 @@ from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
 from ..settings import Profile
-from .comparing import Said, difference, said_by, said_in, said_of
+from .comparing import Texts, difference, texts_in, texts_of, texts_of_path
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
 # Each prompt is unique, so that the request that carries it can be recognised.
@@ -64,7 +64,7 @@ class SceneTalk:
     """The conversation of one session, as the next request to the model should show it."""
 
     session_id: str
-    said: Said = field(default_factory=list)
+    texts: Texts = field(default_factory=list)
     turns: list[str] = field(default_factory=list)  # the uuids of its prompts
     records: list[Record] = field(default_factory=list)
     request: Seen | None = None
@@ -73,8 +73,8 @@ class SceneTalk:
         """Run one more turn. Raises `Differs` unless the request showed the conversation so far and this prompt."""
         blocks = [*beside, _text(prompt)]
         turn = await stage.turn(process, blocks)
-        shown = said_in(turn.request)
-        if (wrong := difference([*self.said, *said_of("user", blocks)], shown)) is not None:
+        shown = texts_in(turn.request)
+        if (wrong := difference([*self.texts, *texts_of("user", blocks)], shown)) is not None:
             raise Differs(f"the model was shown something else: {wrong}")
         self.went_on(turn)
         return turn
@@ -82,11 +82,11 @@ class SceneTalk:
     def went_on(self, turn: StageTurn) -> None:
         self.request = turn.request
         self.turns.append(turn.uuid)
-        self.said = [*said_in(turn.request), *said_of("assistant", turn.blocks)]
+        self.texts = [*texts_in(turn.request), *texts_of("assistant", turn.blocks)]
 
 
-def _text(said: str) -> Block:
-    return {"type": "text", "text": said}
+def _text(text: str) -> Block:
+    return {"type": "text", "text": text}
 
 
 async def play(stage: Stage) -> None:
@@ -108,7 +108,7 @@ async def play(stage: Stage) -> None:
     await _logged_in(stage)
 
 
-# --- the first turn of a session, as the CLI is driven by its version
+# --- the first turn of a session, with the options that the CLI's version should have
 
 
 async def _first_without(stage: Stage, failed: Name, without: Name, why: str) -> SceneTalk | None:
@@ -142,8 +142,8 @@ async def _first(stage: Stage) -> SceneTalk | None:
             first = SceneTalk(launch.session_id)
             first.went_on(turn)
         if first is None and process.runs is None:
-            said = stage.found.pop("frames")
-            raise (Differs if said.outcome == "failed" else Unable)(said.detail)
+            frames = stage.found.pop("frames")
+            raise (Differs if frames.outcome == "failed" else Unable)(frames.detail)
         if first is not None:
             await _look_at_file(stage, first, launch)
             async with stage.observing("prompt_file"):
@@ -160,11 +160,11 @@ async def _first(stage: Stage) -> SceneTalk | None:
 
 def _compare_answer(turn: StageTurn) -> None:
     """Raises `Differs` unless the stream, the blocks and the result all give the model's words."""
-    texts = {"in pieces": turn.streamed(), "in blocks": turn.said(), "in the result": turn.result.text}
+    texts = {"in pieces": turn.streamed(), "in blocks": turn.text(), "in the result": turn.result.text}
     for how, words in texts.items():
         if words != ANSWER:
             raise Differs(f"the answer {how} is {words!r}, and the model said {ANSWER!r}")
-    if (thought := turn.said("thinking")) != THOUGHT:
+    if (thought := turn.text("thinking")) != THOUGHT:
         raise Differs(f"the thought is {thought!r}, and the model thought {THOUGHT!r}")
 
 
@@ -190,14 +190,14 @@ async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
 
 
 def _is_whole(path: Path) -> bool:
-    said = _said_in_file(path)
-    return ("user", f"text {FIRST}") in said and ("assistant", f"text {ANSWER}") in said
+    texts = _texts_in_file(path)
+    return ("user", f"text {FIRST}") in texts and ("assistant", f"text {ANSWER}") in texts
 
 
-def _said_in_file(path: Path) -> Said:
+def _texts_in_file(path: Path) -> Texts:
     """Empty if the file does not exist (yet)."""
     try:
-        return said_by(transcript.parse(path.read_bytes()).path)
+        return texts_of_path(transcript.parse(path.read_bytes()).path)
     except OSError:
         return []
 
@@ -208,8 +208,8 @@ def _checked_records(path: Path) -> list[Record]:
     if parsed.broken:
         raise Differs(f"{parsed.broken} lines are no records")
     _check_parents(parsed.path, None)
-    said = [pair for pair in said_by(parsed.path) if not pair[1].startswith("thinking")]
-    if (wrong := difference([("user", f"text {FIRST}"), ("assistant", f"text {ANSWER}")], said)) is not None:
+    texts = [pair for pair in texts_of_path(parsed.path) if not pair[1].startswith("thinking")]
+    if (wrong := difference([("user", f"text {FIRST}"), ("assistant", f"text {ANSWER}")], texts)) is not None:
         kinds = ", ".join(sorted({entry.kind for entry in parsed.entries}))
         raise Differs(f"in the records, {wrong}; their kinds: {kinds}")
     return [entry.record() for entry in parsed.entries]
@@ -241,15 +241,15 @@ async def _trip(stage: Stage, first: SceneTalk) -> None:
     """Write all kinds of blocks into the file of a new session, and check that the model is shown them."""
     launch = stage.launch(stage.cli, resume=True)
     async with stage.observing("round_trip"):
-        records = _told_before(stage, first, launch)
+        records = _written_records(stage, first, launch)
         path = stage.transcript_of(launch)
         before = _write(stage, launch, records)
         known = transcript.parse_records(records).path
         async with stage.running(launch) as process:
             await stage.bounded(process, process.loaded(_nothing))
             turn = await stage.turn(process, WRITTEN)
-            wanted = [*said_by(known), ("user", f"text {WRITTEN}")]
-            if (wrong := difference(wanted, said_in(turn.request))) is not None:
+            wanted = [*texts_of_path(known), ("user", f"text {WRITTEN}")]
+            if (wrong := difference(wanted, texts_in(turn.request))) is not None:
                 raise Differs(f"a transcript that was written does not reach the model as it is: {wrong}")
             if first.records and first.request is not None and turn.request.prefix_kept(first.request) < 1.0:
                 raise Differs("the request does not begin with that of the turn before it, byte for byte")
@@ -264,7 +264,7 @@ async def _nothing() -> None:
     """Read the file after the turn has ended."""
 
 
-def _told_before(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]:
+def _written_records(stage: Stage, first: SceneTalk, launch: Launch) -> list[Record]:
     """The first turn as the CLI recorded it, and an invented exchange with an image and a tool call."""
     parsed = transcript.parse_records(first.records)
     at = time.time()
@@ -292,7 +292,7 @@ def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
     """Raises `Differs` unless the file holds the records that we wrote, followed by the new turn."""
     after = transcript.in_folder(path.parent, turn.result.session_id)
-    answer = ("assistant", f"text {turn.said()}")
+    answer = ("assistant", f"text {turn.text()}")
 
     def added() -> list[Entry]:
         if after == path:
@@ -307,8 +307,8 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
             return []
         return [] if end is None else copy[end:]
 
-    if await until(lambda: answer in said_by(added()), LATE) is None:
-        raise Differs(f"the file was not only appended to: {said_by(added()) or ', '.join(stage.written())}")
+    if await until(lambda: answer in texts_of_path(added()), LATE) is None:
+        raise Differs(f"the file was not only appended to: {texts_of_path(added()) or ', '.join(stage.written())}")
     if after == path:
         _check_parents(added(), before.leaf)
 
@@ -320,7 +320,7 @@ async def _compacted(stage: Stage, process: ClaudeProcess) -> None:
         stage.upstream.when(ASKS_FOR_SUMMARY, Reply(f"<summary>{SUMMARY}</summary>"))
         stage.upstream.when(COMPACTED, Reply(thinking=THOUGHT))
         await stage.turn(process, FILLED)
-        shown = said_in((await stage.turn(process, COMPACTED)).request)
+        shown = texts_in((await stage.turn(process, COMPACTED)).request)
         if SUMMARY not in str(shown):
             raise Unable("the CLI did not compact")
         if shown[-1] != ("user", f"text {COMPACTED}"):
@@ -332,7 +332,7 @@ async def _healed(stage: Stage, process: ClaudeProcess) -> None:
     async with stage.observing("heals_thinking"):
         stage.upstream.when(SEALED, Fail(400, message=REFUSED))
         turn = await stage.turn(process, SEALED, may_fail=True)
-        again, refused = said_in(turn.request), said_in(turn.requests[0])
+        again, refused = texts_in(turn.request), texts_in(turn.requests[0])
         left = [pair for pair in refused if not pair[1].startswith("thinking")]
         if left == refused:
             raise Unable("it sent no thought")
@@ -361,12 +361,12 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
             if not await stage.bounded(process, process.adapt(replace(launch, offers=OFFERS))):
                 raise Differs("it did not take the client's tools")
             turn = await stage.turn(process, (), frame_uuid=turn_uuid)
-            wanted = said_by(transcript.parse_records(known).path)
-            if (wrong := difference(wanted, said_in(turn.request))) is not None:
+            wanted = texts_of_path(transcript.parse_records(known).path)
+            if (wrong := difference(wanted, texts_in(turn.request))) is not None:
                 raise Differs(f"a process that was started again does not go on from the results: {wrong}")
 
 
-# --- what a running process can be told; each is tried, whatever the version lets expect
+# --- requests to a running process; each is tried, whatever the version
 
 Step = Callable[[Stage, SceneTalk, ClaudeProcess], Awaitable[object]]
 
@@ -390,7 +390,7 @@ async def _running(stage: Stage) -> SceneTalk | None:
                 async with stage.observing(name, part=name == "rewind_conversation"):
                     await step(stage, talk, process)
                 if name in stage.found and stage.found[name].outcome != "ok":
-                    break  # what it is told next may depend on that
+                    break  # the next steps may depend on it
         if talk is None or not talk.turns:
             return None
     return talk
@@ -433,8 +433,8 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     result: JSON = {"content": [{"type": "text", "text": FOUND}], "isError": False}
     brought = {str(call["id"]): result for call in called.calls}
     turn = await stage.turn(process, (), judge=judge, results=brought)
-    if said_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
-        raise Differs(f"the result of a tool did not reach the model: {said_in(turn.request)[-1:]}")
+    if texts_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
+        raise Differs(f"the result of a tool did not reach the model: {texts_in(turn.request)[-1:]}")
     talk.went_on(StageTurn(calling.uuid, turn.events, turn.requests))
     if not await stage.bounded(process, process.adapt(replace(ours, offers=Offers()))):
         raise Differs("it did not give the client's tools up again")
@@ -466,43 +466,43 @@ async def _interrupted(stage: Stage, talk: SceneTalk, process: ClaudeProcess) ->
         running.cancel()
         await asyncio.wait({running})
     turn = await stage.turn(process, FOLLOWED)
-    shown = said_in(turn.request)
-    if difference(talk.said, shown[: len(talk.said)]) is not None or shown[-1] != ("user", f"text {FOLLOWED}"):
+    shown = texts_in(turn.request)
+    if difference(talk.texts, shown[: len(talk.texts)]) is not None or shown[-1] != ("user", f"text {FOLLOWED}"):
         raise Differs("the turn after an interrupted one did not go on from the ones before it")
     talk.went_on(turn)
 
 
 async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
-    before = list(talk.said), list(talk.turns)
+    before = list(talk.texts), list(talk.turns)
     await talk.turn(stage, process, TAKEN_BACK)
     await talk.turn(stage, process, f"{TAKEN_BACK} too")
     to, newest = talk.turns[-2:]
     if not await stage.bounded(process, process.rewind(to, newest)):
         raise Differs("it did not take the conversation back")
-    talk.said, talk.turns = before
+    talk.texts, talk.turns = before
     await talk.turn(stage, process, INSTEAD)
 
 
-# --- another process for the same session; and one that was started before there was a session
+# --- a new process for an existing session, and one that was started without a session
 
 
 async def _resumed(stage: Stage, talk: SceneTalk) -> None:
     """A resumed CLI answers `initialize` once it has read its session: later changes of the file have no effect."""
     launch = stage.launch(stage.hopeful, session_id=talk.session_id, resume=True)
-    rewound = any(text.endswith(INSTEAD) for _, text in talk.said)
+    rewound = any(text.endswith(INSTEAD) for _, text in talk.texts)
     file = stage.transcript_of(launch)
-    # The last answer may be late in its file.
-    await until(lambda: talk.said[-1] in _said_in_file(file), LATE)
+    # The CLI may write the last answer late.
+    await until(lambda: talk.texts[-1] in _texts_in_file(file), LATE)
     async with stage.observing("initialize"), stage.running(launch) as process:
         if not await stage.bounded(process, process.boot()):
             raise Differs("it did not answer `initialize`")
         file.unlink(missing_ok=True)
         turn = await stage.turn(process, RESUMED)
-        wrong = difference([*talk.said, ("user", f"text {RESUMED}")], said_in(turn.request))
+        wrong = difference([*talk.texts, ("user", f"text {RESUMED}")], texts_in(turn.request))
         async with stage.observing(*(("rewind_conversation",) if rewound else ())):
-            if wrong is not None and TAKEN_BACK in str(said_in(turn.request)):
+            if wrong is not None and TAKEN_BACK in str(texts_in(turn.request)):
                 raise Differs(f"what was taken back comes again when the session is resumed: {wrong}")
-        if wrong is not None and TAKEN_BACK not in str(said_in(turn.request)):
+        if wrong is not None and TAKEN_BACK not in str(texts_in(turn.request)):
             raise Differs(f"it had not read its session when it answered `initialize`: {wrong}")
 
 
@@ -545,11 +545,11 @@ async def _asked(stage: Stage) -> None:
                 raise Differs(
                     f"the answer was {verdict.outcome}, and it {'wrote' if file.exists() else 'did not write'}"
                 )
-            if not verdict.allows and REASON not in str(said_in(turn.request)[-1:]):
-                raise Differs(f"the model was not told why: {said_in(turn.request)[-1:]}")
+            if not verdict.allows and REASON not in str(texts_in(turn.request)[-1:]):
+                raise Differs(f"the model was not told why: {texts_in(turn.request)[-1:]}")
 
 
-# --- a login in the place of a key
+# --- a login instead of a key
 
 
 async def _logged_in(stage: Stage) -> None:

@@ -1,13 +1,13 @@
-"""Beside a proxy that serves: each CLI that comes into use is checked once, and what was seen decides from then on.
+"""A service beside the server: it checks each CLI that comes into use once, and applies the result from then on.
 
-- A binary is known by its hash and by the version that it says it is. What one proxy found out is in the store, and all
-  that share it go by that. One of them checks; a check that dies with its proxy is claimed by another one later.
-- What the store knows is applied at the start. The rest is found out beside turns, at low priority.
-- The store owns what is known. What fails in use decides at once in this process, and is in the store behind what a
-  check that runs meanwhile will say; then, and every `RETRY` seconds, what the store says is applied again.
-- Where a new version fails what is essential, turns go on with the newest one that passed and is still kept.
-  Until a changed binary was checked they do, too. It is said in one sentence: on the terminal, in the log, by `doctor`,
-  on the page and in /metrics.
+- A binary is identified by its hash and the version that it reports. Results are in the store, for all proxies that
+  share it. One proxy claims a check; if it dies, another one claims the check later.
+- Stored results are applied at the start. The checks run beside turns, at low priority.
+- The store owns the results. A failure in use has effect in this process at once. It is stored after a concurrent check
+  has ended; then, and every `RETRY` seconds, the stored results are applied again.
+- If a new version fails an essential observation, turns use the newest version that passed and is still kept. They also
+  use it until a changed binary is checked. One sentence says so: on the terminal, in the log, by `doctor`, on the page
+  and in /metrics.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ log = logs.get(__name__)
 
 Say = Callable[[str], None]
 
-# The finding that says that a check has ended. It gets another name where there is more to look for: what an earlier
-# version of this program checked is checked again.
+# The name of the finding that marks a check as ended. A new name, after an observation was added to the check, makes
+# every CLI be checked again.
 RUN = "run 4"
-# Who has claimed a check has so long for it, in seconds: longer than two runs take.
+# Seconds for which a claim of a check is valid: longer than two runs take.
 CLAIM = 180.0
-# How often it is looked whether another proxy's check has ended, and what a store that does not answer is given.
+# Seconds between looks at whether another proxy's check has ended.
 AGAIN = 5.0
-# A check that could not be run is tried again after so many seconds, so many times at most.
+# Seconds until a check that could not be run is tried again, and the most tries.
 RETRY = 600.0
 TRIES = 3
-# The finding that says why it could not be run.
+# The name of the finding that says why a check could not be run.
 NOT_RUN = "not_run"
-# Observations in use that wait to be stored, at most: there are fewer than this of one CLI.
+# The most observations in use that wait to be stored; one CLI has fewer.
 WAITING = 100
 
 
@@ -57,15 +57,15 @@ class SelfChecks:
         self._store = store
         self._say = say
         self._kept = KeptBinaries(settings.var / "cli")
-        self._new: dict[Identity, Capability] = {}  # to be looked at
-        self._tries: dict[Identity, int] = {}  # checks that could not be run
-        self._decided: dict[Identity, Observed] = {}  # by what
-        self._degraded: list[tuple[Identity, Capability, Observation]] = []  # to be stored
+        self._new: dict[Identity, Capability] = {}  # not checked yet
+        self._tries: dict[Identity, int] = {}  # of checks that could not be run
+        self._decided: dict[Identity, Observed] = {}  # the applied observations
+        self._degraded: list[tuple[Identity, Capability, Observation]] = []  # not stored yet
         self._more = asyncio.Event()
-        self._last_fit: dict[str, Identity] = {}  # by path: what passed there last, where it is kept
+        self._last_fit: dict[str, Identity] = {}  # by original path: the kept copy of the last one that passed
         self._logged: set[str] = set()
 
-    # --- as `capability.Listener`
+    # --- the methods of `capability.Listener`
 
     def found(self, identity: Identity, cli: Capability) -> None:
         for older in [one for one in self._new if one[0] == identity[0]]:
@@ -103,7 +103,7 @@ class SelfChecks:
                     log.warning("self_check_not_kept", error=exc.message)
 
     async def recall(self) -> None:
-        """Apply what the store knows of the files that were seen on this host."""
+        """Apply the stored results to the files whose hashes this host has cached."""
         try:
             found = await self._store.findings()
         except StoreUnavailable as exc:
@@ -118,7 +118,7 @@ class SelfChecks:
     async def _look_at(self, identity: Identity, cli: Capability) -> None:
         sha256 = await asyncio.to_thread(self._kept.sha256, identity)
         if sha256 is None:
-            return  # another file lies there by now: it will be told
+            return  # another file has replaced it: `found` will be called for that one
         subject = f"{sha256} {cli.version}"
         while True:
             known = by_subject(await self._store.findings(subject)).get((sha256, cli.version))
@@ -140,7 +140,7 @@ class SelfChecks:
         log.info("self_check_ended", version=report.version, path=str(cli.path), seconds=report.seconds)
         await self._store.keep_findings(f"{sha256} {report.version}", findings_of(report))
         if report.version != cli.version:
-            # A script that starts another one there: what was seen is of that version.
+            # It is a script that starts another CLI: the observations belong to that version.
             capability.observe(identity, report.version, report.observed)
             capability.stand_in(identity, None)
             return
@@ -175,7 +175,7 @@ class SelfChecks:
             self._say(words)
 
     async def _essential(self, cli: Capability) -> Sequence[Name]:
-        """What the CLI must be able to do under these settings. One that is billed by use needs no login."""
+        """The observations that must succeed under these settings. A CLI that is billed by use needs no login."""
         if cli.does("login"):
             return ESSENTIAL
         env = environment.common(self._settings, environment.config_dir(self._settings))
@@ -183,7 +183,7 @@ class SelfChecks:
         return ESSENTIAL if by_use else (*ESSENTIAL, "login")
 
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
-        """The newest CLI that passed and that this host still has a copy of."""
+        """The newest CLI that passed and of which this host still keeps a copy."""
         known = by_subject(await self._store.findings())
         passed = [(version, sha256, seen) for (sha256, version), seen in known.items() if fit(seen, essential)]
         config_dir = environment.config_dir(self._settings)
@@ -231,7 +231,7 @@ async def beside(settings: Settings, store: Findings, say: Say) -> None:
 
 
 def by_subject(found: Iterable[Finding]) -> dict[tuple[str, str], Observed]:
-    """By hash and version of each CLI whose check has ended: what it was seen to do."""
+    """The observations of each CLI whose check has ended, by its hash and version."""
     seen: dict[tuple[str, str], dict[str, JSON]] = {}
     for one in found:
         sha256, _, version = one.subject.partition(" ")
@@ -240,7 +240,7 @@ def by_subject(found: Iterable[Finding]) -> dict[tuple[str, str], Observed]:
 
 
 def recorded(settings: Settings, found: Iterable[Finding], claude: Path, version: str) -> Observed:
-    """What the store knows of the file that lies there, as this version; nothing where no check of it has ended."""
+    """The stored observations of the file at this path, as this version; empty if no check of it has ended."""
     with contextlib.suppress(OSError):
         sha256 = KeptBinaries(settings.var / "cli").identities().get(capability.identity_of(claude), "")
         return by_subject(found).get((sha256, version), {})
@@ -257,7 +257,7 @@ def findings_of(report: Report) -> dict[str, JSON]:
 def sentence(
     cli: Capability, how: str, failed: Sequence[Observation], instead: Capability | None, passed: str | None
 ) -> str:
-    """The sentence for a person about a CLI that failed what memory needs."""
+    """The sentence for a person about a CLI that failed an essential observation."""
     what = "; ".join(f"{one.name}: {one.detail or 'nothing was seen'}" for one in failed)
     begin = f"Claude CLI {cli.version} at {cli.path} {how} ({what})"
     if instead is not None:

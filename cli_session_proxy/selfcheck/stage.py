@@ -1,4 +1,4 @@
-"""The stage of a self-check: one CLI in its own folder, a scripted provider, and what was seen so far."""
+"""The stage of a self-check: one CLI in its own folder, a scripted provider, and the observations so far."""
 
 from __future__ import annotations
 
@@ -35,11 +35,11 @@ from ..settings import Profile, Settings
 
 T = TypeVar("T")
 
-# One step takes well below a second. A CLI that sleeps so long in it (seconds), looked at so often, will not do it. One
-# that is at work then has a slow machine under it: it gets `PATIENCE`, and then nothing is known.
+# Seconds. A step takes well below one. A CLI that sleeps for `ASLEEP` during a step, sampled every `LOOK`, has failed
+# it. A CLI that is busy for that long runs on a slow machine: after `PATIENCE` the result is unknown.
 ASLEEP, LOOK = 2.0, 0.1
 PATIENCE = 25.0
-# A transcript that is later than that (seconds) behind its result never comes.
+# Seconds after the result within which the CLI must have written its transcript.
 LATE = 3.0
 POLL = 0.02
 MODEL = "sonnet"
@@ -47,16 +47,16 @@ SYSTEM = "You are being checked."
 
 
 class Differs(Exception):
-    """The CLI did something else than expected; the text says what."""
+    """The CLI did not do what was expected; the text says what it did."""
 
 
 class Unable(Exception):
-    """This machine cannot tell just now; the text says why."""
+    """The result is unknown on this machine now; the text says why."""
 
 
 @dataclass(slots=True)
 class StageTurn:
-    """One turn: what the CLI said, and what it sent to the model."""
+    """One turn: the CLI's events, and its requests to the model."""
 
     uuid: str
     events: list[CliEvent] = field(default_factory=list)
@@ -64,7 +64,7 @@ class StageTurn:
 
     @property
     def result(self) -> Result:
-        """The turn's result. Raises `Differs` where the turn ended without one."""
+        """The turn's result. Raises `Differs` if the turn ended without one."""
         if not self.events or not isinstance(last := self.events[-1], Result):
             raise Differs(f"a turn had no result: {self.events[-1:]}")
         return last
@@ -73,7 +73,7 @@ class StageTurn:
     def blocks(self) -> list[Block]:
         return [block for event in self.events if isinstance(event, AssistantMessage) for block in event.blocks]
 
-    def said(self, kind: str = "text") -> str:
+    def text(self, kind: str = "text") -> str:
         return "".join(str(block.get(kind, "")) for block in self.blocks if block.get("type") == kind)
 
     def streamed(self) -> str:
@@ -83,7 +83,7 @@ class StageTurn:
 
     @property
     def request(self) -> Seen:
-        """The turn's last request. Raises `Differs` where none reached the model."""
+        """The turn's last request. Raises `Differs` if none reached the model."""
         if not self.requests:
             raise Differs(f"nothing reached the model; it said {self.result.text!r}")
         return self.requests[-1]
@@ -91,16 +91,16 @@ class StageTurn:
 
 @dataclass
 class Stage:
-    """`cli` has the capabilities that its version lets expect, `hopeful` has all of them."""
+    """`cli` has the capabilities that its version should have, `hopeful` has all."""
 
     cli: Capability
     settings: Settings
     upstream: Upstream
     folder: Path
-    until: float  # the loop's time at which nothing more is begun
+    until: float  # no step begins after this time of the loop
     guardian: Guardian = field(default_factory=Guardian)
     found: dict[Name, Observation] = field(default_factory=dict)
-    runs: str | None = None  # the version that it says of itself
+    runs: str | None = None  # the version that the CLI reports
 
     def __post_init__(self) -> None:
         everything: Observed = {name: Observation.of(name, "ok") for name in NAMES}
@@ -109,12 +109,12 @@ class Stage:
         self.projects = transcript.Projects(self.settings, Sandboxes(self.settings), self.config_dir)
 
     def take(self, name: Name, outcome: Outcome) -> None:
-        """From now on the CLI is used as one that was seen to do this, or not to."""
+        """Apply this outcome to both capabilities from now on."""
         seen: Observed = {name: Observation.of(name, outcome)}
         self.cli = replace(self.cli, observed={**self.cli.observed, **seen})
         self.hopeful = replace(self.hopeful, observed={**self.hopeful.observed, **seen})
 
-    # --- what was seen
+    # --- observations
 
     def note(self, name: Name, outcome: Outcome, detail: str = "") -> None:
         """Note an observation. The first one of a name stands, unless it was "not tried"."""
@@ -123,7 +123,7 @@ class Stage:
 
     @contextlib.asynccontextmanager
     async def observing(self, *names: Name, part: bool = False) -> AsyncIterator[None]:
-        """These are `ok` when it ends, unless it is only a `part` of them; else what went wrong says what they are."""
+        """Note the outcome of the body for these names. `part`: the body is part of the check; only note a failure."""
         outcome: Outcome = "ok"
         detail = ""
         try:
@@ -164,7 +164,7 @@ class Stage:
             await process.close()
 
     async def bounded(self, process: ClaudeProcess, work: Coroutine[object, None, T]) -> T:
-        """What is waited for. Raises `Differs` where the CLI sleeps instead, `Unable` where the machine is too slow."""
+        """The result of `work`. Raises `Differs` if the CLI sleeps meanwhile, `Unable` if the machine is too slow."""
         task = asyncio.ensure_future(work)
         clock = asyncio.get_running_loop().time
         end, asleep = min(self.until, clock() + PATIENCE), 0.0
@@ -196,22 +196,22 @@ class Stage:
         may_fail: bool = False,
         verdict: Verdict | None = None,
     ) -> StageTurn:
-        """Send a prompt, or the results of called tools, and collect the events. Raises `Differs` where the turn fails.
+        """Send a prompt, or the results of called tools, and collect the events. Raises `Differs` if the turn fails.
 
-        `verdict` answers whether a tool may run.
+        `verdict`: the answer if the CLI asks whether a tool may run.
         """
         blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
         turn = StageTurn(frame_uuid or str(uuid.uuid4()))
         before = len(self.upstream.requests)
 
-        async def told() -> None:
-            async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as heard:
-                async for event in heard:
+        async def collect() -> None:
+            async with contextlib.aclosing(process.turn(turn.uuid, blocks, judge, results)) as events:
+                async for event in events:
                     turn.events.append(event)
                     if isinstance(event, Asks) and verdict is not None:
                         process.permit(event, verdict)
 
-        await self.bounded(process, told())
+        await self.bounded(process, collect())
         turn.requests = self.upstream.requests[before:]
         if isinstance(last := turn.events[-1], Result) and last.is_error and not may_fail:
             raise Differs(f"a turn ended as {last.subtype}: {last.text}")
@@ -220,11 +220,11 @@ class Stage:
     # --- its files
 
     def transcript_of(self, launch: Launch) -> Path:
-        """Where the proxy expects the transcript of a session in this working directory."""
+        """The path at which the proxy expects the session's transcript."""
         return self.projects.path(launch.cwd, launch.session_id)
 
     def written(self) -> list[str]:
-        """Every file below the CLI's directory, for an error message."""
+        """All files below the CLI's directory, for an error message."""
         below = (Path(folder, name) for folder, _, names in os.walk(self.config_dir) for name in names)
         return sorted(str(path.relative_to(self.config_dir)) for path in below)
 
@@ -234,14 +234,14 @@ def _judged(exc: Differs | ProcessDied | ProxyError) -> tuple[Outcome, str]:
         return "failed", str(exc)
     if isinstance(exc, ProcessDied):
         killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # else we killed it
-        said = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
-        return ("not tried", f"something killed it ({said})") if killed else ("failed", said)
+        why = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
+        return ("not tried", f"something killed it ({why})") if killed else ("failed", why)
     lacked_resources = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
     return ("not tried" if lacked_resources else "failed"), exc.message
 
 
 def _at_work(group: int) -> bool:
-    """Whether a process of the group is at work, or waits for the disk."""
+    """Whether a process of the group runs or waits for the disk."""
     for process in psutil.process_iter(["status"]):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             busy = process.info["status"] in (psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP)
@@ -251,7 +251,7 @@ def _at_work(group: int) -> bool:
 
 
 async def until(true: Callable[[], bool], seconds: float) -> float | None:
-    """Seconds until the condition held; None where it did not within that time."""
+    """Seconds until the condition held; None if it did not in time."""
     began = time.monotonic()
     while not true():
         if time.monotonic() - began > seconds:
