@@ -1,9 +1,9 @@
-"""Exclusive locks on files, by flock(2), and what must survive a power cut.
+"""Exclusive file locks by flock(2), and writes that survive a power cut.
 
-The kernel lets go of a lock when its holder ends, however it ends, and two engines in one process exclude each
-other too, because a lock belongs to the open file. The CLIs never inherit one (Python's files are not inheritable).
-Taking and giving back a free lock costs about 10 µs. Not filelock's: it becomes a lock without the kernel, which nobody
-releases for a dead holder, where a file system has no flock, and it leaves its file behind.
+The kernel releases a lock when its holder ends, however it ends. A lock belongs to the open file, so two engines in
+one process exclude each other too. CLIs never inherit one (Python's files are not inheritable). Acquiring and releasing
+a free lock takes about 10 µs. The filelock package is not used: on a file system without flock it falls back to a lock
+that nobody releases for a dead holder, and it leaves its file behind.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from pathlib import Path
 from .errors import StoreUnavailable
 
 SUFFIX = ".lock"
-# Under `var/`: a file for each proxy, locked as long as it lives.
+# The folder below `var/` with a file for each proxy, which is locked while the proxy lives.
 RUN = "run"
 
 
 def to_drive(fd: int) -> None:
-    """Have the drive take what was written to this file: it is there after a power cut. Raises OSError.
+    """Flush this file to the drive, so that its content survives a power cut. Raises OSError.
 
-    On macOS fsync alone does not reach the drive. On a network or FUSE there may be nothing better.
+    On macOS fsync alone does not reach the drive. Network and FUSE file systems may offer nothing better.
     """
     if hasattr(fcntl, "F_FULLFSYNC"):
         with contextlib.suppress(OSError):
@@ -33,13 +33,13 @@ def to_drive(fd: int) -> None:
 
 
 def is_held(path: Path) -> bool:
-    """Whether somebody holds the lock."""
+    """Whether any process holds the lock."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: two who look at once do not see each other
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: concurrent checks do not see each other
     except BlockingIOError:
         return True
     finally:
@@ -61,7 +61,7 @@ class FileLock:
             raise StoreUnavailable(f"cannot open {self._path} ({exc.strerror}): fix that, then try again") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_file(fd, self._path):  # its last holder removed it: a lock on that file excludes no one
+            if not _is_file(fd, self._path):  # its last holder removed it: a lock on the removed file excludes nobody
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)

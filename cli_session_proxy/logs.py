@@ -1,13 +1,13 @@
-"""Logs: JSON lines in `<var>/logs/proxy.log`, rotated; warnings and errors also on stderr, for a human.
+"""Logs: JSON lines in `<var>/logs/proxy.log`, rotated. Warnings and errors also go to stderr, as readable lines.
 
-A host that embeds the engine calls no `configure`: there an event is one readable line of the standard `logging`,
-which the host shows where and as it likes. structlog's own configuration, which is the host's too, is never touched.
-No traceback shows local variables: they hold prompts and keys.
+A program that embeds the engine does not call `configure`: there each event is one readable line of the standard
+`logging`, which that program configures. structlog's global configuration also belongs to that program, and is not
+changed. Tracebacks show no local variables, because these hold prompts and keys.
 
-What an event carries is the caller's choice, but never a prompt, a key or an environment: `_drop_secrets` is the
-second line behind that rule. Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
+The caller chooses an event's fields, but never a prompt, a key or an environment: `_drop_secrets` removes these, too.
+Bind the request's id once (`bind(request_id=…)`), and every line of its task has it.
 
-structlog is imported with an engine, else when something is logged: a command that only reads would wait 50 ms for it.
+structlog is imported with an engine, or at the first log line: the import takes 50 ms, which a reading command saves.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ if TYPE_CHECKING:
 __all__ = ["bind", "bound", "clear", "configure", "file_of", "get", "load", "shut_down"]
 
 ROTATE_BYTES = 10 * 1024 * 1024
-ROTATE_KEPT = 5  # so that logs never need more than 60 MB
-TEXT_LIMIT = 2000  # characters of one value: an error's text, not a conversation
+ROTATE_KEPT = 5  # at most 60 MB in all
+TEXT_LIMIT = 2000  # characters of one value: enough for an error's text
 NAME = "cli_session_proxy"
 
-# What names a thing in a line: an id, and the whole of a JSON text.
+# Names in a log line: ids, and whole JSON strings.
 _ID = re.compile(rb"turn_[0-9A-Za-z]+|[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}")
-_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"?')  # a torn line ends within one
+_TEXT = re.compile(rb'"((?:[^"\\]++|\\.)*+)"?')  # a torn line may end within a string
 
-# Fields that would hold a conversation or an environment: never written, whatever they are.
+# Fields that would hold a conversation or an environment: their values are never written.
 _NEVER = frozenset(
     {"prompt", "messages", "content", "body", "input", "output", "system", "answer", "text", "headers"}
     | {"env", "environ", "environment"}
 )
-# Names of secrets: broader than those that `redact` hides in a dump, where content is to be read.
+# Names of secrets: more of them than `redact` hides in a dump, which people want to read.
 _SECRET_NAME = re.compile(r"(^|_)(key|token|secret|password|cookie|credentials?|authorization)$")
 
 
@@ -81,50 +81,50 @@ def clear() -> None:
 
 
 class _Event(dict[str, Any]):
-    """The message of a record. Formatters that know no structlog show it as one line, with its traceback below."""
+    """The message of a record. Formatters without structlog show it as one line, with the traceback below."""
 
     def __str__(self) -> str:
         from structlog.processors import format_exc_info
 
         event: MutableMapping[str, Any] = format_exc_info(None, "", self.copy())
-        for name in ("level", "timestamp"):  # the host's formatter has its own
+        for name in ("level", "timestamp"):  # added by the embedding program's formatter
             event.pop(name, None)
         line: str = _console(colors=False)(None, "", _drop_secrets(None, "", event))
         return line
 
 
 class _LogFile(RotatingFileHandler):
-    """Makes every line once. Its base class makes it twice: to see whether it still fits, and to write it.
+    """Formats each line once. The base class formats it twice: to compare its size with the limit, and to write it.
 
-    A disk that is full is told once, and not by a traceback for each line that is lost.
+    A full disk is reported once, not with a traceback for each lost line.
     """
 
-    _is_told = False
+    _is_reported = False
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             line = self.format(record) + self.terminator
-            if self.stream is None:  # it could not be rotated
+            if self.stream is None:  # the last rotation failed
                 self.stream = self._open()
             written = os.fstat(self.stream.fileno()).st_size
             if written and written + len(line.encode()) > self.maxBytes:
                 self.doRollover()
             self.stream.write(line)
             self.flush()
-            self._is_told = False
+            self._is_reported = False
         except OSError as exc:
-            if not self._is_told:
-                self._is_told = True
+            if not self._is_reported:
+                self._is_reported = True
                 print(
                     f"the log {self.baseFilename} cannot be written ({exc.strerror}): its lines are lost",
                     file=sys.stderr,
                 )
-        except Exception:  # noqa: BLE001 - as every handler does: told on stderr
+        except Exception:  # noqa: BLE001 - as every handler does: shown on stderr
             self.handleError(record)
 
 
 def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
-    """What `logging` is called with. The traceback stays in the event, where secrets are hidden."""
+    """The arguments for `logging`. The traceback stays in the event, where secrets are removed."""
     from structlog.stdlib import ProcessorFormatter
 
     wrapped, extra = ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
@@ -132,12 +132,12 @@ def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tup
 
 
 def load() -> None:
-    """Import structlog now. Later it may be too late: while Python ends (Ctrl-C exits with 1), or on a held loop."""
+    """Import structlog now. Later the import may fail (while Python exits after Ctrl-C) or block the event loop."""
     import structlog  # noqa: F401
 
 
 class _Named:
-    """A logger that is made when it is used."""
+    """A logger that is created at its first use."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -147,7 +147,7 @@ class _Named:
 
 
 def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
-    """A logger. Safe at import: it looks at what is configured when something is logged."""
+    """A logger. Safe at import: it reads the configuration when a line is logged."""
     return cast("structlog.stdlib.BoundLogger", _Named(name))
 
 
@@ -174,12 +174,10 @@ def file_of(settings: Settings) -> Path:
 
 
 def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
-    """Send this program's logs to the file and warnings to stderr, without `quiet` events: they are told
-    there in words, or only matter to who reads logs.
+    """Send this program's logs to the file, and warnings to stderr. `quiet` events only go to the file: the person at
+    the terminal is told of them in other words, or does not need them.
 
-    Called again, it replaces what it set before.
-
-    Raises `SandboxError` or OSError where the folder cannot be written.
+    A further call replaces the configuration. Raises `SandboxError` or OSError if the folder cannot be written.
     """
     from structlog.processors import JSONRenderer
 
@@ -200,9 +198,9 @@ def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
 
 
 def forget(settings: Settings, named: Iterable[str]) -> None:
-    """Remove every line that speaks of one of these, from this program's file and from the rotated ones.
+    """Remove each line that has one of these names or ids, from the log file and the rotated ones.
 
-    A line that another program writes to the same file at this very moment may be lost.
+    A line that another process writes to the file meanwhile may be lost.
     """
     wanted = {json.dumps(_visible(name), ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
     current = file_of(settings)
@@ -211,7 +209,7 @@ def forget(settings: Settings, named: Iterable[str]) -> None:
 
 
 def _forget(path: Path, wanted: set[bytes]) -> None:
-    """In place: a program that has the file open goes on appending to it. Ours writes nothing meanwhile."""
+    """Rewrite the file in place: other processes have it open for appending. This process writes nothing meanwhile."""
     ours = [
         handler
         for handler in logging.getLogger(NAME).handlers
@@ -222,13 +220,13 @@ def _forget(path: Path, wanted: set[bytes]) -> None:
     try:
         with path.open("r+b") as file:
             lines = file.readlines()
-            # a word of it is one of these (an id), or a whole text in it (an agent's name)
+            # an id matches as a word, an agent's name as a whole string
             remaining = [line for line in lines if wanted.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
             if len(remaining) < len(lines):
                 file.seek(0)
                 file.writelines(remaining)
                 file.truncate()
-    except FileNotFoundError:  # rotated away meanwhile
+    except FileNotFoundError:  # rotated meanwhile
         return
     finally:
         for handler in ours:
@@ -251,12 +249,12 @@ def _shared() -> list[Any]:
 
 
 def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """The time in the person's zone, as everywhere else."""
+    """Show the time in the zone of the settings."""
     return {**event, "timestamp": times.written(datetime.fromisoformat(event["timestamp"]).timestamp())}
 
 
 def _formatter(*renderers: Any) -> structlog.stdlib.ProcessorFormatter:
-    """Formats our events and plain `logging` records: exceptions as text, secrets removed, then these."""
+    """Formats events and plain `logging` records: exceptions as text, secrets removed, then through `renderers`."""
     from structlog.processors import format_exc_info
     from structlog.stdlib import ProcessorFormatter
 
@@ -278,7 +276,7 @@ def _visible(text: str) -> str:
 
 
 def _clean(name: str, value: Any) -> Any:
-    """A value as it may be written: plain JSON types, secrets hidden, texts cut."""
+    """The value in plain JSON types, with secrets hidden and texts cut."""
     plain = name.lower().replace("-", "_")
     if plain in _NEVER or (isinstance(value, str | bytes) and _SECRET_NAME.search(plain)):
         return redact.HIDDEN

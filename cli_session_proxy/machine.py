@@ -1,4 +1,4 @@
-"""What this machine, or the container we are in, gives us."""
+"""The resources and commands of this machine or container."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CGROUPS = Path("/sys/fs/cgroup")
 
 System = Literal["linux", "musl", "macos"]
 Task = Literal["install the CLI", "install bubblewrap", "allow more open files", "see who listens", "set the clock"]
-# What a person types for it. A system without its own entry types what Linux does.
+# The command for each task. A system without an entry uses Linux's command.
 _COMMANDS: Mapping[Task, Mapping[System, str]] = {
     "install the CLI": {
         "linux": "npm install -g @anthropic-ai/claude-code",
@@ -43,7 +43,7 @@ _COMMANDS: Mapping[Task, Mapping[System, str]] = {
 
 
 def _system() -> System:
-    """By the C library that we run on: Debian has a package of the other one."""
+    """By the C library of this process, as Debian can have both installed."""
     if sys.platform == "darwin":
         return "macos"
     try:
@@ -52,18 +52,18 @@ def _system() -> System:
         return "musl"
 
 
-# Whose commands a person here types. Found once.
+# This system, detected once.
 SYSTEM = _system()
 
 
 def command_to(task: Task, **values: object) -> str:
-    """This system's own command, to stand in a message."""
+    """This system's command for a task, for a message."""
     commands = _COMMANDS[task]
     return commands.get(SYSTEM, commands["linux"]).format(**values)
 
 
 def check_system() -> None:
-    """Raises `ConfigError` where the engine cannot run: it needs flock, process groups and POSIX permissions."""
+    """Raises `ConfigError` on Windows: the engine needs flock, process groups and POSIX permissions."""
     if sys.platform == "win32":
         raise ConfigError(
             "cli-session-proxy runs on Linux and macOS; on Windows run it inside WSL (`wsl --install`, then install it "
@@ -77,7 +77,7 @@ def absolute(path: str) -> str:
 
 
 def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
-    """Bytes of memory: the machine's, or the lowest limit of our control groups. None where it is unknown."""
+    """Bytes of memory: the machine's, or the lowest limit of our control groups. None if unknown."""
     try:
         words = dict(line.split(":", 1) for line in (proc / "meminfo").read_text().splitlines())
         total = int(words["MemTotal"].split()[0]) * 1024
@@ -95,7 +95,7 @@ def memory(proc: Path = PROC, cgroups: Path = CGROUPS) -> int | None:
 
 
 def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
-    """Cores that we may use: the machine's, those of our affinity, or what the least quota above us is worth."""
+    """Usable cores: the least of the machine's cores, our CPU affinity, and the quotas of our control groups."""
     free = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quotas = []
     for group in _groups("cpu", proc, cgroups):
@@ -109,7 +109,7 @@ def cores(proc: Path = PROC, cgroups: Path = CGROUPS) -> int:
 
 
 def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:
-    """Our control group and those above it, of version 2 and of this controller's tree in version 1."""
+    """Our control group and its parents: of cgroup v2, and of this controller in v1."""
     try:
         lines = (proc / "self" / "cgroup").read_text().splitlines()
     except OSError:
@@ -127,7 +127,7 @@ def _groups(kind: str, proc: Path, cgroups: Path) -> Iterator[Path]:
 
 
 def _numbers(*files: Path) -> list[int]:
-    """The numbers in the first of these files that holds only numbers."""
+    """The numbers of the first file that holds only numbers."""
     for file in files:
         try:
             return [int(word) for word in file.read_text().split()]
@@ -142,7 +142,7 @@ def half_of_memory() -> int | None:
 
 
 def interpreter() -> str:
-    """The path of Python. `sys.executable` is another program where that embeds Python, or was frozen."""
+    """The path of Python. In a frozen or embedding program `sys.executable` is that program."""
     name = Path(sys.executable or "").name
     embedded = getattr(sys, "frozen", False) or not name.startswith(("python", "pypy"))
     return (shutil.which("python3") or "python3") if embedded else sys.executable

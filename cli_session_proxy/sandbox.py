@@ -1,9 +1,8 @@
-"""Where an agent works: one directory each, under one prefix, `<var>/sandbox/agents/<dir>`, or
-`<sandbox_root>/agents/<dir>` where the settings name one.
+"""The agents' directories: `<var>/sandbox/agents/<dir>`, or `<sandbox_root>/agents/<dir>` if the settings have a root.
 
 `directory_name` gives the directory's name, and `Sandboxes.path` is the only place that builds the path: it takes a
-name, never a path, so no prefix can be put in front twice and nothing can lead out.
-The functions here are synchronous; from the event loop call them through `asyncio.to_thread`.
+name, never a path, so the prefix is added once and no path leads out of it.
+All functions are synchronous; call them through `asyncio.to_thread` from the event loop.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from .settings import Settings
 AGENT_ID_LIMIT = 256  # characters, part of the contract
 LOCAL_OWNER = "local"
 READABLE_LIMIT = 40  # a safe name up to here is its own directory; keeps the CLI's project path under 200 characters
-READABLE_PART = 24  # of a name that needs a hash
+READABLE_PART = 24  # characters before the hash of a name that needs one
 HASH_CHARACTERS = 26  # 130 bits of base32: no two names collide by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
-MOST_FOLDERS = 10_000  # that are looked into for files
+MOST_FOLDERS = 10_000  # entries after which `has_files` takes the rest for files
 # The folder of the logins that confined CLIs got as copies (see `backends.claude.process.login`).
 LOGINS = "~logins"
 # Directories of CLIs that have no agent: those started ahead of time, and those that several agents share.
@@ -48,9 +47,9 @@ _HASHED = re.compile(r"[a-z0-9-]{1,24}~[a-z2-7]{26}")
 
 
 def directory_name(owner: str, agent_id: str) -> str:
-    """The directory of an agent: injective over (owner, agent_id), also where case is ignored.
+    """The name of an agent's directory: injective over (owner, agent_id), even if the file system ignores case.
 
-    A safe name of the local owner is kept as it is; anything else is a readable part, `~` and a hash.
+    A safe name of the local owner is used as it is; others become a readable part, `~` and a hash.
     Raises `InvalidRequest` (param `agent_id`) for an empty id or one over 256 characters.
     """
     if not agent_id:

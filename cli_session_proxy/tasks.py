@@ -1,4 +1,4 @@
-"""Owned tasks (awaited or cancelled at shutdown, their exceptions logged), their deadlines, and how long work takes."""
+"""Owned tasks (awaited or cancelled at shutdown, exceptions logged), deadlines, and average durations."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from .errors import ProxyError, TurnTimeout
 
 log = logs.get(__name__)
 
-# Seconds that two clocks may drift apart without a sleep.
+# Seconds by which the two clocks may differ although the machine did not sleep.
 SLEPT = 1.0
 
 T = TypeVar("T")
 
 
 class Tasks:
-    """Work ends by itself; services run until `stop` cancels them. `expected`: what a caller of `own` handles."""
+    """Work ends by itself; services run until `stop` cancels them. `expected`: what `own`'s callers handle."""
 
     def __init__(self, expected: tuple[type[Exception], ...] = (ProxyError,)) -> None:
         self._expected = expected
@@ -31,7 +31,7 @@ class Tasks:
         self._services: set[asyncio.Task[Any]] = set()
 
     def own(self, work: Coroutine[Any, Any, T], *, service: bool = False) -> asyncio.Task[T]:
-        """Start bounded work. It is never cancelled from here, unless it is a service."""
+        """Start bounded work. `stop` waits for it, but cancels it only if it is a service."""
         task = asyncio.create_task(work)
         group = self._services if service else self._work
         expected = () if service else self._expected
@@ -57,8 +57,7 @@ class Tasks:
 
 
 async def apart(function: Callable[..., T], *arguments: Any) -> T:
-    """Its result, from a thread of its own: what an agent's programs left may take minutes to remove, and the threads
-    that all share are as few as processors."""
+    """Run it in its own thread. The shared pool has few threads, and removing an agent's files may take minutes."""
     thread = ThreadPoolExecutor(1, thread_name_prefix="apart")
     try:
         return await asyncio.get_running_loop().run_in_executor(thread, lambda: function(*arguments))
@@ -68,8 +67,8 @@ async def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 @contextmanager
 def survived(event: str, **about: object) -> Iterator[None]:
-    """What fails in here is logged under this name, and the caller goes on. For what a service does for one agent: it
-    goes on for the others."""
+    """Log an exception of the body as this event, and continue. For services: a failure at one agent must not stop the
+    work for others."""
     try:
         yield
     except ProxyError as exc:
@@ -79,15 +78,15 @@ def survived(event: str, **about: object) -> Iterator[None]:
 
 
 def awake_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:
-    """The loop's time, less what the machine has slept: on macOS uvloop's clock runs on in sleep, and `time.monotonic`
-    stands still. On Linux both stand still."""
+    """A clock that stops while the machine sleeps. On macOS uvloop's clock runs on during sleep, and `time.monotonic`
+    stops; on Linux both stop."""
     return time.monotonic if sys.platform == "darwin" else loop.time
 
 
 class Limited:
-    """`async with` this: until `deadline` (by the awake clock), then `TurnTimeout`.
+    """An async context manager that raises `TurnTimeout` at `deadline` (by the awake clock).
 
-    A class, as every turn has several: a generator costs the event loop more.
+    A class, because each turn uses several and a generator would cost the event loop more.
     """
 
     timer: asyncio.TimerHandle
@@ -110,7 +109,7 @@ class Limited:
         self.timer.cancel()
         try:
             await self._clock.__aexit__(*raised)
-        except TimeoutError as exc:  # its own: any other goes on as it came
+        except TimeoutError as exc:  # from our own timeout: others pass unchanged
             raise TurnTimeout(self._message) from exc
 
     def _arm(self) -> None:
@@ -125,8 +124,8 @@ class Limited:
 
 
 class LimitedByLife(Limited):
-    """Its deadline moves at every sign of life. To move it later costs an assignment: its timer is only set again when
-    the last one has passed. Where the machine has slept meanwhile, all that may take begins anew."""
+    """A deadline that moves at every sign of life. Moving it later only assigns: the timer is set again when it fires.
+    If the machine has slept meanwhile, the whole window starts again."""
 
     def move(self, until: float) -> None:
         self._until = until
@@ -152,15 +151,15 @@ async def uninterrupted(task: asyncio.Task[T]) -> T:
     return task.result()
 
 
-# --- What something takes, from how long it took: for clients that are told when to come again
+# --- average durations, from which a client's Retry-After is computed
 
-# How much the newest weighs in the running mean.
+# The weight of the newest value in the running mean.
 SMOOTHING = 0.2
 
 
 @dataclass(slots=True)
 class Average:
-    """A running mean in seconds. Until the first measurement it is the guess."""
+    """A running mean in seconds. `value`: an estimate until the first measurement."""
 
     value: float
     _known: bool = False

@@ -1,8 +1,8 @@
 """Sends spans and metrics to an OpenTelemetry collector, over OTLP/HTTP, on a thread of its own.
 
-A turn never waits for it: what is told is put into a bounded queue, and counted where that is full or where the
-collector does not take it (`lost`). The SDK makes ids, decides what is sampled (as the caller's `traceparent` says) and
-sends; what it reads from the environment (`OTEL_*`) holds as far as the settings say nothing else.
+A turn never waits for it: its span goes into a bounded queue. If the queue is full or the collector refuses it, it is
+counted as `lost`. The SDK creates ids, samples (as the caller's `traceparent` says) and sends. Its own environment
+variables (`OTEL_*`) apply, except where the settings have a value.
 """
 
 from __future__ import annotations
@@ -43,27 +43,27 @@ except ImportError as exc:
 log = logs.get(__name__)
 
 VERSION = version("cli-session-proxy")
-# Turns that wait to be sent: a few MB, where words are told 64 MB.
+# The most turns that wait to be sent: a few MB; with `otel.content` up to 64 MB.
 QUEUE = 512
-# Turns that are sent in one request, at most.
+# The most turns in one request.
 BATCH = 64
-# Seconds in which the last ones are sent when the server ends, and for a request to the collector.
+# Seconds to send the last spans when the server ends, and for one request to the collector.
 LAST = 2.0
 PATIENCE = 10.0
-# As the conventions want them.
+# Histogram buckets of the semantic conventions.
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _KINDS: Mapping[str, SpanKind] = {"internal": SpanKind.INTERNAL, "client": SpanKind.CLIENT}
 
 
-class _Told(NamedTuple):
+class _EndedTurn(NamedTuple):
     root: Span
     operation: Operation
     trace_context: tuple[str, str] | None
 
 
 class Telemetry(Observer):
-    """An observer of the engine's turns. `close` it behind the engine. Raises `ConfigError`."""
+    """An observer of the engine's turns. `close` it after the engine has stopped. Raises `ConfigError`."""
 
     def __init__(self, settings: Settings) -> None:
         configured = settings.otel
@@ -71,17 +71,17 @@ class Telemetry(Observer):
         base = configured.endpoint.rstrip("/")
         headers = {name: value.get_secret_value() for name, value in configured.headers.items()} or None
         redact.know((headers or {}).values())
-        self._dropped = self._failed = 0  # turns: on the event loop, and on the thread
-        self._words = configured.content
+        self._dropped = self._failed = 0  # lost turns, counted on the event loop and on the thread
+        self._with_content = configured.content
         self._models = settings.models
-        self._queue: Queue[_Told | None] = Queue(QUEUE)
+        self._queue: Queue[_EndedTurn | None] = Queue(QUEUE)
         self._refused = False
-        # Each fault is one line of our own log, where the SDK writes one for each try.
+        # We log each failure once; the SDK would log each try.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create({"service.name": "cli-session-proxy", "service.version": VERSION})
-        self._drawn = InMemorySpanExporter()
+        self._finished = InMemorySpanExporter()
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(SimpleSpanProcessor(self._drawn))
+        self._provider.add_span_processor(SimpleSpanProcessor(self._finished))
         self._tracer = self._provider.get_tracer("cli_session_proxy", VERSION, schema_url=SCHEMA)
         self._exporter: SpanExporter = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=PATIENCE)
         self._meters: MeterProvider | None = None
@@ -102,34 +102,34 @@ class Telemetry(Observer):
 
     @property
     def lost(self) -> int:
-        """Turns of which no span arrived."""
+        """Turns whose spans did not reach the collector."""
         return self._dropped + self._failed
 
-    # what the engine tells, on its event loop
+    # --- on the engine's event loop
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float) -> None:
         if requested is None:
             return
         try:
-            root, operation = of_turn(turn, links, requested, at, self._models, words=self._words)
-            self._queue.put_nowait(_Told(root, operation, requested.trace_context))
+            root, operation = of_turn(turn, links, requested, at, self._models, words=self._with_content)
+            self._queue.put_nowait(_EndedTurn(root, operation, requested.trace_context))
         except Full:
             self._dropped += 1
 
     def close(self) -> None:
-        """Send what waits, for `LAST` seconds at most. Blocks."""
-        with suppress(Full):  # then the collector has been away for long
+        """Send the queued turns, for at most `LAST` seconds. Blocks."""
+        with suppress(Full):  # the collector has been unreachable for long
             self._queue.put_nowait(None)
         self._thread.join(LAST)
         with suppress(Empty):
             while True:
                 self._dropped += self._queue.get_nowait() is not None
-        self._exporter.shutdown()  # ends a request that still waits for its next try
+        self._exporter.shutdown()  # ends a request that waits for a retry
         if self._meters is not None:
             self._meters.shutdown(LAST * 1000)
         self._provider.shutdown()
 
-    # on the thread
+    # --- on the exporter's thread
 
     def _run(self) -> None:
         ends = False
@@ -147,16 +147,16 @@ class Telemetry(Observer):
                         parent = TraceContextTextMapPropagator().extract(
                             dict(zip(("traceparent", "tracestate"), one.trace_context, strict=True))
                         )
-                    self._draw(one.root, parent)
+                    self._record(one.root, parent)
                     self._measure(one.operation)
-                self._send(self._drawn.get_finished_spans(), len(turns))
+                self._send(self._finished.get_finished_spans(), len(turns))
             except Exception:
                 self._failed += len(turns)
                 log.exception("telemetry_failed")
             finally:
-                self._drawn.clear()
+                self._finished.clear()
 
-    def _draw(self, ended: Span, parent: Context | None) -> None:
+    def _record(self, ended: Span, parent: Context | None) -> None:
         span = self._tracer.start_span(
             ended.name, parent, _KINDS[ended.kind], dict(ended.attributes), start_time=_nanoseconds(ended.start)
         )
@@ -167,7 +167,7 @@ class Telemetry(Observer):
             span.set_attribute("error.type", ended.error)
         within = set_span_in_context(span)
         for child in ended.children:
-            self._draw(child, within)
+            self._record(child, within)
         span.end(_nanoseconds(ended.end))
 
     def _measure(self, operation: Operation) -> None:
@@ -189,7 +189,7 @@ class Telemetry(Observer):
         taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
         if not taken:
             self._failed += turns
-        if taken is self._refused:  # it is another way than before
+        if taken is self._refused:  # the state has changed
             self._refused = not taken
             what = "telemetry_arrives_again" if taken else "telemetry_not_taken"
             log.warning(what, lost=self.lost, seconds=round(time.monotonic() - began, 1))

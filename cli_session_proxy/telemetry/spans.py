@@ -1,4 +1,4 @@
-"""A turn as spans, made of what is kept of it anyway: its timings, tools, usage and evidence. Pure.
+"""A turn as spans, from its stored timings, tools, usage and evidence. Pure.
 
     invoke_agent ada            the turn, from its acceptance until it is stored
     ├── queue                   until its lane, its lease and a slot were free
@@ -7,8 +7,8 @@
     │   └── execute_tool Bash   each call of one of the CLI's own tools
     └── commit                  until it was stored
 
-Names are those of OpenTelemetry's semantic conventions for generative AI in version 1.41.0, the last one that was
-published together with the others (`SCHEMA`); what they have no name for is below `cli_session_proxy`.
+Names are from OpenTelemetry's semantic conventions for generative AI 1.41.0, the last version that was published
+together with the other conventions (`SCHEMA`). Other names are below `cli_session_proxy`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from ..settings import ModelSettings
 
 SCHEMA = "https://opentelemetry.io/schemas/1.41.0"
 OWN = "cli_session_proxy"
-# Characters of one text, where words are told, and of all of a turn's in one direction: a span is no archive.
+# The most characters of one text, and of all texts of a turn in one direction, with `otel.content`.
 LONGEST_TEXT, LONGEST = 8_000, 64_000
 
-# LiteLLM's names of providers where the conventions have others.
+# LiteLLM's names of providers, mapped to the names of the conventions if these differ.
 _PROVIDERS: Mapping[str, str] = {
     "gemini": "gcp.gemini", "vertex_ai": "gcp.vertex_ai", "azure": "azure.ai.openai", "azure_ai": "azure.ai.inference",
     "bedrock": "aws.bedrock", "mistral": "mistral_ai", "xai": "x_ai", "watsonx": "ibm.watsonx.ai",
@@ -40,7 +40,7 @@ Value = str | bool | int | float | Sequence[str]
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Times are seconds since 1970. `error`: the code of how it failed. `events`: what happened, when."""
+    """Times are seconds since 1970. `error`: the error code. `events`: names and times."""
 
     name: str
     start: float
@@ -54,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What metrics are made of. `seconds`: of the model, None where it was not asked."""
+    """The data for metrics. `seconds`: the model's time; None if it was not asked."""
 
     attributes: Mapping[str, Value]
     seconds: float | None
@@ -64,7 +64,7 @@ class Operation:
 
 
 def provider_of(turn: Turn, models: Mapping[str, ModelSettings]) -> str:
-    """As the conventions name it, as far as the proxy knows: behind the CLI it is Anthropic."""
+    """The provider's name in the conventions. For the CLI it is Anthropic, as the proxy does not know better."""
     configured = models.get(turn.told_model)
     if configured is None or turn.backend not in (None, "litellm"):
         return "anthropic"
@@ -81,14 +81,14 @@ def of_turn(
     *,
     words: bool,
 ) -> tuple[Span, Operation]:
-    """`at`: when it was stored. `words`: tell what was said, too, without the secrets that are known in it."""
+    """`at`: when it was stored. `words`: include the texts of the conversation, with known secrets hidden."""
     error = None if turn.status in ANSWERED else str((turn.error or {}).get("code") or turn.status)
     model = _known({
         "gen_ai.provider.name": provider_of(turn, models),
         "gen_ai.request.model": turn.model,
         "gen_ai.response.model": turn.answered_by,
     })  # fmt: skip
-    said = _known({
+    common = _known({
         **model,
         "gen_ai.conversation.id": requested.agent_id,
         "gen_ai.response.finish_reasons": [turn.stop_reason] if turn.stop_reason else None,
@@ -99,7 +99,7 @@ def of_turn(
         "error.type": error,
     })  # fmt: skip
     if words:
-        said |= _words(turn)
+        common |= _words(turn)
     start, end = requested.accepted_at, max(at, requested.accepted_at)
     reached = {
         step: min(end, start + millis / 1000)
@@ -113,7 +113,7 @@ def of_turn(
             f"chat {turn.model}",
             reached["session_ready"],
             max(reached["session_ready"], reached.get("result", end)),
-            {"gen_ai.operation.name": "chat", **said},
+            {"gen_ai.operation.name": "chat", **common},
             "client",
             None if "result" in reached else error,
             () if first is None else (("first_block", first),),
@@ -128,7 +128,7 @@ def of_turn(
         steps.append(chat)
     if "committed" in reached:
         steps.append(Span("commit", reached.get("result", reached["committed"]), end))
-    if error is not None and steps and chat is None:  # it failed in the step that follows
+    if error is not None and steps and chat is None:  # it failed in the next step
         steps.append(Span("session" if "queued" in reached else "queue", steps[-1].end, end, error=error))
     operation = Operation(
         {"gen_ai.operation.name": "chat", **model},
@@ -144,7 +144,7 @@ def of_turn(
         {
             "gen_ai.operation.name": "invoke_agent",
             "gen_ai.agent.name": requested.agent_id,
-            **said,
+            **common,
             **_of_proxy(turn, links, requested, reached),
         },
         error=error,
@@ -180,7 +180,7 @@ def _of_proxy(
 
 
 def _session(turn: Turn, links: Sequence[Link]) -> dict[str, Value]:
-    """How the turn came to a process that held its path."""
+    """How a process that holds the path was found or prepared."""
     repaired = [link for link in links if link.reason in REPAIR_REASONS]
     own = {
         "continuity": turn.continuity,
@@ -211,11 +211,11 @@ def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in attributes.items() if value is not None}
 
 
-# --- what was said, where the settings ask for it
+# --- texts of the conversation, with `otel.content`
 
 
 def _words(turn: Turn) -> dict[str, Value]:
-    """As the conventions write messages: JSON texts of `{role, parts}`."""
+    """Messages in the form of the conventions: JSON texts of `{role, parts}`."""
     answer = {**_message(Message("assistant", turn.output)), "finish_reason": turn.stop_reason or "error"}
     attributes = {
         "gen_ai.input.messages": [_message(message) for message in turn.input],
@@ -240,9 +240,9 @@ def _part(block: Block) -> JSON:
             call = {"type": "tool_call", "id": block.get("id"), "name": block.get("name")}
             return call | {"arguments": block.get("input")}
         case "tool_result":
-            said = json.dumps(block.get("content"), ensure_ascii=False)
-            return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": said[:LONGEST_TEXT]}
-        case kind:  # images and documents: that there was one
+            response = json.dumps(block.get("content"), ensure_ascii=False)[:LONGEST_TEXT]
+            return {"type": "tool_call_response", "id": block.get("tool_use_id"), "response": response}
+        case kind:  # images and documents: only their kind
             return {"type": str(kind)}
 
 

@@ -212,7 +212,7 @@ def test_a_turn_of_which_nothing_can_be_told_is_counted(collector: Collector, mo
         sent.set()
         raise ValueError("no span")
 
-    monkeypatch.setattr(telemetry, "_draw", fails)
+    monkeypatch.setattr(telemetry, "_record", fails)
     end_turns(telemetry, 1)
     assert sent.wait(30)
     monkeypatch.undo()
