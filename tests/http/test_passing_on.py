@@ -345,7 +345,7 @@ async def test_an_answer_whose_end_was_dropped_while_it_waited_for_room_did_not_
 ) -> None:
     async with cluster(postgres_url, tmp_path, disconnect_grace=30.0) as (one, two):
         await one.chat("zero")
-        one.model.calls.append([{"type": "text", "text": "x" * 16 * 1024 * 1024}])
+        one.model.calls.append([{"type": "text", "text": "x" * 15 * 1024 * 1024}])
         client = Connection(two.settings.port)
         notes, note = list[Delivery](), two.store.set_delivery
 
