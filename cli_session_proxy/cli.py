@@ -33,7 +33,7 @@ app = typer.Typer(
     help="A local proxy that gives the Claude CLI a memory you can rely on.",
     epilog="Every option can also be set as CLI_SESSION_PROXY_<NAME> or in cli_session_proxy.toml.",
     no_args_is_help=True,
-    # As it is written: Rich takes `[keys]` for markup and leaves it out.
+    # Rich would take `[keys]` in a help text for markup and drop it.
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
@@ -76,7 +76,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def _examples(*lines: str) -> str:
-    """The last part of a command's help; each line as it is."""
+    """The last part of a command's help; lines are not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  cli-session-proxy {line}" for line in lines)
 
 
@@ -190,7 +190,7 @@ def serve(settings: "Settings") -> None:
 
     from .http.bounds import raise_open_files
 
-    raise_open_files()  # first: modules that are imported below read the limit
+    raise_open_files()  # before the imports below, which read the limit
     from .backends.auto import CLAUDE
     from .commands.migrating import migrating
     from .http.server import serve as run
@@ -201,7 +201,7 @@ def serve(settings: "Settings") -> None:
 
         asyncio.run(refuse_others(settings))
     watchdog = Watchdog()
-    watchdog.start()  # never stopped: the end of the interpreter waits for threads, which may hang as well
+    watchdog.start()  # never stopped: the interpreter's exit waits for threads, which may hang as well
     if settings.backend != CLAUDE:
         uvloop.run(run(settings, _say_at_once, watchdog, migrating))
         return
@@ -303,13 +303,13 @@ def find(
 
     more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
     wanted = finding.parse(words or (), owner, since, until, status, **more)
-    found, indexed, told_of = asyncio.run(finding.find(settings, wanted))
+    found, indexed, extras = asyncio.run(finding.find(settings, wanted))
     if as_json:
         from .export.found import as_json as rendered
 
         _say(json.dumps(rendered(wanted, found, indexed), indent=1))
     else:
-        finding.print_found(wanted, found, told_of)
+        finding.print_found(wanted, found, extras)
 
 
 @_command("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")
@@ -536,8 +536,8 @@ def migrate(
     from .export.words import count
 
     rows, turns, agents = (sum(done.rows.values()), done.rows["turns"], done.rows["agents"])
-    said = f"moved {count(rows, 'row')} ({count(turns, 'turn')} of {count(agents, 'agent')})"
-    _say(_json_of(done) if as_json else f"{said} to {done.place}, each compared: start the proxies with that store")
+    moved = f"moved {count(rows, 'row')} ({count(turns, 'turn')} of {count(agents, 'agent')})"
+    _say(_json_of(done) if as_json else f"{moved} to {done.place}, each compared: start the proxies with that store")
 
 
 @_command(
@@ -613,8 +613,8 @@ def commit(
     place = None if repo is None else repo.expanduser().absolute()
     done = asyncio.run(attempts.commit(settings, owner, agent_id, given, place, tuple(options or ())))
     what = "noted on" if done["note"] else "committed as"
-    said = f"attempt {done['attempt']} at {done['fix_id']} {what} {done['commit']}"
-    _say(json.dumps(done, indent=1) if as_json else said)
+    line = f"attempt {done['attempt']} at {done['fix_id']} {what} {done['commit']}"
+    _say(json.dumps(done, indent=1) if as_json else line)
 
 
 @_command(
@@ -698,7 +698,7 @@ def _say_at_once(line: str) -> None:
     """Write past Python's buffers: a write that blocks on a full pipe must not hold their lock at exit."""
     from .commands.fitting import fitted
 
-    whole = line if line.startswith("try: ") else fitted(line, 2)  # a command is to be copied
+    whole = line if line.startswith("try: ") else fitted(line, 2)  # a command to copy stays on one line
     data = f"{whole}\n".encode("utf-8", "replace")
     while data:
         data = data[os.write(sys.stdout.fileno(), data) :]
@@ -710,9 +710,9 @@ def _write(text: str) -> None:
 
 
 def main(args: list[str] | None = None) -> None:
-    """The entry point: an error is one line that says what to do, and so is each wrong setting."""
-    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # looking for them takes 20 ms, and there are none
-    # What a command imports stays: looking through it took a sixth of the time, and a quarter at the end.
+    """The entry point. Each error and each wrong setting is one line that says what to do."""
+    os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search takes 20 ms, and there are none
+    # Imported objects live until the end: collecting them took a sixth of a command's time, and a quarter at exit.
     gc.set_threshold(20_000, 50, 100)
     atexit.register(gc.freeze)
     if isinstance(sys.stdout, io.TextIOWrapper):
@@ -720,7 +720,7 @@ def main(args: list[str] | None = None) -> None:
         sys.stdout.reconfigure(encoding="utf-8", errors="replace")
     try:
         check_system()
-        # With the named command alone, if there is one: Typer makes each one that it has, which takes 0.1 s.
+        # Only register the named command, if it exists: Typer builds all registered ones, which takes 0.1 s.
         named = (sys.argv[1:] if args is None else args)[:1]
         every, alone = app.registered_commands, copy.copy(app)
         alone.registered_commands = [
@@ -734,6 +734,6 @@ def main(args: list[str] | None = None) -> None:
             print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)
         sys.exit(2 if isinstance(exc, ConfigError) else 1)
     except BrokenPipeError:
-        # The reader has closed the pipe (`dump | head`); nothing more may be written at exit.
+        # The reader has closed the pipe (`dump | head`): nothing may be written at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)

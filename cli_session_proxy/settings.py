@@ -1,10 +1,10 @@
-"""Settings: flags over environment (`CLI_SESSION_PROXY_*`) over a file. Read here only.
+"""Settings: flags override the environment (`CLI_SESSION_PROXY_*`), which overrides a file. Only read here.
 
 The file is the one that `--config` names, else `cli_session_proxy.toml` in the working directory. The latter may be
-anybody's (a repository that was just cloned): it names no program, environment, link or way in.
+from somebody else (a cloned repository): it may set no program, environment, link or access (`_TRUSTED`).
 
-`Settings` is resolved once at start-up and passed down. A broken file or value is a `ConfigError` that
-names the place and says what to do.
+`Settings` is resolved once at start-up and passed down. An invalid file or value is a `ConfigError` that names the
+place and the remedy.
 """
 
 from __future__ import annotations
@@ -53,32 +53,32 @@ CONFIG_FILE = "cli_session_proxy.toml"
 PREFIX = "CLI_SESSION_PROXY_"
 DELIMITER = "__"
 
-# A turn of this profile has none, whatever the default is.
+# This name stands for no profile, whatever the default is.
 NO_PROFILE = "-"
 
-# Names that the CLI maps to its newest models; `default` is `default_model`. It takes any other name too.
+# Names that the CLI maps to its newest models; `default` is `default_model`. The CLI also accepts other names.
 MODELS = ("sonnet", "opus", "haiku", "default")
 
-# The same under names that clients take which look for a model of Claude's by its name. They are listed, too.
+# The same models under names that start with `claude-`, for clients that check that. They are listed, too.
 ALIASES = {"claude-sonnet-latest": "sonnet", "claude-opus-latest": "opus", "claude-haiku-latest": "haiku"}
 
-# What else the CLI takes: its other aliases, Anthropic's ids, Bedrock's ids and ARNs, Vertex's.
+# Other names that the CLI accepts: its other aliases, ids of Anthropic and Vertex, ids and ARNs of Bedrock.
 _TAKEN = re.compile(
     r"(?:sonnet|opus|haiku|default|best|opusplan)(?:\[1m\])?|.*claude.*|arn:aws[a-z-]*:bedrock:.*", re.I
 )
 
-# A changed system prompt: `auto` keeps the head of the request where only dates, times, numbers or ids are new.
+# For a changed system prompt. `auto` keeps the start of the request if only dates, times, numbers or ids differ.
 SystemPromptChanges = Literal["auto", "newest-turn", "replace"]
 
-# A turn that meets a limit of the provider's: another model answers where one is named, it fails, or it is sent when
-# the limit is over.
+# For a turn at a limit of the provider: a configured fallback model answers, the turn fails, or it waits until the
+# limit is over.
 OnLimit = Literal["fallback", "error", "wait"]
 
-# What the file gave to the settings that are being made.
+# The file's data, for the `Settings` that are being built.
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
 
-# What a file that merely lies in the working directory may not set, because it runs something, changes what is run,
-# leads to other files, lets others in, or deletes. Of profiles, each one's.
+# Settings that a file found in the working directory may not have: they run or configure programs, lead to other files,
+# give access, or delete. The second table is for each profile.
 _TRUSTED = {
     "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
@@ -96,21 +96,21 @@ _TRUSTED_OF_PROFILES = {
     "git_memory": "a repository to read from and write to",
 }  # fmt: skip
 
-# What one owner may take of the places that all share (connections, `queue_limit`), where there may be several owners.
+# The largest share of connections and of `queue_limit` that one owner may take, if there can be several owners.
 OWNERS_SHARE = 0.75
 
-# What a client without a system prompt gets when no tools are on; one sentence, so that it costs next to nothing.
+# The system prompt if the client sends none and no tools are on. One sentence, to cost few tokens.
 NEUTRAL_SYSTEM_PROMPT = "You are a helpful assistant."
 
-# Nothing else of the proxy's environment reaches the CLI. A trailing * is a prefix.
+# The variables of the proxy's environment that reach the CLI. A trailing * matches any suffix.
 ENVIRONMENT_ALLOWED = (
     "PATH", "HOME", "USER", "LOGNAME", "CLAUDE_CONFIG_DIR", "CLAUDE_SECURESTORAGE_CONFIG_DIR",
     "LANG", "LC_*", "TZ", "ANTHROPIC_*", "CLAUDE_CODE_OAUTH_TOKEN", "CLAUDE_CODE_USE_*",
     "HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "all_proxy", "no_proxy",
     "SSL_CERT_FILE", "SSL_CERT_DIR", "NODE_EXTRA_CA_CERTS", "REQUESTS_CA_BUNDLE",
 )  # fmt: skip
-# A cloud's credentials are for all of its services: they reach the CLI only where it is told to use that cloud
-# (names in 2.1.329).
+# A cloud's credentials are valid for all of its services, so they reach the CLI only if it is set to use that cloud.
+# The names are those of CLI 2.1.329.
 _AWS, _GOOGLE = ("AWS_*",), ("GOOGLE_*", "CLOUD_ML_REGION", "VERTEX_REGION_*")
 ENVIRONMENT_OF_PROVIDERS = {
     "CLAUDE_CODE_USE_BEDROCK": _AWS, "CLAUDE_CODE_USE_MANTLE": _AWS, "CLAUDE_CODE_USE_ANTHROPIC_AWS": _AWS,
@@ -118,11 +118,11 @@ ENVIRONMENT_OF_PROVIDERS = {
 }  # fmt: skip
 
 
-# Shorter ones can be guessed over a network; what `openssl rand -hex 16` gives has 32.
+# Characters. A shorter secret can be guessed over a network; `openssl rand -hex 16` prints 32.
 MIN_SECRET = 16
-# Bytes of a file of them.
+# The most bytes of a file of secrets.
 _LONGEST_SECRETS = 1024 * 1024
-# Characters. It has to fit into one line of a commit's trailers.
+# Characters. A fix_id must fit into one line of a commit's trailers.
 FIX_ID_LIMIT = 300
 
 
@@ -133,7 +133,7 @@ def _names_a_variable(value: str) -> str:
 
 
 def fix_id_of(text: str) -> str:
-    """The text, where it can stand in one line of a commit. Raises `ValueError`."""
+    """The text, if it fits into one line of a commit. Raises `ValueError`."""
     if not 0 < len(text) <= FIX_ID_LIMIT or not text.isprintable() or text != " ".join(text.split()):
         raise ValueError(f"fix_id must be one line of 1 to {FIX_ID_LIMIT} printable characters, without double spaces")
     return text
@@ -144,15 +144,15 @@ VariableName = Annotated[str, AfterValidator(_names_a_variable)]
 
 
 class _Table(BaseModel):
-    """A table of the file: it has no other names than these."""
+    """A table of the file. Other names are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
 
 class GitMemory(_Table):
-    """`[profiles.<name>.git_memory]`: its agents are told what earlier attempts tried (see `git_memory`).
+    """`[profiles.<name>.git_memory]`: the profile's agents are told of earlier attempts (see `git_memory`).
 
-    `fix_id` None: each agent is a fix of its own, named as the agent.
+    `fix_id` None: each agent is its own fix, with the agent's name.
     """
 
     repo: AbsolutePath
@@ -160,14 +160,14 @@ class GitMemory(_Table):
     fix_id: Annotated[str, AfterValidator(fix_id_of)] | None = None
 
 
-# What an address of S3-compatible storage begins with.
+# The prefix of addresses of S3-compatible storage.
 S3 = "s3://"
-# What the proxy itself says of a request to another model: `params` must not say it too.
+# Parameters that the proxy itself sets in a request to another model: `params` must not have them.
 OWN_PARAMS = frozenset({
     "model", "messages", "stream", "stream_options", "tools", "tool_choice", "parallel_tool_calls", "functions",
     "api_base", "base_url", "api_key", "timeout", "num_retries", "max_retries", "n", "response_format",
 })  # fmt: skip
-# Files that a URL of PostgreSQL or Redis may name, that libpq's environment names, and where it looks by itself.
+# Where secret files may be named: options of PostgreSQL and Redis URLs, variables of libpq and AWS, and their defaults.
 _FILES_IN_URLS = ("passfile", "sslkey", "servicefile", "ssl_keyfile")
 _FILES_OF_LIBPQ = ("PGPASSFILE", "PGSSLKEY", "PGSERVICEFILE")
 _FILES_OF_AWS = ("AWS_SHARED_CREDENTIALS_FILE", "AWS_CONFIG_FILE", "AWS_WEB_IDENTITY_TOKEN_FILE")
@@ -178,12 +178,12 @@ _HEADER = re.compile(r"[A-Za-z][A-Za-z0-9-]{0,63}")
 
 
 PositiveDollars = Annotated[float, Field(gt=0, allow_inf_nan=False)]
-# `40 turns`, `100k tokens`; a `Window` stays one.
+# A text such as `40 turns` or `100k tokens`, or a `Window`.
 WindowText = Annotated[Window, BeforeValidator(lambda value: Window.parse(value) if isinstance(value, str) else value)]
 
 
 def web_address(value: str, like: str) -> str:
-    """Raises `ValueError`, which shows one that is `like` it."""
+    """The value, if it is an http(s) URL. Raises `ValueError`, with `like` as an example."""
     parts = urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError(f"{value[:80]!r} is no address: write it like {like}")
@@ -193,10 +193,10 @@ def web_address(value: str, like: str) -> str:
 class ModelSettings(_Table):
     """`[models.<name>]`: a model that LiteLLM reaches. Clients ask for it by this name, as they ask for `sonnet`.
 
-    `litellm` is LiteLLM's name of it, `params` go out with every request, below what the request itself says.
-    `fallbacks`: who answers where this one cannot. `window_summary`: what the window leaves out is shown as a summary,
-    which the model itself is asked for. `thinking_as_text`: earlier thinking is shown to it as plain text,
-    which is otherwise left out. `images`, `documents`, `tools`: what it takes; None: as LiteLLM knows it.
+    `litellm`: LiteLLM's name of the model. `params` are sent with every request, unless the request has its own value.
+    `fallbacks`: models that answer if this one cannot. `window_summary`: turns outside the window are replaced by a
+    summary, which the model itself writes. `thinking_as_text`: earlier thinking is sent as plain text; else it is left
+    out. `images`, `documents`, `tools`: whether the model accepts these; None: as LiteLLM knows.
     """
 
     litellm: str
@@ -229,7 +229,7 @@ class ModelSettings(_Table):
 
 
 class Profile(_Table):
-    """What an agent's CLI may do beyond talking. `[profiles.<name>]`; without one, the CLI's tools are off."""
+    """`[profiles.<name>]`: what an agent's CLI may do beyond talking. Without a profile its tools are off."""
 
     tools: tuple[str, ...] = ()
     permission_mode: Literal["default", "acceptEdits", "bypassPermissions", "dontAsk", "plan"] = "default"
@@ -241,15 +241,15 @@ class Profile(_Table):
     confined: bool = False  # the CLI runs under bubblewrap: see `backends.claude.process.confine`
     git_memory: GitMemory | None = None
     window: WindowText | None = None  # how much of a conversation a request shows
-    fallbacks: tuple[str, ...] | None = None  # who answers where the model cannot; None: as the settings say
-    on_limit: OnLimit | None = None  # None: as the settings say
-    # Of its tools (names, or rules such as Bash(git push *)), those that wait for a person's word at each call.
+    fallbacks: tuple[str, ...] | None = None  # models that answer if the model cannot; None: those of the settings
+    on_limit: OnLimit | None = None  # None: the value of the settings
+    # Tools, by name or by a rule such as Bash(git push *), of which a person must approve each call.
     approve: tuple[str, ...] = ()
-    # Another login of the same person: the variable that holds what `claude setup-token` said. None: the CLI's own.
+    # Another login of the same person: the variable with the token of `claude setup-token`. None: the CLI's own login.
     login_env: VariableName | None = None
 
     @model_validator(mode="after")
-    def _somebody_is_asked(self) -> Profile:
+    def _approvals_are_possible(self) -> Profile:
         if self.approve and self.permission_mode not in ("default", "acceptEdits"):
             raise ValueError(
                 f"approve takes permission_mode default or acceptEdits: with {self.permission_mode} the CLI asks nobody"
@@ -265,9 +265,9 @@ WITHOUT_TOOLS = Profile()
 
 
 class Limits(_Table):
-    """What one key or agent may spend in each minute, day and month of UTC; None: as much as it likes.
+    """What one key or agent may spend in each minute, day and month of UTC; None: no limit.
 
-    Tokens are all that the model read, from its cache too, and wrote. USD as the CLI or LiteLLM reports them.
+    Tokens: those that the model read (cached ones included) and wrote. USD: as the CLI or LiteLLM reports.
     """
 
     requests_per_minute: PositiveInt | None = None
@@ -282,8 +282,8 @@ class Limits(_Table):
 
 
 class BudgetSettings(_Table):
-    """`[budgets]`. `each_key` and `each_agent` are of each one apart; what a key or an agent has under its own name
-    stands in place of that, limit by limit. An agent's name means the one of that name of each key."""
+    """`[budgets]`. `each_key` and `each_agent` apply to each key and agent separately; a limit under its own name
+    replaces the one there. An agent's name applies to the agent of that name of each key."""
 
     each_key: Limits = Field(default_factory=Limits)
     each_agent: Limits = Field(default_factory=Limits)
@@ -292,9 +292,9 @@ class BudgetSettings(_Table):
 
 
 class OtelSettings(_Table):
-    """`[otel]`: traces and metrics over OTLP/HTTP, to `endpoint` (`/v1/traces` and `/v1/metrics` below it); None: none.
+    """`[otel]`: send traces and metrics over OTLP/HTTP to `endpoint` (`/v1/traces`, `/v1/metrics`); None: do not.
 
-    `headers`, such as a backend's key, go with each request. `content`: what was said goes out, too.
+    `headers`, such as a key of the collector, go with each request. `content`: also send the texts of conversations.
     """
 
     endpoint: Annotated[str, AfterValidator(partial(web_address, like="http://127.0.0.1:4318"))] | None = None
@@ -304,7 +304,7 @@ class OtelSettings(_Table):
 
 
 class SandboxSettings(_Table):
-    """`[sandbox]`. `links` maps a path inside every agent's sandbox to the file or folder it points at."""
+    """`[sandbox]`. `links` maps a path inside every agent's sandbox to the link's target."""
 
     links: dict[str, Path] = Field(default_factory=dict)
 
@@ -316,48 +316,48 @@ class Settings(BaseModel):
         extra="forbid", hide_input_in_errors=True, validate_default=True, arbitrary_types_allowed=True
     )
 
-    # where these come from, where it listens, what it keeps
+    # the file of settings, the address, the data
     config: AbsolutePath | None = None
     host: str = "127.0.0.1"
     port: int = Field(default=8787, ge=0, le=65535)
-    uds: AbsolutePath | None = None  # a unix socket of this user's alone, instead of host and port
+    uds: AbsolutePath | None = None  # a unix socket for this user only, instead of host and port
     var: Path = Path("var")
     store: SecretStr | None = Field(default=None, repr=False)  # a PostgreSQL URL; None: SQLite in `var`
-    sandbox_root: Path | None = None  # where the agents' directories lie, equal on every host; None: <var>/sandbox
-    allowed_origins: tuple[str, ...] = ()  # other pages that may ask: scheme://host[:port], exactly
+    sandbox_root: Path | None = None  # the folder of agents' directories, equal on all hosts; None: <var>/sandbox
+    allowed_origins: tuple[str, ...] = ()  # other pages that may send requests, exactly: scheme://host[:port]
     # the CLI
-    backend: str = "claude"  # whose turns these are: a name that a package registered (see `backends.auto`)
+    backend: str = "claude"  # a name that a package registered (see `backends.auto`)
     claude_bin: AbsolutePath | None = None
     claude_config_dir: AbsolutePath | None = None
     claude_env: dict[str, str] = Field(default_factory=dict)
-    self_check: bool = True  # `serve` checks each CLI that it has not seen, once, offline and beside turns
-    # What a model's name stands for: the first pattern that fits. Programs send these as they come.
+    self_check: bool = True  # `serve` checks each new CLI once, offline and beside turns
+    # Models for names that programs send by default: the first matching pattern counts.
     any_model: bool = False
     aliases: dict[str, str] = {"gemini-*": "sonnet", "gpt-*": "sonnet", "codex-*": "sonnet"}
-    default_model: str = "default"  # what the model `default`, or none, runs as; "default": the CLI's own choice
+    default_model: str = "default"  # the model for `default` or no name; "default": the CLI's own choice
     system_prompt: str = NEUTRAL_SYSTEM_PROMPT
     profile: str | None = None
     profiles: dict[str, Profile] = Field(default_factory=dict)
-    # Models beside the CLI's, by the name that clients ask for; and who answers where Claude cannot, the first first.
+    # Further models, by the name that clients ask for; and the models that answer if Claude cannot, in this order.
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     fallbacks: tuple[str, ...] = ()
     on_limit: OnLimit = "fallback"
-    max_limit_wait: float = Field(default=6 * 3600.0, gt=0)  # with "wait": a limit that lasts longer is not waited for
+    max_limit_wait: float = Field(default=6 * 3600.0, gt=0)  # with "wait": no turn waits for a longer limit
     sandbox: SandboxSettings = Field(default_factory=SandboxSettings)
-    # who may ask: a name for each secret (see `keys`); none: everybody on this machine
+    # the clients: a name for each secret (see `keys`); none: everybody on this machine
     keys: dict[str, SecretStr] = Field(default_factory=dict, repr=False)
     keys_file: AbsolutePath | None = None
-    operators: tuple[str, ...] = ()  # names of keys that are shown what every key spends, on the page
-    make_key: bool = False  # a key of `local` in <var>/key, made where there is none (see `keys`)
+    operators: tuple[str, ...] = ()  # names of keys that see what every key spends, on the page
+    make_key: bool = False  # require a key of `local` in <var>/key, and create a missing one (see `keys`)
     budgets: BudgetSettings = Field(default_factory=BudgetSettings)  # what a key and an agent may spend
     otel: OtelSettings = Field(default_factory=OtelSettings)  # where traces and metrics are sent
-    audit: Path | None = None  # who read and changed what (see `http.audit`); None: in `var` where there are keys
-    i_am_the_only_user: bool = False  # every key and address is one person's own: a subscription may serve them
-    # In place of keys: the header in which a gateway names who asks, and the networks whose addresses it has.
+    audit: Path | None = None  # the audit log (see `http.audit`); None: in `var` if there are keys
+    i_am_the_only_user: bool = False  # all keys and addresses belong to one person, so a subscription may serve them
+    # Instead of keys: the header in which a gateway names the owner, and the networks of the gateway.
     trusted_header: str | None = None
     trusted_header_from: tuple[IPv4Network | IPv6Network, ...] = ()
-    # several hosts on one store: where the others reach this proxy, by what they know each other, which of them has an
-    # agent warm (a Redis URL; None: the store tells), and whether all of them see the same sandboxes
+    # several hosts on one store: this proxy's address for the others, their shared secret, the registry of which host
+    # has an agent warm (a Redis URL; None: the store), and whether all hosts see the same sandboxes
     advertise: str | None = None
     cluster_key: SecretStr | None = Field(default=None, repr=False)
     cluster_key_file: AbsolutePath | None = None
@@ -370,9 +370,9 @@ class Settings(BaseModel):
     tool_timeout: float = Field(default=3600.0, gt=0)
     stop_grace: float = Field(default=5.0, ge=0)
     drain_timeout: float = Field(default=30.0, ge=0)
-    lease: float = Field(default=10.0, gt=0)  # how long a proxy that does not respond keeps its agents
+    lease: float = Field(default=10.0, gt=0)  # seconds until the agents of a silent proxy may be taken over
     disconnect_grace: float = Field(default=10.0, ge=0)
-    approval_timeout: float = Field(default=600.0, gt=0)  # how long a tool waits for a person's word
+    approval_timeout: float = Field(default=600.0, gt=0)  # how long a tool waits for a person's approval
     keepalive: float = Field(default=15.0, gt=0)
     lane_limit: int = Field(default=64, ge=1)
     queue_limit: int = Field(default=1024, ge=1)
@@ -382,29 +382,29 @@ class Settings(BaseModel):
     spares: int = Field(default=1, ge=0)
     max_spawns: int = Field(default_factory=cores, ge=1)
     process_idle: float = Field(default=900.0, gt=0)
-    # Unnamed first questions without tools: answered one after the other by the same processes. `auto`: where hardly
-    # any of their kind was gone on from.
+    # The same processes answer unnamed first questions without tools, one after the other. `auto`: if hardly any
+    # conversation of the kind was continued.
     share_processes: Literal["auto", "always", "never"] = "auto"
     cli_retries: int = Field(default=2, ge=0)
     max_body: int = Field(default=64 * 1024 * 1024, ge=1024)
     on_context_full: Literal["compact", "error"] = "compact"
-    system_prompt_changes: SystemPromptChanges = "auto"  # where a changed one goes (see `domain.system_prompts`)
+    system_prompt_changes: SystemPromptChanges = "auto"  # see `domain.system_prompts`
     # data
     retention_days: float | None = Field(default=None, gt=0)
-    forget_unnamed: PositiveFloat | Literal["never"] = 30 * 24.0  # hours after which one-shots go, as the CLI cleans up
-    # Chains that are put away, encrypted, and deleted here: where to (a directory, or s3://bucket/prefix), with which
-    # age keys, and after how many days without a turn (None: only by command).
+    forget_unnamed: PositiveFloat | Literal["never"] = 30 * 24.0  # hours until one-shots go, as the CLI's own cleanup
+    # Archived chains are encrypted and deleted here. The place (a directory, or s3://bucket/prefix), the age keys, and
+    # the days without a turn until then (None: only by command).
     archive_to: str | None = None
     archive_key_file: AbsolutePath | None = None
     archive_after_days: float | None = Field(default=None, gt=0)
     idempotency_hours: float = Field(default=24.0, gt=0)
-    timezone: Zone = "local"  # of the times that people are shown
+    timezone: Zone = "local"  # of times that are shown to people
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @field_validator("allowed_origins", mode="after")
     @classmethod
     def _exact(cls, value: tuple[str, ...]) -> tuple[str, ...]:
-        """One origin each, as a browser writes it."""
+        """Each as one origin, in a browser's spelling."""
         return tuple(_origin(text) for text in value)
 
     @field_validator("advertise", mode="after")
@@ -426,7 +426,7 @@ class Settings(BaseModel):
     @field_validator("trusted_header_from", mode="before")
     @classmethod
     def _are_networks(cls, value: Any) -> Any:
-        """An address, or a network in CIDR; not everybody."""
+        """Addresses, or networks in CIDR, but not the whole address space."""
         networks = []
         for text in [value] if isinstance(value, str) else value:
             try:
@@ -494,7 +494,7 @@ class Settings(BaseModel):
 
     @model_validator(mode="after")
     def _fits_together(self) -> Settings:
-        """Raises one error with a line for each setting that is wrong beside others."""
+        """Raises one error with a line for each setting that contradicts another."""
         wrong = list(self._misfits())
         if wrong:
             raise ValueError("\n".join(wrong))
@@ -529,7 +529,7 @@ class Settings(BaseModel):
                     yield f"{place}: a model cannot be its own fallback"
 
     def _is_this_proxy(self, api_base: str | None) -> bool:
-        """The address is one that this proxy listens on."""
+        """Whether this proxy listens on the address."""
         if api_base is None or self.uds is not None:
             return False
         parts = urlsplit(api_base)
@@ -544,13 +544,13 @@ class Settings(BaseModel):
         return _over(given, _over(_environment(), _file.get())) if isinstance(given, dict) else given
 
     def system_prompt_for(self, profile: Profile, system: str | None) -> str | None:
-        """The system prompt of a turn that asks for `system`; None: the CLI's own."""
+        """The system prompt of a turn whose request has `system`; None: the CLI's own."""
         if system is not None:
             return system
         return profile.system_prompt or (None if profile.tools else self.system_prompt)
 
     def model_for(self, name: str, profile: Profile) -> str:
-        """Which model is asked: one of `models`, or what the CLI takes."""
+        """The model that runs: one of `models`, or a name for the CLI."""
         if name in self.models:
             return name
         fits = (model for pattern, model in self.aliases.items() if fnmatchcase(name, pattern))
@@ -558,16 +558,16 @@ class Settings(BaseModel):
         return named if named != "default" else profile.model or self.default_model
 
     def knows_model(self, name: str) -> bool:
-        """Whether a turn may ask for it, as far as its name tells."""
+        """Whether a turn may ask for this name. The CLI may still refuse it."""
         known = (
             self.any_model or name in self.models or name == self.default_model or _TAKEN.fullmatch(name) is not None
         )
         return known or any(fnmatchcase(name, pattern) for pattern in self.aliases)
 
     def fallbacks_for(self, model: str, profile: Profile) -> tuple[str, ...]:
-        """Who answers where this model cannot, the first first.
+        """The models that answer if this one cannot, in order.
 
-        A profile with tools of the CLI's goes elsewhere only where it says so itself: no other model has them.
+        A profile with the CLI's tools falls back only to its own list, because other models do not have the tools.
         """
         if model in self.models:
             return self.models[model].fallbacks
@@ -577,14 +577,14 @@ class Settings(BaseModel):
 
     @property
     def logins(self) -> Mapping[str, str]:
-        """The variables of further logins of the same person, by profile."""
+        """The variables with further logins of the same person, by profile."""
         return {name: one.login_env for name, one in self.profiles.items() if one.login_env is not None}
 
     def key_of(self, model: str) -> str | None:
-        """The key of one of `models`, from the environment; None: LiteLLM finds its provider's own variable.
+        """The key of one of `models`, from the environment; None: LiteLLM reads its provider's own variable.
 
-        A server that the settings name is never sent a provider's key that nobody meant for it. `ConfigError` where the
-        variable that is named is not set.
+        A configured `api_base` is only sent a configured key, never the provider's. Raises `ConfigError` if the
+        configured variable is not set.
         """
         named = self.models[model]
         if named.api_key_env is None:
@@ -599,11 +599,11 @@ class Settings(BaseModel):
 
     @property
     def has_owners(self) -> bool:
-        """Whether keys or a gateway name who asks: there may be several, and each leaves room for the others."""
+        """Whether there can be several owners, by keys or by a gateway. Then limits per owner apply."""
         return bool(self.keys) or self.keys_file is not None or self.trusted_header is not None
 
     def cluster_secret(self) -> str | None:
-        """The key by which the proxies of several hosts know each other; None: no cluster. Raises `ConfigError`."""
+        """The secret that the proxies of a cluster share; None: no cluster. Raises `ConfigError`."""
         if self.cluster_key is not None:
             secret = self.cluster_key.get_secret_value()
         elif self.cluster_key_file is None:
@@ -619,13 +619,13 @@ class Settings(BaseModel):
 
     @property
     def is_audited(self) -> bool:
-        """Who reads and changes what is noted: where a request's owner has a name, or the audit a file."""
+        """Whether there is an audit log: if owners have names, or `audit` names a file."""
         named = self.keys or self.keys_file is not None or self.trusted_header is not None
         return bool(named) or self.audit is not None
 
     def secret_files(self) -> dict[Path, str]:
-        """Files and sockets that give access to more than one agent's own, and what names each. No confined agent may
-        read one. They need not exist."""
+        """Files and sockets that give access to more than one agent's data, and the setting that names each. They may
+        be missing. No confined agent may read them."""
         found = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
         named = {"keys_file": self.keys_file, "cluster_key_file": self.cluster_key_file, "uds": self.uds}
         named |= {"audit": self.audit}
@@ -635,13 +635,13 @@ class Settings(BaseModel):
             if url is not None:
                 query = parse_qs(urlsplit(url.get_secret_value()).query)
                 found |= {Path(path): name for option in _FILES_IN_URLS for path in query.get(option, ())}
-        if self.store is not None:  # libpq looks there by itself
+        if self.store is not None:  # libpq reads these by itself
             found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
             found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
             found |= dict.fromkeys(_sockets_of(self.store.get_secret_value()), "store")
         if self.archive_to is not None and not self.archive_to.startswith(S3):
             found[Path(self.archive_to)] = "archive_to"
-        if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 looks there by itself
+        if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 reads these by itself
             found |= {Path(path): "archive_to" for name in _FILES_OF_AWS if (path := os.environ.get(name))}
             found |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}
         for name, model in self.models.items():
@@ -651,8 +651,8 @@ class Settings(BaseModel):
         return {Path(os.path.abspath(path.expanduser())): what for path, what in found.items()}
 
     def run_unconfined(self) -> dict[Path, str]:
-        """What a CLI without a boundary is told of by the settings and by its MCP servers' file: programs and their
-        scripts among it. With what names each."""
+        """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
+        that names each."""
         found = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
         for name, profile in self.profiles.items():
             if profile.mcp_config is not None and not profile.confined:
@@ -664,8 +664,8 @@ class Settings(BaseModel):
         return found
 
     def refuse_loop(self, model: str, base: str | None) -> None:
-        """Raises `ConfigError` where LiteLLM would ask this proxy itself for one of `models`: at `base`, where it would
-        look by itself, or where its provider's variable in the environment leads."""
+        """Raises `ConfigError` if LiteLLM would send requests for this one of `models` to this proxy: to `base`, the
+        address that LiteLLM knows, or to the address in its provider's environment variable."""
         configured = self.models[model]
         provider = (
             configured.litellm.partition("/")[0].upper().replace("-", "_") if "/" in configured.litellm else "OPENAI"
@@ -689,7 +689,7 @@ class Settings(BaseModel):
         return wanted or of_model or profile.window
 
     def profile_for(self, name: str | None) -> Profile:
-        """The named profile, the default one, or one without tools. Unknown: `ConfigError`."""
+        """The named profile, the default one, or one without tools. Raises `ConfigError` for an unknown name."""
         name = name or self.profile
         if name is None or name == NO_PROFILE:
             return WITHOUT_TOOLS
@@ -704,7 +704,7 @@ class Settings(BaseModel):
 
 
 def _environment() -> dict[str, Any]:
-    """What the variables of this program set. The library that reads them takes 0.1 s to import: only if there are."""
+    """The settings of this program's variables. Their library takes 0.1 s to import: only if a variable is set."""
     if not any(name.upper().startswith(PREFIX) for name in os.environ):
         return {}
     from pydantic_settings import EnvSettingsSource  # noqa: PLC0415
@@ -717,15 +717,15 @@ def _environment() -> dict[str, Any]:
 
 
 def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Both; where both have a value, the one above, tables key by key."""
+    """Merge them: values of `above` win, and tables are merged key by key."""
     both = {name: below[name] for name in below.keys() & above.keys()}
     tables = {n: _over(above[n], v) for n, v in both.items() if isinstance(v, dict) and isinstance(above[n], dict)}
     return {**below, **above, **tables}
 
 
 def spelled(path: Path) -> Path:
-    """The absolute path in the letters that the disk has: on macOS others lead there too, and the CLI, which names a
-    session's folder by its directory, would take each spelling for another one. What is not there stays as it is."""
+    """The absolute path, spelled as on the disk. macOS also accepts other spellings, but the CLI would make a session
+    folder for each of them. Missing parts stay as they are."""
     if sys.platform != "darwin":
         return path
     found = Path(path.anchor)
@@ -754,7 +754,7 @@ def _origin(text: str) -> str:
 
 
 def paths_in(text: str) -> set[Path]:
-    """The absolute paths that stand in a text, and in each of its words in quotes."""
+    """The absolute paths in a text, also as quoted strings."""
     quoted = re.findall(r"\"((?:~|\$\{?HOME\}?)?/[^\"]*)\"", text)
     return {
         Path(os.path.abspath(os.path.expanduser(os.path.expandvars(word))))
@@ -763,7 +763,7 @@ def paths_in(text: str) -> set[Path]:
 
 
 def _sockets_of(url: str) -> list[Path]:
-    """The unix sockets of a PostgreSQL: it may know its user by the uid, which an agent has."""
+    """The unix sockets of a PostgreSQL server. It may accept a user by the uid, which agents share."""
     parsed = urlsplit(url)
     query = parse_qs(parsed.query)
     named = [one.partition(":") for one in unquote(parsed.netloc.rpartition("@")[2]).split(",")]
@@ -774,9 +774,9 @@ def _sockets_of(url: str) -> list[Path]:
 
 
 def read_secret(path: Path, name: str) -> bytes:
-    """What is in a file of secrets. `ConfigError` where it cannot be read, or where others could read or write it.
+    """The content of a file of secrets. Raises `ConfigError` if it is unreadable, or if others may read or write it.
 
-    A file of root's may be readable for a group: so a service is given one.
+    A file of root may be readable by a group, as services get their secrets that way.
     """
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
@@ -791,15 +791,15 @@ def read_secret(path: Path, name: str) -> bytes:
 
 
 def load(**flags: Any) -> Settings:
-    """Settings from the flags that were given (None means: not given), the environment and the file.
+    """Settings from the flags (None: not given), the environment and the file.
 
-    Raises `WrongSettings` with all mistakes at once, each with the place where it was made.
+    Raises `WrongSettings` with all mistakes at once, each with its place.
     """
     given = {name: value for name, value in flags.items() if value is not None}
     named = given.get("config") or os.environ.get(f"{PREFIX}CONFIG")
     file = _SettingsFile.read(Path(named or CONFIG_FILE).expanduser(), must=named is not None)
-    mistakes = [*_unknown_variables(), *(_set_by_strangers(file) if named is None else ())]
-    used = _file.set(file.data)
+    mistakes = [*_unknown_variables(), *(_untrusted(file) if named is None else ())]
+    token = _file.set(file.data)
     try:
         settings = Settings(**given)
     except ValidationError as exc:
@@ -807,14 +807,14 @@ def load(**flags: Any) -> Settings:
     except WrongSettings as exc:
         raise WrongSettings.of([*mistakes, *exc.mistakes]) from exc
     finally:
-        _file.reset(used)
+        _file.reset(token)
     if mistakes:
         raise WrongSettings.of(mistakes)
     return settings
 
 
 class WrongSettings(ConfigError):
-    """Each of `mistakes` is a line of its own."""
+    """`mistakes`: one line each."""
 
     mistakes: tuple[str, ...] = ()
 
@@ -827,7 +827,7 @@ class WrongSettings(ConfigError):
 
 @dataclass(frozen=True, slots=True)
 class _SettingsFile:
-    """The file of settings, or an empty one where there is no such file."""
+    """The file of settings; empty if it does not exist."""
 
     path: Path
     text: str
@@ -848,7 +848,7 @@ class _SettingsFile:
             raise ConfigError(f"{path} cannot be read: {exc}; fix it or move the file away") from exc
 
     def place(self, setting: Sequence[str]) -> str:
-        """The file and the line that makes this setting, else the line of the nearest table around it."""
+        """The file and line of this setting, else the line of the nearest enclosing table."""
         table: list[str] = []
         found, longest = 0, 0
         for number, line in enumerate(self.text.splitlines(), 1):
@@ -868,7 +868,7 @@ def _keys(dotted: str) -> list[str]:
 
 
 def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFile) -> Iterator[str]:
-    """A line for each setting that is wrong: what is wrong with it, and where it was set."""
+    """A line for each wrong setting: the mistake, and where it was set."""
     wrong: dict[tuple[str, ...], list[str]] = {}
     for one in exc.errors():
         setting, kind = _setting_at(one["loc"])
@@ -877,7 +877,7 @@ def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFil
             says = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
         if setting:
             wrong.setdefault(setting, []).append(says)
-        else:  # a check of several settings together: each line of its text names the setting that it is about
+        else:  # a check of several settings: each line of its text names one
             for line in says.splitlines():
                 name, _, rest = line.partition(": ")
                 if name.partition(".")[0] not in Settings.model_fields:
@@ -888,7 +888,7 @@ def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFil
 
 
 def _plain(says: str) -> str:
-    """pydantic's sentence in words for who wrote a file of settings."""
+    """pydantic's message in words for the author of a settings file."""
     kind = says.replace("Input should be", "must be").partition(", unable to parse")[0]
     return kind.replace("a valid integer", "a whole number").replace("a valid tuple", "a list")
 
@@ -904,7 +904,7 @@ def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _Setting
 
 
 def _setting_at(place: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
-    """The setting that pydantic means, and the type that it is a part of: pydantic goes on into members of a union."""
+    """The setting at pydantic's location, which also has members of unions, and the type that contains it."""
     kind: Any = Settings
     above: Any = None
     parts = []
@@ -917,8 +917,8 @@ def _setting_at(place: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
     return tuple(parts), above
 
 
-def _set_by_strangers(file: _SettingsFile) -> Iterator[str]:
-    """Of a file that merely lies there: the settings that only one which the user named may hold."""
+def _untrusted(file: _SettingsFile) -> Iterator[str]:
+    """A line for each setting of a found file that only a file named by the user may have."""
     profiles = file.data.get("profiles")
     sandbox = file.data.get("sandbox")
     found = [(name, what) for name, what in _TRUSTED.items() if file.data.get(name)]
@@ -938,7 +938,7 @@ def _set_by_strangers(file: _SettingsFile) -> Iterator[str]:
 
 
 def _unknown_variables() -> Iterator[str]:
-    """Variables of ours that name no setting: pydantic-settings leaves them unread without a word."""
+    """Variables of this program that name no setting: pydantic-settings ignores them silently."""
     fields = Settings.model_fields
     tables = [
         name
@@ -950,7 +950,7 @@ def _unknown_variables() -> Iterator[str]:
         if not variable.upper().startswith(PREFIX) or name in (tables if inner else fields):
             continue
         table = next((table for table in tables if name.startswith(f"{table}_")), None)
-        if table is not None:  # one underscore where two belong
+        if table is not None:  # one underscore instead of two
             meant: str | None = f"{table}{DELIMITER}{name.removeprefix(f'{table}_')}"
         else:
             meant = likely(name, tables if inner else fields)
