@@ -1,6 +1,6 @@
-"""Rows that hold what no write of ours leaves: SQLite keeps any value in any column, and a file is edited by hand.
+"""Rows with values that this program never writes. SQLite keeps any value in any column, and people edit the file.
 
-Each reader of rows says which columns it reads (`reads`). A list is read by `sound`: one damaged row hides no other.
+A function that reads a row names its columns (`reads`). Lists are read by `sound`, which leaves damaged rows out.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 Read = Callable[Concatenate[Any, P], T]
 
-# What reading JSON of another form raises.
+# What reading JSON of an unexpected form raises.
 _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, RecursionError)
 # Damaged rows that the log has named, and how many it names.
 _logged: set[str] = set()
@@ -30,10 +30,10 @@ MOST_LOGGED = 1000
 
 
 def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
-    """Of a function that reads a row which begins with these columns: where it cannot, it raises `DamagedRow`, which
-    names the row and the column. The log says so once."""
+    """Decorates a function that reads a row which begins with these columns. If a value cannot be read, it raises
+    `DamagedRow`, which names the row and the column. The log names each row once."""
     numbers = tuple(n for n, column in enumerate(columns) if column.type.python_type is float)
-    sound: set[tuple[type, ...]] = set()  # types of the values of rows that were looked at column by column
+    sound: set[tuple[type, ...]] = set()  # the types of rows that passed the check by column
 
     def checked(read: Read[P, T]) -> Read[P, T]:
         @wraps(read)
@@ -42,7 +42,8 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
             kinds = tuple(map(type, values))
             if kinds not in sound:
                 for column, kind in zip(columns, kinds, strict=True):
-                    if not _fits(column.type.python_type, kind):
+                    wanted = column.type.python_type
+                    if kind not in (wanted, type(None)) and not (wanted is bool and kind is int):
                         raise _damaged(columns, values, column, kind.__name__)
                 sound.add(kinds)
             for n in numbers:
@@ -73,10 +74,6 @@ def sound(
     return problems
 
 
-def _fits(wanted: type, kind: type) -> bool:
-    return kind in (wanted, type(None)) or (wanted is bool and kind is int)
-
-
 def _is_broken_json(value: object) -> bool:
     if not isinstance(value, str) or not value.startswith(("[", "{", '"')):  # an id, a name
         return False
@@ -91,7 +88,7 @@ def _damaged(
     columns: Sequence[ColumnElement[Any]], values: Sequence[Any], wrong: ColumnElement[Any] | None, why: str
 ) -> DamagedRow:
     table: Any = getattr(wrong, "table", None)
-    table = columns[0].table if table is None else table  # the first one is no label
+    table = columns[0].table if table is None else table  # a label has no table; the first column is never one
     own = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]
     keys = [pair for pair in own if pair[0].primary_key] or own[:1]
     where = ", ".join(f"{column.name} {str(value)[:80]!r}" for column, value in keys)

@@ -242,13 +242,10 @@ def summaries(
     if after is not None:
         page = page.where(tuple_(agents.c.last_at, agents.c.key) < tuple_(*map(literal, after)))
     found = conn.execute(page).all()
-    return _summaries(conn, found), (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
-
-
-def _summaries(conn: Connection, found: Sequence[Any]) -> list[ChainSummary]:
     held = leases.holders(conn, [row.key for row in found])
     running = set(conn.scalars(select(turns.c.agent_key).where(turns.c.status == "running")))
-    return sound(partial(_summary, held=held, running=running), found)
+    summed = sound(partial(_summary, held=held, running=running), found)
+    return summed, (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
 
 
 @reads(*_SUMMED_UP)
