@@ -1,4 +1,4 @@
-"""What executes a turn: one contract for the Claude CLI, for any other model, and for the tests' own backend.
+"""The contract of what executes a turn: the Claude CLI, any other model, or the tests' own backend.
 
 The core decides what continues what, in which order, and under whose lease. A backend answers:
 
@@ -272,11 +272,11 @@ class Execution(Protocol):
 
     @property
     def backend(self) -> str:
-        """The name of the backend that answers. Stored with the turn."""
+        """The backend's name. Stored with the turn."""
 
     @property
     def who(self) -> str:
-        """Who answers, for messages: a program with its version and place, or a model."""
+        """What answers, for messages: a program with its version and path, or a model."""
 
     @property
     def session_id(self) -> str: ...
@@ -301,8 +301,8 @@ class Execution(Protocol):
         """End the answer where it is: `Completed` follows soon."""
 
     async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
-        """What to store of the turn, with further links; as evidence where the records came from, and what the backend
-        itself left out (`records`, `notes`)."""
+        """What to store of the turn, with further links. The evidence says where its records came from (`records`) and
+        what the backend left out (`notes`)."""
 
     async def release(self) -> None:
         """The turn is committed, so errors here do not matter. The session may serve the next turn."""
@@ -456,21 +456,21 @@ class Backend(ABC):
         return Comparison("none")
 
     async def request_of(self, turn: Turn) -> RequestSeen | None:
-        """What the model was sent in this turn; None where the backend keeps no records of it. Costs as much as the
-        path is long."""
+        """The turn's last request to the model; None if the backend keeps no records. Takes time in proportion to the
+        path."""
         return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
-        """End these processes of other proxies, by pid and start time, and wait for it. False where one lives on."""
+        """End these processes of other proxies (pid, start time) and wait. False if one is still alive."""
         return not strays
 
     @abstractmethod
     def imported(
         self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
-        """The records of exchanges that a client brings along as its history, one tuple each. Runs on a thread.
+        """The records of the exchanges of a client's history, one tuple for each. Called on a thread.
 
-        `above` is the turn that they follow, `known` the records of the path to it.
+        `above`: the turn that they follow. `known`: the records of the path up to it.
         """
 
     def project_of(self, agent: Agent) -> str:
@@ -478,49 +478,49 @@ class Backend(ABC):
         return agent.dir
 
     async def lines_of(self, session: Session) -> Sequence[str]:
-        """The transcript of a session as the chain has it. Costs as much as its path is long."""
+        """The session's transcript as the chain has it. Takes time in proportion to its path."""
         return ()
 
     def may_end(self, lines: Sequence[Record]) -> bool:
-        """Whether an exchange may be whole with these lines: only then all that wait are looked at."""
+        """Whether these lines may complete an exchange. Only then all waiting lines are read."""
         return False
 
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> Adoptable | None:
-        """The complete exchanges at the start of these lines, as turns that follow `parent`, whose records are all of
-        their lines; None where there are none. Changes nothing."""
+        """The complete exchanges at the start of these lines, as turns that follow `parent`; None if there are none.
+        Read only. A turn's records are all lines of its exchange."""
         return None
 
     async def facts(self) -> Facts:
-        """What of this host has to be the same on every other one, so that a request there begins with the one before
-        it. Costs a start of the program behind it. Raises `ProxyError`."""
+        """Facts of this host that must be equal on all hosts, so that each request begins with the one before it.
+        Starts the backend's program once. Raises `ProxyError`."""
         return {}
 
     async def changes(self) -> AsyncGenerator[str, None]:
-        """Sessions that somebody else may have said something in, by id. Never ends by itself."""
+        """Ids of sessions to which a person may have added something. Never ends by itself."""
         await asyncio.Event().wait()
         yield ""
 
     async def retire(self, agent: Agent) -> None:
-        """Let go of the agent: another proxy writes its sessions from now on."""
+        """Release the agent: another proxy writes its sessions from now on."""
 
     async def forget(self, agent: Agent, session_ids: Sequence[str]) -> None:
-        """Remove all that is kept of the agent outside the store."""
+        """Remove all data of the agent that is outside the store."""
 
     async def close(self) -> None:
-        """End every process, and wait for it."""
+        """End all processes, and wait until they have ended."""
 
     def kill(self) -> None:
-        """End every process at once, without a wait. Any thread may ask for it."""
+        """Kill all processes without waiting. May be called on any thread."""
 
     def counts(self) -> Counts:
         return Counts(0, 0, 0, 0)
 
     def processes(self) -> Sequence[Process]:
-        """What `counts` counts, one by one."""
+        """The processes that `counts` counts."""
         return ()
 
     def program(self) -> Program | None:
-        """What is known of the program behind it; None where there is none, or nobody has asked it yet. Asks nobody."""
+        """The backend's program, if it has one and its version is known; else None. Does not start it."""
         return None

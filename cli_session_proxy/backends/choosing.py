@@ -1,4 +1,4 @@
-"""Both ways to a model as one backend: `[models.*]` go to LiteLLM, all else to the CLI, which keeps the sessions."""
+"""Two backends as one: LiteLLM for `[models.*]`, the settings' own backend (the CLI) for all else."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from .litellm.backend import NAME, LiteLLMBackend
 
 
 class Backends(Backend):
-    """See `base.Backend`. `own` is whose sessions and processes there are; `models` keeps nothing outside the chain.
+    """See `base.Backend`. `own` has the sessions and processes; `models` keeps nothing outside the chain.
 
-    What is not written here is the own backend's alone.
+    Methods that are not overridden here are those of `own`.
     """
 
     def __init__(self, own: Backend, models: LiteLLMBackend) -> None:
@@ -45,7 +45,7 @@ class Backends(Backend):
         return await self.models.prepare(job)
 
     async def compare(self, agent: Agent, turn: Turn) -> Comparison:
-        """A turn of another model is in no session yet: the next one that the CLI answers writes it there."""
+        """A turn of another model has no session yet: the next turn on the CLI writes it to one."""
         return Comparison("none") if turn.backend == NAME else await self.own.compare(agent, turn)
 
     async def request_of(self, turn: Turn) -> RequestSeen | None:

@@ -1,4 +1,4 @@
-"""A conversation as a text that a model can summarise, in pieces that one request takes. Pure."""
+"""A conversation as text for a model to summarise, in pieces that fit one request. Pure."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ SO_FAR = "This is the summary of what came before. Begin your summary with what 
 
 
 def prompt(ask: str, so_far: str, piece: str) -> str:
-    """`ask` says what is wanted of the piece; `so_far` is the summary of those before it, "" for the first one."""
+    """`ask`: the instruction. `so_far`: the summary of the earlier pieces, "" for the first one."""
     before = f"{SO_FAR}\n\n{so_far}\n\n" if so_far else ""
     return f"{ask}\n\n{before}The conversation:\n\n{piece}"
 
 
 def pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
-    """The texts in pieces of at most this size, each with the number of the text that it begins in."""
+    """Pieces of at most this size, each with the index of the text in which it begins."""
     piece, first = "", 0
     for number, text in enumerate(texts):
         for at in range(0, len(text), size):
@@ -34,7 +34,7 @@ def pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
 
 
 def words(block: Block) -> str:
-    """What a block says; "" for one that says nothing, such as a thought."""
+    """A block as text; "" if it has none for the summary, such as thinking."""
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))

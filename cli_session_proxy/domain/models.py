@@ -1,7 +1,7 @@
-"""The words of the design as data: what a request, a turn, a session and a link are.
+"""The design's terms as data: requests, turns, sessions, links.
 
 Content is kept in the blocks of Anthropic's Messages API (`text`, `image`, `thinking`, `tool_use`,
-`tool_result`), because that is what the CLI takes and gives; every wire is translated at its own border.
+`tool_result`), because the CLI uses them; each wire translates its own format.
 Times are UTC seconds since the epoch (float). Ids of turns are `turn_…`, ids of sessions the CLI's UUIDs.
 """
 
@@ -25,23 +25,23 @@ Role = Literal["user", "assistant"]
 Status = Literal["queued", "running", "completed", "requires_action", "refused", "failed", "cancelled"]
 Continuity = Literal["started", "warm", "resumed", "rebuilt", "branched"]
 LinkReason = Literal["started", "forked_by_cli", "rebuilt", "branched", "moved", "adopted"]
-# Links that stand for a repair: the session had to be made equal to the path again.
+# Reasons of links that are repairs: the session had to be made equal to the path again.
 REPAIR_REASONS: frozenset[LinkReason] = frozenset({"rebuilt", "moved"})
-# Who ended a turn from outside: its client; somebody who watched it (`operator`); that every client has `left`; the
-# deletion of its agent; the proxy that was `stopping`; or another proxy, which was granted the agent.
+# What cancelled a turn: its client; a person who watched it (`operator`); all its clients had `left`; its agent's
+# deletion; its proxy was `stopping`; another proxy got the agent's lease (`takeover`).
 CancelledBy = Literal["client", "operator", "left", "deletion", "stopping", "takeover"]
-# By which rule of `lineage` a turn continues what it continues; `adopted`: somebody else said it in the session.
+# The rule of `lineage` that chose the turn's parent; `adopted`: a person added the turn to the session.
 Rule = Literal["id", "fresh", "head", "new", "history", "unknown", "adopted"]
-# Did the answer reach its client? `pending` until the acknowledgement; `uncertain` after a crash in between.
+# Whether the answer reached its client: `pending` until it is acknowledged; `uncertain` after a crash before that.
 Delivery = Literal["pending", "delivered", "undelivered", "uncertain"]
 
 # Blocks of thinking: signed by the provider for one conversation, and never matched in a history.
 THINKING = frozenset({"thinking", "redacted_thinking"})
 
-# What the name of an unnamed agent begins with that is deleted once its answer was delivered (`X-Chain: none`).
+# Prefix of the names of unnamed agents that are deleted once their answer was delivered (`X-Chain: none`).
 ONCE = "once"
 ON_PATH: frozenset[Status] = frozenset({"completed", "requires_action"})
-# With an answer for the client. A refused turn has one too, but no turn continues it: its children are its parent's.
+# With an answer for the client. No turn continues a refused one: the next turn continues its parent.
 ANSWERED: frozenset[Status] = ON_PATH | {"refused"}
 FINISHED: frozenset[Status] = ANSWERED | {"failed", "cancelled"}
 
@@ -64,9 +64,9 @@ class Message(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Tool(Recorded):
-    """A tool of the client's. `schema` is the JSON Schema of its arguments, an object.
+    """A client's tool. `schema`: the JSON Schema of its arguments, an object.
 
-    `strict`: only calls whose arguments validate come out.
+    `strict`: only calls with valid arguments reach the client.
     """
 
     name: str
@@ -77,9 +77,9 @@ class Tool(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ToolChoice(Recorded):
-    """Which of its tools the client lets the model call: none, as it likes, or at least one.
+    """Whether the model may call the client's tools (`auto`), may not (`none`) or must (`required`).
 
-    `allowed` are the only ones that may be called, None for all; `parallel` allows several in one message.
+    `allowed`: the tools that may be called; None: all. `parallel`: one message may have several calls.
     """
 
     mode: Literal["auto", "none", "required"] = "auto"
@@ -89,12 +89,12 @@ class ToolChoice(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class TurnOptions(Sparse):
-    """What a request asks of its turn beside its words: known whenever the turn is run, again too.
+    """A request's options. They are stored with the turn, for all its attempts.
 
     `format`: {"schema": JSON Schema, or None for any object}, see `structured`. `tools`: the client's own, checked by
-    `client_tools.checked`; they hold for the results to their calls as well, where those bring none. `stop`: the answer
-    ends before the first of these texts. `metadata`: what the client noted of its request, for people. `window`: how
-    much of the path the model is shown.
+    `client_tools.checked`; they also apply to a request with the results of their calls, if it has no tools. `stop`:
+    the answer ends before the first of these texts. `metadata`: the client's notes, for people. `window`: how much of
+    the path the model is shown.
     """
 
     format: JSON | None = None
@@ -111,12 +111,11 @@ PLAIN = TurnOptions.from_json({})
 
 @dataclass(frozen=True, slots=True)
 class Fallback(Recorded):
-    """A model could not answer, and another one does until then.
+    """A model could not answer, and until a given time another one answers.
 
-    It is kept with each turn from the one that met the limit on, so the path alone tells every proxy, and every start,
-    who is asked next. `asked` is the model that could not, `why` its error's code, `until` (UTC) when it is asked
-    again. `model` is who answers instead; `here`: it answered this turn. A turn that another model was asked for by
-    name only passes the rest on.
+    Each turn from the failed one on has it: so any proxy, even a restarted one, knows which model is next.
+    `asked`: the model that failed, `why`: its error's code, `until` (UTC): when it is tried again. `model` answers
+    instead. `here`: it answered this turn; False if this turn's request named a third model.
     """
 
     asked: str
@@ -128,10 +127,10 @@ class Fallback(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class LimitWait(Recorded):
-    """A turn is sent when a limit of the provider's is over. It is `queued` until then, whatever happens to its proxy
-    and its clients; the turns behind it in its lane wait as well.
+    """A turn waits until a limit of the provider is over. It is `queued` until then, whatever happens to its proxy and
+    clients; later turns of its lane wait, too.
 
-    `since` and `until` are UTC seconds, `why` the provider's words, `asked` how often it has refused by now.
+    `since`, `until`: UTC seconds. `why`: the provider's message. `asked`: how often the provider has refused so far.
     """
 
     until: float
@@ -142,12 +141,12 @@ class LimitWait(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Placed(Sparse):
-    """Where a turn belongs, decided once from its request.
+    """Where a turn belongs in the chain, decided once from its request.
 
-    Of the `messages` that were sent, `matched` are on the path already and `imported` were new before the turn's own.
-    `diverged_at`: the conversation left the agent's path behind this many messages. `delta`: only what is new was
-    sent, so that the system prompt and the tools of the turn that it continues hold on. `side`: it is suspected to be a
-    side call (`side_calls`). All but the rule are None for a turn that no request placed.
+    `messages`: how many were sent. Of these, `matched` are on the path already; the next `imported` ones are unknown
+    exchanges before the turn's own. `diverged_at`: after this many messages the history differs from the agent's path.
+    `delta`: only new messages were sent, so the system prompt and tools of the continued turn still apply. `side`:
+    suspected to be a side call (`side_calls`). Without a request, only the rule is set.
     """
 
     rule: Rule | None = None
@@ -160,11 +159,11 @@ class Placed(Sparse):
 
     @property
     def at_head(self) -> bool:
-        """It continues the agent's head as it is when it runs."""
+        """Whether the turn continues what is the agent's head when it runs."""
         return self.rule == "head"
 
     def parts(self, messages: tuple[Message, ...]) -> tuple[tuple[Message, ...], tuple[Message, ...]]:
-        """Of these, the exchanges that the chain did not know, to be stored as turns before this one, and its own."""
+        """(the imported exchanges, to be stored as turns before this one; the turn's own messages)."""
         start = self.matched or 0
         at = start + (self.imported or 0)
         return messages[start:at], messages[at:]
@@ -172,11 +171,11 @@ class Placed(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class TurnRequest:
-    """One request, whatever wire it came by.
+    """One request, of any wire.
 
-    `messages` is all the client sent, history included, without system messages; which part of it is new is
-    decided by `continuity`. `fingerprint` is equal for equal requests (same owner, agent, wire and body): it
-    recognises a retry. `continues` names a turn (an id of a stateful wire), and wins over history.
+    `messages`: all that the client sent, with the history, without system messages; `lineage` finds out which are new.
+    `fingerprint` is equal for equal requests (same owner, agent, wire and body): it recognises a retry. `continues`
+    names a turn (an id of a stateful wire), and wins over history.
     """
 
     model: str
@@ -196,19 +195,19 @@ class TurnRequest:
     timeout: float | None = None
     options: TurnOptions = PLAIN
     keep_system: bool = True  # a delta without a system prompt keeps the one of the turn that it continues
-    call: JSON | None = None  # what a stateful wire keeps with the turn, to answer for it later
-    compose: Compose | None = None  # decides what the turn says when it runs
-    composed: TurnRequest | None = None  # what it said at acceptance, where that was whole
-    # Of a composed one: which item of its conversation each message is (None: it has no id of its own); and the
-    # hand-written items, of the messages and of `system`.
+    call: JSON | None = None  # a stateful wire's data of the turn, to show it later
+    compose: Compose | None = None  # composes the prompt when the turn runs
+    composed: TurnRequest | None = None  # the prompt at acceptance, if it was complete then
+    # Of a composed request. `items`: for each message the id of its conversation's item (None: it has none). `takes`:
+    # ids of the client's own items in the messages and in `system`.
     items: tuple[str | None, ...] = ()
     takes: tuple[str, ...] = ()
     kept: bool = True  # False: its chain is deleted once the answer was delivered
-    client: str | None = None  # of an unnamed request that stores nothing: kept only where this one may go on from it
+    client: str | None = None  # of an unnamed request that stores nothing: kept only if this client may continue it
 
     @property
     def goes_on(self) -> bool:
-        """It names or contains what it continues."""
+        """Whether it names the turn that it continues, or contains a history."""
         return self.continues is not None or any(message.role == "assistant" for message in self.messages)
 
 
@@ -229,14 +228,14 @@ class Usage(Recorded):
 
     @property
     def cache_share(self) -> float | None:
-        """Of the prompt, what was read from the cache; None without a prompt."""
+        """The share of the prompt that was read from the cache; None without a prompt."""
         return round(self.cache_read_tokens / self.prompt_tokens, 4) if self.prompt_tokens else None
 
     def plus(self, other: Usage) -> Usage:
         return Usage(*map(operator.add, _COUNTS(self), _COUNTS(other)))
 
     def minus(self, other: Usage) -> Usage:
-        """Each count is 0 at least."""
+        """Each count is at least 0."""
         return Usage(*(max(0, mine - theirs) for mine, theirs in zip(_COUNTS(self), _COUNTS(other), strict=True)))
 
 
@@ -247,7 +246,7 @@ _COUNTS = operator.attrgetter(*Usage.__slots__)
 class Agent:
     """The owner of a conversation. `key` is the store's own id; (`owner`, `agent_id`) is unique.
 
-    `named` is False where the history named it: only such agents are found by history from outside.
+    `named` is False if its name was derived from a history: only such agents are found by a request's history.
     `dir` is the name of its directory under the sandbox prefix.
     """
 
@@ -269,8 +268,8 @@ class Agent:
 class Turn(Recorded):
     """One request and its answer. `seq` is the order of acceptance in the whole store.
 
-    `model` is what was asked for; `backend` and `answered_by` are who answered, the model as the backend names it.
-    `stop_sequence`: the text that the answer was cut at.
+    `model` is the requested one; `answered_by` is the one that answered, as `backend` names it.
+    `stop_sequence`: the text at which the answer was cut.
     """
 
     id: str
@@ -315,28 +314,26 @@ class Turn(Recorded):
 
     @property
     def behind(self) -> str | None:
-        """The turn that the path ends with where this one is left off it: its parent, unless it told what the path held
-        anew (`Compose`)."""
+        """The path's end if this turn is left off it: its parent, unless its prompt repeated the path (`Compose`)."""
         return (self.call or {}).get("behind", self.parent_id)
 
     @property
-    def told_model(self) -> str:
-        """What an answer calls its model: the one that was asked for, or who answered in its place."""
+    def reported_model(self) -> str:
+        """The model's name in answers: the requested one, or the one that answered in its place."""
         return self.fallback.model if self.fallback is not None and self.fallback.here else self.model
 
 
-# Decides, when a turn runs, what it says and which turn it continues (None: it is a new root). Exchanges among the
-# messages become turns in between. Asked under the agent's lease, with the turn whose answer the next one would
-# continue.
+# Composes a turn's prompt when it runs, and decides which turn it continues (None: it is a new root). Exchanges among
+# the messages become turns in between. Called under the agent's lease, with the turn that would be continued.
 Compose = Callable[[Turn | None], Awaitable[TurnRequest]]
 
 
 @dataclass(frozen=True, slots=True)
 class FileMark(Recorded):
-    """What a transcript file looked like when it was last known to equal the path up to the tip.
+    """The state of a transcript file when it was last known to equal the path up to the tip.
 
-    `size` in bytes; `sha256` of exactly those bytes, as we know them, whatever the file holds since; `leaf` is the
-    uuid of the last record on the path. `ctime_ns` is 0 in marks of 0.1: nothing is taken as unchanged by those.
+    `size`: in bytes. `sha256`: of exactly those bytes as we know them, even if the file changed since. `leaf`: the uuid
+    of the last record on the path. `ctime_ns`: 0 in marks of 0.1, which therefore never show that a file is unchanged.
     """
 
     device: int
@@ -381,7 +378,7 @@ class Link(Recorded):
 class Record:
     """One line of a transcript, verbatim (no newline). Lines without a uuid are the CLI's own notes.
 
-    `synthetic` is set where the line was made from frames or from a client's history, not by the CLI.
+    `synthetic`: the line was made from frames or from a client's history, not by the CLI.
     """
 
     line: str
@@ -391,7 +388,7 @@ class Record:
 
 @dataclass(frozen=True, slots=True)
 class Conversation(Recorded):
-    """What OpenAI's Conversations keep beside the chain: the client's notes, and the ids of items it took out."""
+    """Data of OpenAI's Conversations that the chain lacks: the client's metadata, and the ids of removed items."""
 
     metadata: JSON
     removed: tuple[str, ...] = ()
@@ -399,7 +396,7 @@ class Conversation(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Item(Recorded):
-    """An item that a client wrote into a conversation by hand. `turn_id` is the latest turn that began with it."""
+    """An item that a client added to a conversation itself. `turn_id`: the latest turn whose prompt began with it."""
 
     id: str
     data: JSON
@@ -408,7 +405,7 @@ class Item(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """An agent with everything it owns but its turns, which are streamed apart."""
+    """An agent with its sessions and links. Its turns are streamed separately."""
 
     agent: Agent
     sessions: tuple[Session, ...]
@@ -417,10 +414,10 @@ class Chain:
 
 @dataclass(frozen=True, slots=True)
 class ChainSummary:
-    """One row of `chains`. `bytes` is the size of what the store keeps for it. `side`: there is nothing in it but what
-    is suspected to be side calls. `state`: of the newest turn, or `running` while one before it runs. `failures`: turns
-    that failed or were refused, whatever came after them. `host`: the name of the one whose proxy holds the agent now,
-    `address` where other proxies reach that one."""
+    """One row of `chains`. `bytes`: its size in the store. `side`: all its turns are suspected side calls. `state`: the
+    newest turn's, or `running` while an earlier one runs. `failures`: turns that failed or were refused, whatever came
+    after them. `host`: the name of the host whose proxy holds the agent now; `address`: where other proxies reach it.
+    """
 
     agent: Agent
     turns: int
@@ -436,15 +433,15 @@ class ChainSummary:
     address: str | None = None
 
 
-# --- what a running turn tells its client ---------------------------------------------------------------
+# --- events of a running turn, for its clients ----------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Started:
     """The session is ready and the frame is sent: everything for the answer's headers is known.
 
-    `unmet` are parameters of the request that the turn runs without. `backend` and `model`: who answers; None in the
-    replay of a turn of which nobody knows it.
+    `unmet`: parameters of the request that have no effect. `backend` and `model`: those that answer; None in the replay
+    of a turn without this information.
     """
 
     agent_id: str
@@ -459,7 +456,7 @@ class Started:
 
 @dataclass(frozen=True, slots=True)
 class Waits:
-    """The turn waits for a limit of the provider's to be over. It may have gone on by now (`Answer.wait`)."""
+    """The turn waits until a limit of the provider is over. The wait may have ended since (`Answer.wait`)."""
 
     wait: LimitWait
 

@@ -556,8 +556,8 @@ def replay(live: LiveTurn) -> None:
     """Publish a finished turn's answer again, as if it had just been produced."""
     turn = live.turn
     session = turn.session_id or "", turn.continuity or "started", turn.evidence.unmet, turn.evidence.header_notes
-    told_model = turn.told_model if turn.backend else None
-    live.publish(Started(live.agent_id, turn.id, *session, turn.backend, told_model))
+    reported_model = turn.reported_model if turn.backend else None
+    live.publish(Started(live.agent_id, turn.id, *session, turn.backend, reported_model))
     for event in answer_events(turn.output):
         live.publish(event)
     live.finish(turn)

@@ -65,7 +65,7 @@ class Operation:
 
 def provider_of(turn: Turn, models: Mapping[str, ModelSettings]) -> str:
     """The provider's name in the conventions. For the CLI it is Anthropic, as the proxy does not know better."""
-    configured = models.get(turn.told_model)
+    configured = models.get(turn.reported_model)
     if configured is None or turn.backend not in (None, "litellm"):
         return "anthropic"
     name = configured.litellm.partition("/")[0] if "/" in configured.litellm else "openai"

@@ -162,7 +162,7 @@ class TurnResponse(Response):
         if isinstance(at, Started):
             unmet, note, model = at.unmet, header(at.notes), at.model
         else:
-            unmet, note, model = at.evidence.unmet, at.evidence.note, at.told_model
+            unmet, note, model = at.evidence.unmet, at.evidence.note, at.reported_model
         fields = self._head_fields
         if (call := self._call) is not None and unmet:
             fields |= ignored_header([*call.ignored, *own_names(call.parameters, unmet)])

@@ -50,7 +50,7 @@ class KeptTurns:
         known = {
             "X-Agent-Id": encoded_agent_id(agent.agent_id) if agent else None, "X-Turn-Id": turn.id,
             "X-Session-Id": turn.session_id, "X-Continuity": turn.continuity,
-            "X-Backend": turn.backend, "X-Model": turn.told_model if turn.backend else None,
+            "X-Backend": turn.backend, "X-Model": turn.reported_model if turn.backend else None,
         }  # fmt: skip
         return {name: value for name, value in known.items() if value is not None}
 

@@ -241,7 +241,7 @@ async def test_where_it_cannot_wait_another_model_answers(waiting: Settings, clo
     model.faults = [limit()]
     async with core(settings, model) as (engine, _):
         turn = await ask(engine, "one")
-        assert turn.told_model == "gpt"
+        assert turn.reported_model == "gpt"
 
 
 # --- through a restart, and from host to host

@@ -1,1 +1,1 @@
-"""Any model that LiteLLM reaches, as a backend: the path is rendered to messages at each turn, nothing else is kept."""
+"""Any model that LiteLLM reaches, as a backend: each turn sends the path as messages, and nothing else is kept."""

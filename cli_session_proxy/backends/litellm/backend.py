@@ -1,7 +1,7 @@
-"""A turn on a model that LiteLLM reaches: the path is rendered, sent, and answered; nothing is kept outside the chain.
+"""Runs turns on models that LiteLLM reaches: sends the path as messages. Nothing is kept outside the chain.
 
-What it adds to the chain is an exchange of two messages. For the CLI these are made into records at once, so that its
-next session holds them as if it had been there: `scribe` is the part of the CLI's backend that makes them.
+A turn's exchange is also stored as records of the CLI, so that the CLI's next session has it like its own turns. The
+CLI's backend makes these records (`scribe`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ from .messages import Rendering
 from .summary import TOKENS, Summaries
 
 NAME = "litellm"
-# Seconds before a provider that failed is asked again: this, then twice as long each time; never longer than it says
-# itself, where that is soon.
+# Seconds before the first retry of a failed request; doubled for each further one. A provider's longer Retry-After
+# counts, up to SOON; beyond that there is no retry.
 AGAIN = 0.5
 SOON = 10.0
 _STOPS = {"length": "max_tokens", "content_filter": "refusal"}
@@ -61,7 +61,7 @@ Scribe = Callable[[Agent, Turn | None, Sequence[Record], Sequence[Past], str], I
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """One configured model, with what LiteLLM knows of it."""
+    """One configured model, and its abilities as known to LiteLLM."""
 
     name: str
     configured: ModelSettings
@@ -73,9 +73,9 @@ class Target:
     context: int | None
 
     def cost(self, used: Usage) -> float | None:
-        """US dollars by LiteLLM's price list; None for a model that is not in it."""
+        """US dollars by LiteLLM's price list; None if the model is not in it."""
         try:
-            asked, said = litellm().cost_per_token(
+            prompt_cost, answer_cost = litellm().cost_per_token(
                 model=self.configured.litellm,
                 prompt_tokens=used.prompt_tokens,
                 completion_tokens=used.output_tokens,
@@ -84,18 +84,18 @@ class Target:
             )
         except Exception:  # noqa: BLE001 - LiteLLM raises many kinds for a model without a price
             return None
-        total = float(asked) + float(said)
+        total = float(prompt_cost) + float(answer_cost)
         return total if math.isfinite(total) else None
 
     def honoured(self, **asked: Any) -> bool:
-        """Whether this parameter reaches the provider: LiteLLM drops what the model does not take."""
+        """Whether this parameter reaches the provider: LiteLLM drops those that the model does not support."""
         optional = litellm().utils.get_optional_params
         known = {"model": self.configured.litellm, "custom_llm_provider": self.provider, "drop_params": True}
         return bool(optional(**known, **asked) != optional(**known))
 
 
 def target_of(settings: Settings, name: str) -> Target:
-    """Raises `ConfigError` at start, for a missing key or a name that LiteLLM does not know."""
+    """Called at start. Raises `ConfigError` for a missing key or a name that LiteLLM does not know."""
     configured = settings.models[name]
     module = litellm()
     _, provider, _, base = module.get_llm_provider(configured.litellm, api_base=configured.api_base)
@@ -105,7 +105,7 @@ def target_of(settings: Settings, name: str) -> Target:
         known = dict(module.get_model_info(configured.litellm))
 
     def takes(wanted: bool | None, what: str) -> bool:
-        # Unknown to LiteLLM: assume that it can, its server will say otherwise.
+        # Unknown to LiteLLM: assume yes; if not, the server answers with an error.
         return wanted if wanted is not None else not known or bool(known.get(f"supports_{what}"))
 
     return Target(
@@ -122,7 +122,7 @@ def target_of(settings: Settings, name: str) -> Target:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """The turns before the new one that the model is shown, and those that are left out before them."""
+    """The earlier turns that the model is shown (`turns`), and the ones before them that are left out (`outside`)."""
 
     turns: tuple[Turn, ...]
     outside: tuple[Turn, ...]
@@ -130,7 +130,7 @@ class Path:
 
 
 class LiteLLMBackend:
-    """Runs turns on `[models.*]`. One per engine. Raises `ConfigError` for a model that nobody could ask."""
+    """Runs turns on `[models.*]`. One per engine. Raises `ConfigError` for a model that cannot be used."""
 
     def __init__(self, settings: Settings, store: Store, scribe: Scribe) -> None:
         self.settings = settings
@@ -144,7 +144,7 @@ class LiteLLMBackend:
         await self.clients.close()
 
     async def can_take(self, job: Job) -> bool:
-        """See `base.Backend`: by what LiteLLM knows of the model, and the settings say of it."""
+        """See `base.Backend`. Decided by the settings and by LiteLLM's data of the model."""
         target, path = self.targets[job.model], await self._path(job)
         asked = [block for message in job.turn.input for block in message.content]
         earlier = (block for turn in path.turns for one in turn.input for block in one.content)
@@ -158,9 +158,9 @@ class LiteLLMBackend:
     async def prepare(self, job: Job) -> ModelExecution:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.configured.thinking_as_text)
-        # What the core tells beside the client's own words stands behind them, in this request alone.
+        # Blocks that the core added to the prompt come after the client's own, and only in this request.
         own = [block for message in job.turn.input for block in message.content]
-        added = [block for block in job.prompt if not any(block is said for said in own)]
+        added = [block for block in job.prompt if not any(block is one for one in own)]
         turns = ((turn.input, turn.output) for turn in path.turns)
         asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
@@ -182,10 +182,10 @@ class LiteLLMBackend:
         evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
         return ModelExecution(self, job, target, asked, taken, evidence, sum(costs))
 
-    async def _asked(self, target: Target, costs: list[float], said: str) -> str:
-        """The model's answer to one text, beside every conversation. Raises `ProxyError`."""
+    async def _asked(self, target: Target, costs: list[float], text: str) -> str:
+        """The model's answer to one text, outside of any conversation. Raises `ProxyError`."""
         answer = stream.ModelAnswer({}, CallIds())
-        messages = [{"role": "user", "content": said}]
+        messages = [{"role": "user", "content": text}]
         async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
             async for _ in heard:
                 pass
@@ -238,7 +238,7 @@ class LiteLLMBackend:
         return await asyncio.to_thread(_within, turns, job)
 
     async def records(self, job: Job, output: Sequence[Block]) -> tuple[Record, ...]:
-        """The exchange as the CLI would have written it, behind what the path's last turn left."""
+        """The exchange as the CLI would have written it after the path's last records."""
         above = job.parent
         known: list[Record] = []
         while above is not None and not any(record.uuid for record in known):
@@ -291,7 +291,7 @@ class ModelExecution:
             self.continuity = reason
             self.links = (Link(before, self.session_id, job.turn.id, reason, {}, time.time()),)
         self.evidence = evidence
-        self._spent = spent  # beside the answer, in US dollars
+        self._spent = spent  # for requests other than the turn's own, in US dollars
         self._wanted, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
@@ -320,12 +320,12 @@ class ModelExecution:
             yield stop
         if self._interrupted:
             counted = answer.usage
-            if counted is None:  # an answer that we ended comes without a count
+            if counted is None:  # no usage comes with an answer that we ended
                 count, model = litellm().token_counter, self._target.configured.litellm
-                said = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
+                text = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
                 counted = await asyncio.to_thread(
                     lambda: Usage(
-                        int(count(model=model, messages=self._asked)), int(count(model=model, text=said)) if said else 0
+                        int(count(model=model, messages=self._asked)), int(count(model=model, text=text)) if text else 0
                     )
                 )
             yield AnswerBlocks(tuple(answer.blocks), answer.model)
@@ -353,7 +353,7 @@ class ModelExecution:
         yield Called(tuple(calls), used, cost) if calls else Completed(stop, used, cost)
 
     async def _examine(self, calls: Sequence[Block]) -> None:
-        """Raises `Lost` for calls that the client did not allow, or whose arguments are not valid: asked once more."""
+        """Raises `Lost`, for another attempt, if a call is not allowed or a strict tool's arguments are invalid."""
         choice = self._job.turn.options.tool_choice
         offers = {tool.name: tool for tool in self._job.offers.tools}
         for number, call in enumerate(calls):
@@ -375,7 +375,7 @@ class ModelExecution:
         job = self._job
         made = await self._owner.records(job, answered.output)
         new = Session(self.session_id, job.agent.key, job.turn.id, "", "", job.turn.created_at)
-        # Without a mark: what the CLI has in its file ends before this turn, and is written anew when it is asked next.
+        # Without a mark: the CLI's file ends before this turn, so it is rewritten before the CLI's next turn.
         session = new if job.session is None else replace(job.session, tip_turn_id=job.turn.id, mark=None)
         return KeptTurn(made, session), Evidence(records="model")
 
@@ -384,13 +384,13 @@ class ModelExecution:
     async def discard(self, *, owned: bool) -> None: ...
 
     def _cost(self, used: Usage) -> float | None:
-        """With what was asked beside the answer; None where nobody knows the model's price."""
+        """With the cost of the other requests; None if the model's price is unknown."""
         cost = self._target.cost(used)
         return None if cost is None else cost + self._spent
 
 
 def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
-    """What the request asks for in LiteLLM's words, and what of it the model does not take."""
+    """(the request's parameters as LiteLLM's, the names of those that the model does not support)."""
     wanted, choice = job.turn.options.parameters, job.turn.options.tool_choice
     out: JSON = {}
     unmet: list[Name] = []
@@ -407,7 +407,7 @@ def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
     if effort is not None and target.honoured(reasoning_effort=effort):
         out["reasoning_effort"] = effort
     elif wanted.thinking is False and target.honoured(reasoning_effort="low"):
-        unmet.append("thinking")  # it thinks whatever it is told
+        unmet.append("thinking")  # the model cannot turn thinking off
     if job.offers:
         out["tools"] = messages.offered(job.offers.tools, choice.allowed)
         asked: Any = choice.mode if choice.mode != "auto" else None

@@ -1,4 +1,4 @@
-"""What LiteLLM's exceptions mean to a client, as the contract names it. Nothing of a key or a prompt is passed on."""
+"""Converts LiteLLM's exceptions to the contract's errors, without keys and prompts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from ...errors import (
 )
 
 TEXT_LIMIT = 500
-# Seconds that clients' own retries wait at most for a Retry-After (the SDKs of OpenAI and Anthropic).
+# The longest Retry-After, in seconds, for which the SDKs of OpenAI and Anthropic wait.
 PATIENCE = 60.0
 
 _PREFIX = re.compile(r"^(?:litellm\.)?(?=\w*(?:Error|Exception|Timeout))\w++: (?:\w+Exception - )?")
@@ -32,10 +32,10 @@ _SPAN = re.compile(r"(?:(\d+)h)?(?:(\d+)m(?!s))?(?:(\d+(?:\.\d+)?)s)?(?:(\d+)ms)
 
 
 def error_for(exc: Exception, model: str, secret: str | None) -> ProxyError:
-    """`model` is the name that clients know; `secret` the key, which no text may hold."""
-    exc = getattr(exc, "original_exception", None) or exc  # a stream that was cut is wrapped
+    """`model`: the name that clients know. `secret`: the key, which is removed from all texts."""
+    exc = getattr(exc, "original_exception", None) or exc  # the exception of a broken stream is wrapped
     status = _status(exc)
-    text = said(exc, secret)
+    text = message_of(exc, secret)
     detail = {} if status is None else {"status": status}
     message = f"{model}: {text}"
     if type(exc).__name__ == "ContextWindowExceededError" or (status == 400 and _CONTEXT.search(text)):
@@ -60,18 +60,18 @@ def error_for(exc: Exception, model: str, secret: str | None) -> ProxyError:
 
 
 def is_guarded(exc: Exception) -> bool:
-    """The provider's own guard refused the request: an answer of its kind, not a failure."""
+    """Whether the provider's content filter refused the request: that is a refusal, not an error."""
     if type(exc).__name__ == "ContentPolicyViolationError":
         return True
     return _status(exc) == 400 and _GUARDED.search(str(getattr(exc, "message", exc))) is not None
 
 
-def said(exc: Exception, secret: str | None) -> str:
-    """The provider's words: short, and clean."""
+def message_of(exc: Exception, secret: str | None) -> str:
+    """The provider's message, shortened, without the key and LiteLLM's prefixes."""
     text = " ".join(str(getattr(exc, "message", None) or exc).split())
     for _ in range(3):  # LiteLLM stacks its own names in front
         text = _PREFIX.sub("", text)
-    with suppress(ValueError):  # some of its providers quote the whole body
+    with suppress(ValueError):  # some providers' messages contain the whole error body
         body = json.loads(text[text.find("{") : text.rfind("}") + 1].replace("\\'", "'"))
         error = body.get("error") if isinstance(body, dict) else None
         text = str(error.get("message") or text) if isinstance(error, dict) else text
@@ -86,7 +86,7 @@ def _status(exc: Exception) -> int | None:
 
 
 def _wait(exc: Exception) -> float | None:
-    """Seconds until the provider's reset, from its headers; None where it names none."""
+    """Seconds until the provider's reset, from its headers; None without them."""
     response = getattr(exc, "response", None)
     headers: Mapping[str, str] = (
         getattr(response, "headers", None) or getattr(exc, "litellm_response_headers", {}) or {}

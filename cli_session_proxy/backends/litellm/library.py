@@ -1,7 +1,6 @@
-"""LiteLLM itself, imported once, where models are configured: it takes two seconds and 170 MB.
+"""Imports LiteLLM, only if models are configured: it takes two seconds and 170 MB.
 
-Its price list comes from the package, not from the network; it says nothing on its own, and repeats nothing: we
-count retries ourselves.
+Its price list comes from the package, not from the network. Its telemetry, hints and retries are off: we retry.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from ...errors import ConfigError
 log = logs.get(__name__)
 
 
-# What it would import at its first request and its first failure, which held the event loop for a second (1.106).
+# Modules that LiteLLM imports at its first request and first failure: the event loop stood still for 1 s (1.106).
 PARTS = ("openai.resources.chat", "fastapi")
 
 
 @cache
 def litellm() -> Any:
-    """The module. Raises `ConfigError` where it is not installed."""
-    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # read at its import only
+    """The module. Raises `ConfigError` if it is not installed."""
+    os.environ.setdefault("LITELLM_LOCAL_MODEL_COST_MAP", "True")  # only read at the import
     try:
-        import litellm as module  # noqa: PLC0415 - a proxy without models never pays for it
+        import litellm as module  # noqa: PLC0415 - not loaded by a proxy without models
     except ImportError as exc:
         raise ConfigError(
             "[models.*] needs LiteLLM, which is not installed: pip install 'cli-session-proxy[models]'"
@@ -45,9 +44,9 @@ def litellm() -> Any:
 
 
 class Clients:
-    """LiteLLM's HTTP clients, for one engine. It makes them at need, keeps them for the process, and closes none when
-    their loop ends: the last engine of a loop does. Most are in a cache, by loop; one is for every loop, and has a
-    session on the one that used it last."""
+    """Closes LiteLLM's HTTP clients with the last engine of their loop, because LiteLLM keeps them for the process.
+
+    Most are in a cache, by loop. One is shared by all loops, and has a session on the loop that used it last."""
 
     _users: ClassVar[MutableMapping[asyncio.AbstractEventLoop, set[Clients]]] = WeakKeyDictionary()
 
@@ -56,7 +55,7 @@ class Clients:
         self._users.setdefault(asyncio.get_running_loop(), set()).add(self)
 
     async def close(self) -> None:
-        """No request of this engine is under way any more."""
+        """Called when no request of this engine runs any more."""
         loop = asyncio.get_running_loop()
         users = self._users.get(loop, set())
         if self not in users:
@@ -65,7 +64,7 @@ class Clients:
         if users:
             return
         cached = litellm().in_memory_llm_clients_cache
-        of_this_loop = cached.update_cache_key_with_event_loop("")  # how its keys end
+        of_this_loop = cached.update_cache_key_with_event_loop("")  # the suffix of its keys
         for key in [key for key in cached.cache_dict if key.endswith(of_this_loop)]:
             client = cached.cache_dict[key]
             cached.delete_cache(key)
@@ -74,9 +73,9 @@ class Clients:
                 closing = close() if close is not None else None
                 if inspect.isawaitable(closing):
                     await closing
-            except Exception as exc:  # noqa: BLE001 - of any provider: the others are closed all the same
+            except Exception as exc:  # noqa: BLE001 - of any provider's client: the others must still be closed
                 log.warning("client_not_closed", error=type(exc).__name__)
         shared = vars(litellm()).get("module_level_aclient")
         session: Any = getattr(getattr(getattr(shared, "client", None), "_transport", None), "client", None)
-        if getattr(session, "_loop", None) is loop:  # the next request has a new one
+        if getattr(session, "_loop", None) is loop:  # the next request opens a new one
             await session.close()

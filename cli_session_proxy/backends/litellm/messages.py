@@ -1,8 +1,8 @@
-"""A path of the chain as the messages that LiteLLM takes, in OpenAI's shape. Pure.
+"""Converts a path of the chain to OpenAI's messages, for LiteLLM. Pure.
 
-The chain stays what it is: this is made anew for each request. The same path comes to the same messages for ever, and a
-longer path begins with those of a shorter one, so that the provider's prompt cache holds. Another model's thinking is
-left out: its seal means nothing here. Every call has its result behind it, under an id that all providers take.
+Done for each request; the chain does not change. The same path always gives the same messages, and a longer path begins
+with those of a shorter one, so that the provider's prompt cache is used. Thinking is left out: its signature is valid
+for its own model only. Each call is followed by its result, under an id that all providers accept.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from ...domain.sizes import contents
 EMPTY = "[This message was empty.]"
 OPENED_BY_ASSISTANT = "[The assistant opened the conversation.]"
 FAILED = "[The call failed.]\n"
-# OpenAI takes ids of calls up to 40 characters, Anthropic these letters.
+# OpenAI accepts call ids of up to 40 characters, Anthropic these characters.
 _ID = re.compile(r"[A-Za-z0-9_-]{1,40}")
 _HALF = re.compile("[\ud800-\udfff]")
 
 
 def call_id(known: str) -> str:
-    """The id of a call as every provider takes it: the chain's own, or one that is made of it, always the same."""
+    """A call id that every provider accepts: the chain's own, or one derived from it."""
     if _ID.fullmatch(known):
         return known
     return f"call_{hashlib.sha256(known.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
@@ -37,7 +37,7 @@ def call_id(known: str) -> str:
 
 @dataclass(slots=True)
 class Rendering:
-    """How one model is shown a path. `images` and `documents`: it takes them; what it does not take is counted."""
+    """Renders a path for one model. `images`, `documents`: whether it accepts them; `left_out` counts the others."""
 
     images: bool = True
     documents: bool = True
@@ -47,17 +47,17 @@ class Rendering:
     def path(
         self, path: Iterable[tuple[Sequence[Message], Sequence[Block]]], new: Sequence[Message], added: Sequence[Block]
     ) -> list[JSON]:
-        """The exchanges of a path, then what is new. `added` stands behind that: it is asked with this turn alone."""
+        """The path's exchanges, then the new messages, then `added`, which only this request has."""
         out: list[JSON] = []
         open_calls: list[str] = []
-        for asked, said in path:
-            out += self.asked(asked, open_calls)
-            out.append(self.said(said))
-            open_calls = calls_of(said)
+        for messages, answer in path:
+            out += self.asked(messages, open_calls)
+            out.append(self.answer(answer))
+            open_calls = calls_of(answer)
         return [*out, *self.asked(new, open_calls, added)]
 
     def asked(self, messages: Sequence[Message], open_calls: Sequence[str], added: Sequence[Block] = ()) -> list[JSON]:
-        """The results of the calls before it, one message each, then what the user says."""
+        """A message for the result of each open call, then the user's message."""
         results: dict[str, Block] = {}
         rest: list[Block] = []
         for block in (block for message in messages for block in message.content):
@@ -66,7 +66,7 @@ class Rendering:
                 rest.append(block)
             elif call in open_calls and call not in results:
                 results[call] = block
-            else:  # of an imported history: it belongs to no call
+            else:  # a result without a call, of an imported history
                 rest += contents(block)
         out: list[JSON] = []
         pictures: list[JSON] = []
@@ -77,12 +77,12 @@ class Rendering:
         parts = [*pictures, *(part for block in (*rest, *added) for part in self._parts(block))]
         if parts:
             texts = [part["text"] for part in parts if part["type"] == "text"]
-            # Texts alone are one string, as servers want it that know nothing else.
+            # Only texts: one string, because some servers accept nothing else.
             out.append({"role": "user", "content": "\n\n".join(texts) if len(texts) == len(parts) else parts})
         return out or [{"role": "user", "content": EMPTY if messages else OPENED_BY_ASSISTANT}]
 
     def _result(self, block: Block | None, call: str) -> tuple[JSON, list[JSON]]:
-        """The message of a result, which takes nothing but text, and what it shows beside: that is the user's then."""
+        """(a result's message, which has only text; its images and files, for the user's message)."""
         reply: JSON = {"role": "tool", "tool_call_id": call_id(call)}
         if block is None:
             return {**reply, "content": NOT_ANSWERED}, []
@@ -95,8 +95,8 @@ class Rendering:
         content = "\n".join(texts) or "(no content)"
         return {**reply, "content": f"{FAILED}{content}" if block.get("is_error") else content}, shown
 
-    def said(self, blocks: Sequence[Block]) -> JSON:
-        """An answer, with its calls. Thinking is left out, or in front of it as text."""
+    def answer(self, blocks: Sequence[Block]) -> JSON:
+        """An answer with its calls. Thinking is left out, or comes first as text."""
         text = _whole(answer_text(blocks))
         if self.thinking_as_text:
             thoughts = "\n".join(str(block["thinking"]) for block in blocks if block.get("thinking"))
@@ -151,7 +151,7 @@ class Rendering:
 
 
 def offered(tools: Sequence[Tool], allowed: Sequence[str] | None) -> list[JSON]:
-    """The client's tools under names that every provider takes; of several that may be called, only those."""
+    """The client's tools, with names that every provider accepts; with several `allowed` ones, only those."""
     return [
         {
             "type": "function",

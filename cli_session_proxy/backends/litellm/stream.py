@@ -1,4 +1,4 @@
-"""LiteLLM's chunks as events of a turn: texts and thinking as they come, calls whole at the end."""
+"""Converts LiteLLM's chunks to a turn's events: texts and thinking as they arrive, complete calls at the end."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Too
 from ...errors import UpstreamError
 from .messages import call_id
 
-# LiteLLM hides Google's signature of a thought in the id of the call behind it.
+# LiteLLM appends Google's signature of a thought to the id of the call that follows it.
 SIGNATURE = "__thought__"
-# Calls in one answer; a model that makes more is lost in a loop.
+# The most calls in one answer: a model that makes more is in a loop.
 MOST_CALLS = 128
-# Most characters of one answer and its calls, where each piece counts some beside its own. A server may go on for ever.
+# The most characters of one answer with its calls, because a server may never end. Each piece counts A_PIECE more.
 MOST, A_PIECE = 64 * 1024 * 1024, 64
 
 
 @dataclass(slots=True)
 class ModelAnswer:
-    """One answer as it comes in. `taken` are the ids of calls on the path, and then of its own."""
+    """An answer that is being received. `taken`: ids of the calls on the path, and of this answer's."""
 
     tools: Mapping[str, Tool]
     taken: CallIds
@@ -34,12 +34,12 @@ class ModelAnswer:
     finish: str | None = None
     usage: Usage | None = None
     _open: str | None = None
-    _said: list[str] = field(default_factory=list)  # of the open block
+    _texts: list[str] = field(default_factory=list)  # of the open block
     _left: int = MOST
     _calls: dict[int, JSON] = field(default_factory=dict)
 
     def feed(self, chunk: Any) -> Iterator[BlockStart | BlockDelta | BlockStop]:
-        """Events for this chunk. Raises `UpstreamError` where it is not part of an answer."""
+        """The events of this chunk. Raises `UpstreamError` for an answer beyond the bounds."""
         self.model = getattr(chunk, "model", None) or self.model
         if (used := getattr(chunk, "usage", None)) is not None:
             self.usage = usage(used)
@@ -71,19 +71,19 @@ class ModelAnswer:
             opening: Block = {"type": kind, kind: ""} | ({"signature": ""} if kind == "thinking" else {})
             yield BlockStart(len(self.blocks), opening)
             self.blocks.append(dict(opening))
-        self._said.append(self._counted(text))  # joined at the end: 2 MB in 20,000 pieces took 30 s
+        self._texts.append(self._counted(text))  # joined at the end: 2 MB in 20,000 pieces took 30 s
         yield BlockDelta(len(self.blocks) - 1, {"type": f"{kind}_delta", kind: text})
 
     def close(self) -> Iterator[BlockStop]:
-        """End the open block: it has its words from then on."""
+        """End the open block. Only now its text is set in `blocks`."""
         if self._open is not None:
-            self.blocks[-1][self._open] = "".join(self._said)
-            self._said.clear()
+            self.blocks[-1][self._open] = "".join(self._texts)
+            self._texts.clear()
             self._open = None
             yield BlockStop(len(self.blocks) - 1)
 
     def calls(self) -> list[Block]:
-        """The calls of the answer, under the client's names. Raises `UpstreamError` for one that nobody can answer."""
+        """The answer's calls, with the client's tool names. Raises `UpstreamError` for an unknown tool."""
         out: list[Block] = []
         for _, call in sorted(self._calls.items()):
             tool = self.tools.get(call["name"]) or self.tools.get(short_name(call["name"]))
@@ -92,7 +92,7 @@ class ModelAnswer:
                     f"the model called {call['name'][:64]!r}, which is not among the tools: send it again"
                 )
             known = call_id(str(call["id"]).partition(SIGNATURE)[0]) if call["id"] else ""
-            if not known or known in self.taken:  # some servers count their calls from 0 in each answer
+            if not known or known in self.taken:  # some servers number the calls of each answer from 0
                 known = f"call_{uuid.uuid4().hex[:24]}"
             self.taken.add(known)
             out.append(
@@ -102,7 +102,7 @@ class ModelAnswer:
 
 
 def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | BlockStop]:
-    """Whole calls as events."""
+    """The events of complete calls."""
     for index, call in enumerate(calls, first):
         yield BlockStart(index, {**call, "input": {}})
         arguments = json.dumps(call["input"], ensure_ascii=False)
@@ -111,13 +111,13 @@ def shown(calls: list[Block], first: int) -> Iterator[BlockStart | BlockDelta | 
 
 
 def usage(used: Any) -> Usage:
-    """In the chain's own units: what was read from and written to the cache is counted apart."""
-    prompt, said = limits.count(used.prompt_tokens), limits.count(used.completion_tokens)
+    """The chain's usage: tokens read from and written to the cache are counted separately."""
+    prompt, answer = limits.count(used.prompt_tokens), limits.count(used.completion_tokens)
     of_prompt, of_answer = (getattr(used, f"{name}_tokens_details", None) for name in ("prompt", "completion"))
     read = limits.count(getattr(of_prompt, "cached_tokens", None))
     written = limits.count(getattr(used, "cache_creation_input_tokens", None))
     thought = limits.count(getattr(of_answer, "reasoning_tokens", None))
-    return Usage(max(0, prompt - read - written), said, read, written, thought)
+    return Usage(max(0, prompt - read - written), answer, read, written, thought)
 
 
 def _arguments(text: str) -> JSON:

@@ -1,8 +1,7 @@
-"""What a window left out, as a summary by the same model, in front of what is left of the conversation.
+"""Summarises the turns that a window left out. The same model writes the summary, and gets it before the other turns.
 
-It is shown to the model and named in the dump, and never becomes part of the chain: without it the request holds as
-well. So a model that cannot summarise costs nothing but the summary. It is made once for each cut; a cut that goes
-further is summarised from the summary before it.
+The dump has the summary, but the chain does not: if the model fails to summarise, the request is sent without it.
+There is one summary for each start of the window; the next one is made from it and the turns in between.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from .. import summarising
 
 log = logs.get(__name__)
 
-# How often a model is asked for one summary at most; of what is longer, the oldest part is left out.
+# The most requests for one summary. If the text needs more, its oldest part is left out.
 MOST_CALLS = 4
-# Characters of one piece, where nobody knows the model's context; else half of that.
+# Characters of one piece if the model's context is unknown; otherwise half of the context.
 PIECE = 100_000
-# Tokens of an answer, with what a model thinks before it; characters of a summary.
+# Tokens of an answer with its thinking; characters of a summary.
 TOKENS = 4_000
 LONGEST = CHARACTERS_PER_TOKEN * TOKENS
-# Summaries that are kept in memory, one a path: a proxy that starts makes them anew.
+# Summaries kept in memory, one per path. They are made again after a restart.
 KEPT = 512
 
 ASK = (
@@ -38,13 +37,13 @@ ASK = (
 )
 SHOWN = "[Summary of the conversation before this message, which is not shown itself:]"
 
-# Asks the model one thing, and gives its answer. Raises `ProxyError`.
+# Sends the model a prompt and returns its answer. Raises `ProxyError`.
 Ask = Callable[[str], Awaitable[str]]
 
 
 @dataclass(frozen=True, slots=True)
 class WindowSummary:
-    """Of the first `turns` of a path; it says nothing of the first `silent` of them."""
+    """A summary of a path's first `turns` turns, without the first `silent` ones."""
 
     text: str
     turns: int
@@ -59,12 +58,10 @@ class Summaries:
     """One per engine."""
 
     def __init__(self) -> None:
-        self._made: OrderedDict[tuple[str, str], WindowSummary] = (
-            OrderedDict()
-        )  # by model, and the last turn it speaks of
+        self._made: OrderedDict[tuple[str, str], WindowSummary] = OrderedDict()  # by model and last turn
 
     async def of(self, model: str, outside: Sequence[Turn], context: int | None, ask: Ask) -> WindowSummary | None:
-        """A summary of these turns, the first ones of a path; None where the model made none."""
+        """A summary of these first turns of a path; None if the model made none."""
         found = [at for at in range(len(outside), 0, -1) if (model, outside[at - 1].id) in self._made]
         known = self._made[model, outside[found[0] - 1].id] if found else None
         if known is None or known.turns < len(outside):
@@ -93,8 +90,8 @@ async def _summarised(
         for turn in outside[begun:]:
             asked = [words for one in turn.input for block in one.content if (words := summarising.words(block))]
             calls = [summarising.words(block) for block in turn.output if block.get("type") == "tool_use"]
-            said = (*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls)
-            texts.append("\n".join(said))
+            lines = (*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls)
+            texts.append("\n".join(lines))
         return list(summarising.pieces(texts, size))
 
     pieces = await asyncio.to_thread(cut)

@@ -109,8 +109,8 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
     stop = body.get("stop")
     wanted = optional(body, "response_format", dict, "an object")
-    # The turn that this wire's own id names (`chatcmpl-…` of an earlier answer): a field of ours, for hosts that bridge
-    # a stateful wire to this one.
+    # A field of ours: the id of an earlier answer (`chatcmpl-…`) to continue, for hosts that bridge a stateful wire to
+    # this one.
     previous = optional(body, "previous_response_id", str, "a string")
     request = naming.request(
         WIRE,
@@ -151,7 +151,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
 
 
 def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[str, ...]]:
-    """(effort of the CLI, whether to think, fields without effect), by OpenAI's field, OpenRouter's `reasoning` or
+    """(effort of the CLI, whether to think, fields without effect), from OpenAI's field, OpenRouter's `reasoning` or
     Anthropic's `thinking`."""
     reasoning, thinking = (Fields(optional(body, name, dict, "an object") or {}) for name in THINKING[1:])
     where, effort = THINKING[0], optional(body, THINKING[0], str, "a string")
@@ -205,7 +205,7 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). System and developer messages in front are the system prompt, joined in order; later
     ones stay where they are.
 
-    Messages of one role in a row stay apart, as they came. An empty assistant message stays, without blocks.
+    Messages of one role in a row are not joined. An empty assistant message is kept, without blocks.
     """
     if not isinstance(messages, list) or not messages:
         raise InvalidRequest("messages must be a list with at least one message", param="messages")
@@ -238,9 +238,9 @@ def _user(message: Part, where: str) -> Message:
 
 
 def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The parts with the participant's name in front, as the model reads it; one that is the role's says nothing.
+    """The parts after the participant's name, which the model reads as text; a name equal to the role is left out.
 
-    Of an answer it is left out: with a name in front it would not be known again, and might not be what the model said.
+    Not for assistant messages: after a name, the answer would not be recognised.
     """
     name = optional(message, "name", str, "a string", where=f"{where}.")
     if not name or name.casefold() == message["role"] or not parts:
@@ -325,14 +325,14 @@ def _tool_use(call: object, where: str) -> Block:
 
 
 def finish_reason(turn: Turn) -> str:
-    # The CLI's own tools have run when a turn is completed: only `requires_action` hands calls to the client.
+    # In a completed turn the CLI's own tools have run: only `requires_action` has calls for the client.
     if turn.status == "requires_action":
         return "tool_calls"
     return _FINISH_REASONS.get(turn.stop_reason or "", "stop")
 
 
 def usage(turn: Turn) -> JSON:
-    """OpenAI's usage: the prompt is all that the model read; `cost` in US dollars is an extra, null when unknown."""
+    """OpenAI's usage: the prompt counts all tokens that the model read. `cost` (US dollars, or null) is ours."""
     used: Usage = turn.usage
     return {
         "prompt_tokens": used.prompt_tokens,
@@ -361,14 +361,14 @@ def completion(turn: Turn) -> JSON:
         "id": f"{ID_PREFIX}{turn.id}",
         "object": "chat.completion",
         "created": int(turn.created_at),
-        "model": turn.told_model,
+        "model": turn.reported_model,
         "choices": [choice],
         "usage": usage(turn),
     }
 
 
 def model_info(name: str, since: int, by: str = "anthropic") -> JSON:
-    """One entry of the models list. The names stand for whatever they are mapped to, so `since` is our start."""
+    """One entry of the models list. `since`: our start, because the CLI may map a name to any model."""
     return {"id": name, "object": "model", "created": since, "owned_by": by}
 
 
@@ -402,14 +402,14 @@ def writer(call: ChatCall, turn_id: str) -> ChunkWriter:
 
 
 class ChunkWriter(EventStream):
-    """Turn events in, server-sent `chat.completion.chunk`s out. One for each stream.
+    """Converts a turn's events to server-sent `chat.completion.chunk`s. One for each stream.
 
-    A delta is framed by bytes made once, so that a chunk costs one `json.dumps` of its text.
+    The bytes around a delta's text are made once, so that a chunk costs one `json.dumps` of its text.
     """
 
     def __init__(self, turn_id: str, model: str, *, include_usage: bool, custom: Collection[str] = ()) -> None:
         self._include_usage = include_usage
-        self._custom = custom  # names of tools whose calls come whole, with the end
+        self._custom = custom  # names of tools whose calls are sent in one piece at the end
         self._base: JSON = {
             "id": f"{ID_PREFIX}{turn_id}",
             "object": "chat.completion.chunk",
@@ -423,10 +423,10 @@ class ChunkWriter(EventStream):
         self._join = TextJoin()
         self._begun = False
         self._calls: dict[int, int] = {}  # block -> call
-        self._told: set[str] = set()  # calls by id
+        self._sent_calls: set[str] = set()  # their ids
 
     def _framed(self) -> dict[str, bytes]:
-        """What stands before the text of a delta, by its kind."""
+        """The bytes before a delta's text, by its kind."""
         head = b"data: " + json.dumps(self._base, separators=(",", ":")).encode()[:-1]
         return {
             kind: head + b',"choices":[{"index":0,"delta":{"' + name + b'":'
@@ -434,9 +434,9 @@ class ChunkWriter(EventStream):
         }
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Started) and event.model not in (None, self._base["model"]):
-            self._base["model"] = event.model  # another one answers in its place
+            self._base["model"] = event.model  # another model answers instead
             self._prefix = self._framed()
         if isinstance(event, BlockDelta) and event.index in self._calls:
             arguments = {"arguments": event.delta.get("partial_json", "")}
@@ -450,7 +450,7 @@ class ChunkWriter(EventStream):
                 return []
             if kind == "tool_use":
                 number = self._calls[event.index] = len(self._calls)
-                self._told.add(event.block["id"])
+                self._sent_calls.add(event.block["id"])
                 function = {"name": event.block["name"], "arguments": ""}
                 call = {"index": number, "id": event.block["id"], "type": "function", "function": function}
                 return [*self._begin(), self._chunk({"tool_calls": [call]})]
@@ -462,7 +462,7 @@ class ChunkWriter(EventStream):
         return []
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """What ends a stream that has begun and failed: clients of OpenAI raise on it. No [DONE] follows."""
+        """The end of a failed stream: OpenAI's clients raise on it. No [DONE] follows."""
         return [sse(openai_error(error))]
 
     def _piece(self, kind: str, text: object) -> list[bytes]:
@@ -488,12 +488,12 @@ class ChunkWriter(EventStream):
     def _end(self, turn: Turn) -> list[bytes]:
         held = self._say("text", self._join.end())
         missing: list[bytes] = []
-        for kind in ("thinking", "text"):  # what never came as a delta: a replayed turn, a CLI without partial messages
+        for kind in ("thinking", "text"):  # not streamed: of a replayed turn, or of a CLI without partial messages
             whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
             if whole.startswith(sent):
                 missing += self._say(kind, whole.removeprefix(sent))
-        untold = [call for call in _tool_calls(turn) if call["id"] not in self._told]
-        calls = [{"index": at, **call} for at, call in enumerate(untold, len(self._told))]
+        unsent = [call for call in _tool_calls(turn) if call["id"] not in self._sent_calls]
+        calls = [{"index": at, **call} for at, call in enumerate(unsent, len(self._sent_calls))]
         chunks = [*self._begin(), *held, *missing]
         if calls:
             chunks.append(self._chunk({"tool_calls": calls}))

@@ -1,4 +1,4 @@
-"""OpenAI Chat Completions: its body, route and addresses. It also answers for every address that is no wire's own."""
+"""OpenAI Chat Completions: its body, route and addresses. It also has every address that no other wire claims."""
 
 from __future__ import annotations
 

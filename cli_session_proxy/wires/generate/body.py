@@ -37,7 +37,7 @@ WIRE = "generate"
 # google-genai 3.4, types.ThinkingLevel → the CLI's efforts.
 EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "XHIGH": "xhigh"}
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = ("presencePenalty", "frequencyPenalty", "mediaResolution")
 IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
@@ -55,21 +55,21 @@ _FINISH_REASONS = {"max_tokens": "MAX_TOKENS", "model_context_window_exceeded": 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateCall(WireCall):
-    """`thoughts`: the client asked to see them."""
+    """`thoughts`: the client wants to see the thinking."""
 
     thoughts: bool
 
 
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
-    """The call that a body means, `model` and `stream` from the path. Raises `InvalidRequest`, naming the field."""
+    """Read a body. `model` and `stream` are from the path. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
     config = Fields(either(body, _CONFIG, dict, "an object") or {})
     for name in _NUMBERS:
         either(config, name, NUMBER, "a number", where=f"{_CONFIG}.")
-    _refuse_what_would_lie(body, config)
+    _refuse_unsupported(body, config)
     system, messages = generate_content.read(body)
     thinking = Fields(either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {})
-    fields.get("model")  # some clients say it here too; the address decides
+    fields.get("model")  # some clients also send it here; the address decides
     # 0 turns it off; -1 lets the model decide
     budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
     thinks = None if budget is None or budget < 0 else budget > 0
@@ -111,7 +111,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
 
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
-    """The answer of countTokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
+    """The answer of countTokens: an estimate (`blocks.estimated_tokens`)."""
     inner = either(body, "generateContentRequest", dict, "an object") or body
     tools, _ = read_tools(inner)
     return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
@@ -127,13 +127,13 @@ def _effort(thinking: Mapping[str, Any]) -> str | None:
             )
         return EFFORTS[level.upper()]
     budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
-    # -1 lets the model decide, which is what no effort means; 0 turns thinking off.
+    # -1: the model decides, as without an effort. 0: no thinking.
     return None if budget is None or budget <= 0 else effort_of_budget(budget)
 
 
 def _format(config: Mapping[str, Any]) -> JSON | None:
     mime = either(config, "responseMimeType", str, "a string", where=f"{_CONFIG}.") or "text/plain"
-    if mime == ENUM:  # a word of the schema's, bare: nothing here can hold a text against it
+    if mime == ENUM:  # the answer is one bare value of the schema, not JSON: it cannot be checked
         return None
     if mime not in ("text/plain", "application/json"):
         raise InvalidRequest(
@@ -147,7 +147,7 @@ def _format(config: Mapping[str, Any]) -> JSON | None:
     return {"schema": None} if mime == "application/json" else None
 
 
-def _refuse_what_would_lie(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     if either(body, "cachedContent") is not None:
         raise InvalidRequest("cachedContent: there is none here; send the contents themselves", param="cachedContent")
     candidates = either(config, "candidateCount", int, "a whole number", where=f"{_CONFIG}.")
@@ -170,10 +170,10 @@ def answer(turn: Turn, *, thoughts: bool) -> JSON:
     parts: list[JSON] = []
     if thoughts and (thinking := answer_text(turn.output, "thinking")):
         parts.append({"text": thinking, "thought": True})
-    # One part: Google's clients join the texts of an answer without a break, the chain does not.
+    # One part, because Google's clients join an answer's texts without line breaks, unlike the chain.
     if text := answer_text(turn.output):
         parts.append({"text": text})
-    return _response(turn.id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn)
+    return _response(turn.id, turn.reported_model, [*parts, *_calls(turn)] or [{"text": ""}], turn)
 
 
 def usage(turn: Turn) -> JSON:
@@ -234,10 +234,11 @@ _DATA = b"data: "
 
 
 class GenerateWriter:
-    """Turn events in, server-sent `GenerateContentResponse`s out, `data:` lines only. One for each stream.
+    """Converts a turn's events to server-sent `GenerateContentResponse`s, `data:` lines only. One for each stream.
 
-    Google's clients take no comment: those for Python (2.34, 3.4) parse it as JSON, the one for Go (1.69) fails on any
-    event without `data:`, on an empty line too. All take spaces before the JSON: so a silence begins the next event.
+    Google's clients accept no comments: those for Python (2.34, 3.4) parse them as JSON, the one for Go (1.69) fails on
+    any event without `data:`, even on an empty line. All accept spaces before the JSON: so a keep-alive begins the
+    next event.
     """
 
     media_type = EventStream.media_type
@@ -250,14 +251,14 @@ class GenerateWriter:
         self._join = TextJoin()
         self._sent: list[str] = []
         self._held = ""
-        self._begun = False  # the line of the next event, by a keep-alive
+        self._begun = False  # a keep-alive has sent the beginning of the next event
 
     def keep_alive(self, words: str = "") -> bytes:  # noqa: ARG002 - Google's clients fail at a comment
         begun, self._begun = self._begun, True
         return b" " if begun else _DATA
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Started):
             self._model = event.model or self._model
         if isinstance(event, BlockStart):
@@ -273,7 +274,7 @@ class GenerateWriter:
         return []
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """What ends a stream that has begun and failed: Google's client raises on a chunk that starts so."""
+        """The end of a failed stream: Google's client raises on a chunk that begins like this."""
         held = [self._chunk([{"text": self._held}])] if self._held else []
         return [*held, self._sse(google_error(error, self._request_id))]
 
@@ -282,20 +283,22 @@ class GenerateWriter:
             return []
         if kind == "thinking" and self._thoughts:
             return [self._chunk([{"text": text, "thought": True}])]
-        if kind != "text" or not (said := self._join.feed(text)):
+        if kind != "text" or not (piece := self._join.feed(text)):
             return []
-        self._sent.append(said)
-        # The last letter comes with the end: Google's own streams have no empty part there.
-        ready, self._held = self._held + said[:-1], said[-1]
+        self._sent.append(piece)
+        # The last character is held for the end: Google's own streams have no empty part there.
+        ready, self._held = self._held + piece[:-1], piece[-1]
         return [self._chunk([{"text": ready}])] if ready else []
 
     def _end(self, turn: Turn) -> list[bytes]:
-        # What was committed but never came as a delta: held back by the join, or a CLI without partial messages.
+        # Committed text that was not streamed: held back by the join, or of a CLI without partial messages.
         whole, sent = answer_text(turn.output), "".join(self._sent)
         rest = self._held + (whole.removeprefix(sent) if whole.startswith(sent) else "")
         parts = [{"text": rest}] if rest else []
-        # Chats of google-genai take no answer without a part for a good one.
-        return [self._sse(_response(self._turn_id, turn.told_model, [*parts, *_calls(turn)] or [{"text": ""}], turn))]
+        # For chats of google-genai an answer without parts is invalid.
+        return [
+            self._sse(_response(self._turn_id, turn.reported_model, [*parts, *_calls(turn)] or [{"text": ""}], turn))
+        ]
 
     def _chunk(self, parts: list[JSON]) -> bytes:
         return self._sse(_response(self._turn_id, self._model, parts))

@@ -30,7 +30,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     limits.at_most(contents, limits.MESSAGES, "contents")
     calls = OpenCalls()
     conversation: list[tuple[str, Message]] = []
-    answer: list[Block] | None = None  # of the contents of the model's that stand in a row
+    answer: list[Block] | None = None  # the blocks of the model's contents in a row
     for index, content in enumerate(contents):
         where = f"contents[{index}]"
         if not isinstance(content, dict):
@@ -57,8 +57,8 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
 
 
 def _joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
-    """The blocks of an answer. Chats of google-genai keep one content for each chunk of a stream, and texts of one
-    answer are joined without a break: so are they here, or no streamed answer would be recognised."""
+    """The blocks of an answer, with adjacent texts joined. Chats of google-genai keep a content for each chunk of a
+    stream: unjoined, no streamed answer would be recognised."""
     joined: list[Block] = []
     for is_text, group in groupby(blocks, lambda block: block["type"] == "text"):
         some = list(group)
@@ -78,7 +78,7 @@ def _system(body: Part) -> str | None:
 def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
     """The blocks of a content's parts; without `calls` (a system instruction) only texts."""
     parts = content.get("parts")
-    if isinstance(parts, dict):  # a repeated field of one, as older clients send it
+    if isinstance(parts, dict):  # older clients send a single part so
         parts = [parts]
     if not isinstance(parts, list):
         raise wrong_type(f"{where}.parts", "a list of parts")
@@ -95,7 +95,7 @@ def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
 def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
     text = either(part, "text", str, "a string", where=f"{where}.")
     if either(part, "thought", bool, "true or false", where=f"{where}."):
-        return None  # a summary that Google's clients send back; the chain has its own, signed
+        return None  # a summary; the chain has the signed thinking itself
     if text is not None:
         return {"type": "text", "text": text} if text else None
     if calls is None:
@@ -109,11 +109,11 @@ def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
         return {"type": "tool_use", "id": calls.call(given, name), "name": name, "input": arguments}
     if (result := either(part, "functionResponse", dict, "an object", where=f"{where}.")) is not None:
         name, given = _named(result, f"{where}.functionResponse")
-        said = either(result, "response", dict, "an object", where=f"{where}.functionResponse.") or {}
-        content = json.dumps(said, ensure_ascii=False)
+        response = either(result, "response", dict, "an object", where=f"{where}.functionResponse.") or {}
+        content = json.dumps(response, ensure_ascii=False)
         return {"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content}
     if either(part, "thoughtSignature") is not None:
-        return None  # a signature on its own
+        return None  # only a signature
     raise InvalidRequest(f"{where} is not supported; send {_KINDS}", param=where)
 
 

@@ -1,4 +1,4 @@
-"""How an error looks to Google's clients; our stable code is `error.details[0].reason`. Pure."""
+"""Errors in Google's form, with our stable code in `error.details[0].reason`. Pure."""
 
 from __future__ import annotations
 

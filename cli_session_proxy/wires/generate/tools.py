@@ -16,7 +16,7 @@ _HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 
 def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """The client's own tools, and the names of those that Google would run: not offered. Raises `InvalidRequest`."""
+    """(the client's own tools, names of those that Google would run: not offered). Raises `InvalidRequest`."""
     tools = either(body, "tools", list, "a list") or []
     found: list[Tool] = []
     hosted: list[str] = []

@@ -69,9 +69,9 @@ class GenerateRoutes:
         return reply(answer, call, self._settings.keepalive, render, writer)
 
 
-# How Google's clients bring their key, where they bring it in the address.
+# Google's clients may send their key in the address.
 _KEY = re.compile(r"(^|&)key=")
-# What follows a model's name in Google's addresses; other vendors' names have colons too (`llama3:8b`, `…-v1:0`).
+# A method after the model's name, in Google's addresses. Other vendors' model names have colons, too (`llama3:8b`).
 _METHOD = re.compile(r"/v1/models/.*:(?:\w+(?:Contents?|Tokens|Answer)|predict\w*)", re.S)
 
 WIRE = Wire(

@@ -2,8 +2,8 @@
 
     POST /{v1|v1beta}/interactions ─ read() ─▶ KeptCall ─▶ the engine ─▶ interaction() or EventWriter
 
-An interaction is a turn, and its id is made of the turn's: `turn_abc` is `interaction_abc`. What the chain does not
-keep by itself (`store`, `background`, which thoughts to show) is the turn's `call`.
+An interaction is a turn, with the turn's id: `turn_abc` is `interaction_abc`. Data that the chain does not have
+(`store`, `background`, whether to show thinking) is in the turn's `call`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ WIRE = "interactions"
 # google-genai 3.4, ThinkingLevel → the CLI's efforts.
 EFFORTS = {"minimal": "low", "low": "low", "medium": "medium", "high": "high", "xhigh": "xhigh"}
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = ("safety_settings", "service_tier", "labels", "webhook_config")
 
 PARAMETERS: Names = {
@@ -46,10 +46,10 @@ _STATUSES: dict[Status, str] = {
 
 
 def read(body: JSON, naming: Naming) -> KeptCall:
-    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    """Read a body. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
     _check_types(body)
-    _refuse_what_would_lie(body)
+    _refuse_unsupported(body)
     config = Fields(optional(body, "generation_config", dict, "an object") or {})
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
@@ -60,7 +60,7 @@ def read(body: JSON, naming: Naming) -> KeptCall:
         checked_model(required(body, "model", str, "a string")),
         interactions_steps.read(body.get("input")),
         system=system if system and system.strip() else None,
-        # Google's documentation: an id keeps the conversation, not the instruction, which is each interaction's own.
+        # By Google's documentation each interaction has its own instruction: an id keeps only the conversation.
         keep_system=previous is None,
         effort=_effort(config),
         options=TurnOptions(
@@ -88,7 +88,7 @@ def read(body: JSON, naming: Naming) -> KeptCall:
 
 
 def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
-    """What is kept with the turn. `wire`, `store` and `background` as `responses` keeps them."""
+    """The data that is stored with the turn. `wire`, `store` and `background` as on the wire `responses`."""
     return {
         "wire": WIRE,
         "store": body.get("store") is not False,
@@ -110,7 +110,7 @@ def _effort(config: Mapping[str, Any]) -> str | None:
 
 
 def _format(body: JSON) -> JSON | None:
-    """`response_format`: one or several formats, or (as the first form had it) a JSON Schema itself."""
+    """`response_format`: one or several formats or, as in the API's first version, a JSON Schema."""
     wanted = body.get("response_format")
     if wanted is None:
         return {"schema": None} if body.get("response_mime_type") == "application/json" else None
@@ -139,7 +139,7 @@ def _check_types(body: JSON) -> None:
         )
 
 
-def _refuse_what_would_lie(body: JSON) -> None:
+def _refuse_unsupported(body: JSON) -> None:
     if body.get("agent") is not None and body.get("model") is None:
         raise InvalidRequest("agent: Google's agents are not here; name a model of the CLI in `model`", param="agent")
     for name in ("cached_content", "continuation_token", "environment"):
@@ -167,7 +167,7 @@ status_of = partial(common.status_of, names=_STATUSES)
 
 
 def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
-    """The Interaction of a turn as it stands."""
+    """The Interaction of a turn in its present state."""
     call = turn.call or {}
     status = status_of(turn)
     shown: JSON = {
@@ -192,13 +192,13 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
 
 def head(turn: Turn, status: str) -> JSON:
     return {
-        "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.told_model,
+        "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.reported_model,
         "created": _time(turn.created_at),
     }  # fmt: skip
 
 
 def usage(used: Usage) -> JSON:
-    """Google's usage: the input is all that the model read, thoughts are counted apart."""
+    """Google's usage: the input counts all tokens that the model read; thinking is counted separately."""
     return {
         "total_input_tokens": used.prompt_tokens,
         "total_cached_tokens": used.cache_read_tokens,
@@ -214,5 +214,5 @@ def _time(at: float) -> str:
 
 
 def error_body(error: ProxyError) -> JSON:
-    """`code` is our stable code, a text."""
+    """An error. `code`: our stable code, a text."""
     return {"error": {"code": error.code, "message": redact.text(error.message)}}

@@ -1,4 +1,4 @@
-"""The steps of Google's Interactions in the blocks of the Messages API and back. Pure."""
+"""Converts steps of Google's Interactions to blocks of the Messages API and back. Pure."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CONTENTS = ("text", "image", "audio", "document", "video")
 def read(given: object) -> tuple[Message, ...]:
     """The `input` of an interaction: a text, a content, a list of contents, or a list of steps.
 
-    Thoughts are dropped: the chain has its own, signed. Raises `InvalidRequest`.
+    Thoughts are dropped: the chain has the signed thinking itself. Raises `InvalidRequest`.
     """
     if isinstance(given, str):
         given = [{"type": "text", "text": given}]
@@ -48,14 +48,14 @@ def _step(step: Part, where: str) -> Message | None:
     if kind == "thought":
         return None
     role = step.get("role")
-    if kind is None and role in ("user", "model"):  # how the first form of this API told them apart
+    if kind is None and role in ("user", "model"):  # as in this API's first version
         kind = "user_input" if role == "user" else "model_output"
     if not isinstance(kind, str) or kind not in _STEPS:
         raise InvalidRequest(f"{where}.type must be one of {', '.join(_STEPS)} or thought", param=f"{where}.type")
     return _STEPS[kind](step, where)
 
 
-def _said(step: Part, where: str) -> tuple[Block, ...]:
+def _content_of(step: Part, where: str) -> tuple[Block, ...]:
     content = step.get("content")
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
@@ -100,11 +100,11 @@ def _file(part: Part, kind: str, where: str) -> Block:
 
 
 def _user(step: Part, where: str) -> Message:
-    return Message("user", without_blank_texts(_said(step, where)))
+    return Message("user", without_blank_texts(_content_of(step, where)))
 
 
 def _model(step: Part, where: str) -> Message:
-    return Message("assistant", _said(step, where))
+    return Message("assistant", _content_of(step, where))
 
 
 def _call(step: Part, where: str) -> Message:
@@ -144,14 +144,14 @@ _STEPS: dict[str, Callable[[Part, str], Message]] = {
 
 
 def output_steps(turn: Turn, *, summaries: bool) -> list[JSON]:
-    """The steps of an answer. The CLI's own calls of tools are not the client's; its own are, while they wait."""
+    """The steps of an answer. Tool calls only if they wait for the client: others were run by the CLI."""
     made = (step_of(block, summaries=summaries) for block in turn.output)
     calls = turn.status == "requires_action"
     return [step for step in made if step is not None and (calls or step["type"] != "function_call")]
 
 
 def step_of(block: Block, *, summaries: bool) -> JSON | None:
-    """None where the block says nothing on this wire: an empty text, a thought that is neither shown nor signed."""
+    """The step; None for an empty text, a thought without summary and signature, and other blocks."""
     kind = block.get("type")
     if kind == "text" and block["text"]:
         return {"type": "model_output", "content": [{"type": "text", "text": block["text"]}]}
@@ -168,7 +168,7 @@ def step_of(block: Block, *, summaries: bool) -> JSON | None:
 
 
 def signature(signed: str) -> str:
-    """Bytes in base64, as Google's types want every signature."""
+    """In base64, as in Google's types."""
     return base64.b64encode(signed.encode()).decode()
 
 

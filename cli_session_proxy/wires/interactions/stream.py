@@ -4,8 +4,8 @@
     each block: step.start, step.delta × n, step.stop
     interaction.completed (or error), [DONE]
 
-`event_id` is a place, not a number of an event: each event counts one, a delta each of its characters. So a stream
-that was cut can be read on from `last_event_id`, long after the turn, however the answer is cut into deltas then.
+`event_id` is a position: an event counts one, but a delta the number of its characters. So a broken stream can be
+resumed after `last_event_id`, long after the turn, even if the text is then split into other deltas.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from .steps import signature, step_of
 
 
 class InteractionsWriter(EventStream):
-    """Turn events in, server-sent events out. `accepted` is the turn as it was accepted; one for each stream.
+    """Converts a turn's events to server-sent events. `accepted`: the turn at its acceptance. One for each stream.
 
-    Events up to the place `after` are counted, not sent.
+    Events up to the position `after` are counted, not sent.
     """
 
     def __init__(self, accepted: Turn, *, after: int = 0) -> None:
@@ -34,12 +34,12 @@ class InteractionsWriter(EventStream):
         self._after = after
         self._at = 0
         self._begun = False
-        self._kinds: dict[int, str] = {}  # of the turn's blocks that are being said
-        self._open: dict[int, int] = {}  # block → step, opened by the first that the block says
+        self._kinds: dict[int, str] = {}  # by index: the type of each open block
+        self._open: dict[int, int] = {}  # by block index: its step, which its first text begins
         self._steps = 0
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        """The bytes of this event; none for events without a form on this wire."""
         match event:
             case Started():
                 return self._begin()
@@ -55,13 +55,13 @@ class InteractionsWriter(EventStream):
                 return self._end(event.turn)
 
     def whole(self, turn: Turn) -> list[bytes]:
-        """All events of a turn that has ended, well or not."""
+        """All events of an ended turn."""
         if turn.error is None:
             return self._end(turn)
         return [*self._begin(), *self._failed(turn, from_dict(turn.error))]
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """The end of a stream whose turn failed on the way."""
+        """The last events of a stream whose turn failed."""
         cancelled = error.code == "turn_cancelled"
         turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
         return [*self._begin(), *self._failed(turn, error)]
@@ -97,19 +97,19 @@ class InteractionsWriter(EventStream):
         if index not in self._kinds:
             return []
         kind = str(delta.get("type", "")).removesuffix("_delta")
-        said = str(delta.get(kind) or "")
-        if not said or (kind == "thinking" and not self._summaries):
+        text = str(delta.get(kind) or "")
+        if not text or (kind == "thinking" and not self._summaries):
             return []
         events = self._step(index)
         step = self._open[index]
         if kind == "signature":
-            thought: JSON = {"type": "thought_signature", "signature": signature(said)}
+            thought: JSON = {"type": "thought_signature", "signature": signature(text)}
             return [*events, *self._send("step.delta", index=step, delta=thought)]
         before = self._at
-        self._at += len(said)
+        self._at += len(text)
         if self._at <= self._after:
             return events
-        rest = said[max(0, self._after - before) :]
+        rest = text[max(0, self._after - before) :]
         thought = {"type": "text", "text": rest}
         if kind == "thinking":
             thought = {"type": "thought_summary", "content": thought}
@@ -130,7 +130,7 @@ class InteractionsWriter(EventStream):
 
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
-        if self._steps == 0:  # all at once: a turn that had ended, or a CLI without partial messages
+        if self._steps == 0:  # not streamed: of an ended turn, or of a CLI without partial messages
             for index, block in enumerate(turn.output):
                 opening, deltas = opened(block)
                 events += self._start(index, opening)

@@ -1,4 +1,4 @@
-"""Which of the client's tools an interaction may call. Its tools themselves are in OpenAI's form. Pure."""
+"""The tool choice of an interaction. The tools themselves are in OpenAI's form. Pure."""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ WIRE = "messages"
 # anthropic 2.11: output_config.effort; the same names as the CLI's (`--effort`, --help of 2.1.329).
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = ("service_tier", "inference_geo", "container", "context_management", "speed", "diagnostics")
 
 PARAMETERS: Names = {
@@ -68,12 +68,12 @@ _SPOKEN = ("text", "thinking", "redacted_thinking")
 
 
 def read(body: JSON, naming: Naming) -> WireCall:
-    """The call that a body means. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
+    """Read a body. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
     most = required(body, "max_tokens", int, "a whole number")
     optional(body, "metadata", dict, "an object")
     optional(body, "cache_control", dict, "an object")  # what the CLI does by itself
-    _refuse_what_would_lie(body)
+    _refuse_unsupported(body)
     unread: list[str] = []
     system, messages = messages_content.read(body, unread=unread)
     tools, hosted = read_tools(body)
@@ -151,7 +151,7 @@ def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -
         )
 
 
-def _refuse_what_would_lie(body: Mapping[str, Any]) -> None:
+def _refuse_unsupported(body: Mapping[str, Any]) -> None:
     thread = optional(body, "thread", dict, "an object") or {}
     if thread.get("type") == "continue":
         raise NotFound(
@@ -176,7 +176,7 @@ def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
     kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
     return {
-        **_head(turn.id, turn.told_model),
+        **_head(turn.id, turn.reported_model),
         "container": None,
         "content": [_whole(block) for block in turn.output if block.get("type") in kinds],
         "stop_reason": stop_reason(turn),
@@ -273,7 +273,7 @@ class MessagesWriter(EventStream):
         self._calls: set[str] = set()  # ids of those that were sent
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events without a form on this wire."""
+        """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Started):
             self._model = event.model or self._model
         if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):

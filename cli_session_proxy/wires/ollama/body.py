@@ -54,7 +54,7 @@ TAG = ":latest"
 # `think` → the CLI's efforts; `true` leaves the choice to the model.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 _NUMBERS = (
     "num_keep", "min_p", "tfs_z", "typical_p", "repeat_last_n", "repeat_penalty", "presence_penalty",
     "frequency_penalty", "mirostat", "mirostat_tau", "mirostat_eta", "num_ctx", "num_batch", "num_gpu", "main_gpu",
@@ -99,7 +99,7 @@ class Load:
 
 
 def read_chat(body: JSON, naming: Naming) -> OllamaCall | Load:
-    """The call that a body means. Raises `InvalidRequest`, which names the field."""
+    """Read a body. Raises `InvalidRequest`, which names the field."""
     fields = Fields(body)
     given = fields.get("messages")
     system, messages = ollama_messages.read([] if given is None else given)
@@ -272,7 +272,7 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
     ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
     context = {"context": context_of(turn.id)} if call.door == "generate" else {}
     return {
-        **_head(turn.told_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
+        **_head(turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
         **_said(call.door, text, thinking, calls),
         "done": True,
         "done_reason": done_reason(turn),
@@ -322,7 +322,7 @@ class LineWriter:
         self._join = TextJoin()
 
     def feed(self, event: TurnEvent) -> list[bytes]:
-        """What this event adds to the stream; nothing for events that the wire has no words for."""
+        """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, BlockStart):
             kind = str(event.block.get("type", ""))
             if kind == "text":

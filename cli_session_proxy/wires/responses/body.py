@@ -37,7 +37,7 @@ from .tools import Given
 
 WIRE = "responses"
 
-# Accepted, without effect, and named in X-Ignored-Params. The CLI has no option for them.
+# Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = (
     "max_tool_calls", "truncation", "service_tier", "top_logprobs", "prompt_cache_key", "prompt_cache_retention",
     "safety_identifier",
@@ -271,7 +271,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "background": call.get("background", False),
         "error": failure if status == "failed" else None,
         "incomplete_details": incomplete,
-        "model": turn.told_model,
+        "model": turn.reported_model,
         "output": [entry.item for entry in responses_items.output_entries(turn)] if ended else [],
         "previous_response_id": call.get("previous_response_id"),
         "conversation": None if conversation is None else {"id": conversation},

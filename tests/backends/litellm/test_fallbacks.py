@@ -66,7 +66,7 @@ async def test_at_a_limit_the_fallback_answers_with_all_facts_and_claude_comes_b
         asked = len(upstream.requests)
         talk.path += [("user", "fact 6")]
         assert talk.shown("gpt") == talk.told()
-        assert (sixth.backend, sixth.told_model, sixth.session_id) == ("litellm", "gpt", talk.turns[0].session_id)
+        assert (sixth.backend, sixth.reported_model, sixth.session_id) == ("litellm", "gpt", talk.turns[0].session_id)
         assert sixth.fallback is not None
         assert (sixth.fallback.asked, sixth.fallback.model, sixth.fallback.why) == ("sonnet", "gpt", "rate_limited")
         assert 0 < sixth.fallback.until - time.time() <= 301
@@ -84,7 +84,7 @@ async def test_at_a_limit_the_fallback_answers_with_all_facts_and_claude_comes_b
         eighth = await ask(engine, "fact 8", tools=(WEATHER,))
         talk.path += [("user", "fact 8")]
         assert claude_told(upstream.requests[-1].messages) == talk.told()
-        assert (eighth.backend, eighth.fallback, eighth.told_model) == ("claude", None, "sonnet")
+        assert (eighth.backend, eighth.fallback, eighth.reported_model) == ("claude", None, "sonnet")
     told = [one for one in events(caplog) if one["event"] == "asked_elsewhere"]
     assert [(one["asked"], one["model"], one["why"]) for one in told] == [("sonnet", "gpt", "rate_limited")]
     assert (provider.refused, [why for _, why in upstream.refused]) == ([], [])
@@ -173,11 +173,11 @@ async def test_the_first_fallback_that_can_take_it_answers(
     )
     async with running(settings) as engine:
         shown = Message("user", ({"type": "text", "text": "look"}, picture(1)))
-        assert (await ask(engine, shown)).told_model == "gemini"
-        assert (await ask(engine, "hello", agent="b")).told_model == "gpt"
+        assert (await ask(engine, shown)).reported_model == "gemini"
+        assert (await ask(engine, "hello", agent="b")).reported_model == "gpt"
         provider.next(Reply(status=500), Reply("from gemini"))
         third = await ask(engine, "hello", agent="c")
-        assert (third.told_model, text(third)) == ("gemini", "from gemini")
+        assert (third.reported_model, text(third)) == ("gemini", "from gemini")
         assert [one["status"] for one in third.attempts] == ["failed", "failed", "completed"]
         provider.next(Reply(status=429), Reply(status=400))
         with pytest.raises(ClaudeUnavailable):  # what the client asked for, and why that cannot answer
@@ -197,8 +197,8 @@ async def test_the_state_survives_a_restart_and_is_the_same_at_every_proxy(
         third = await ask(other, "three")
         assert first.fallback == second.fallback == third.fallback
         named = await ask(engine, "four", model="gemini")  # somebody else, asked for by name: the rest is passed on
-        assert (named.told_model, named.fallback and named.fallback.here) == ("gemini", False)
-        assert (await ask(engine, "five")).told_model == "gpt"
+        assert (named.reported_model, named.fallback and named.fallback.here) == ("gemini", False)
+        assert (await ask(engine, "five")).reported_model == "gpt"
     assert len(upstream.requests) == asked
     async with running(with_models(claude_bin=claude_2)) as engine:  # taken out of the settings
         upstream.heal()
@@ -211,7 +211,7 @@ async def test_a_model_of_another_provider_has_fallbacks_of_its_own(
     async with running(with_models(of_models={"gpt": {"fallbacks": ("gemini",)}}, cli_retries=0)) as engine:
         provider.next(Reply(status=429, headers={"retry-after": "5"}), Reply("from gemini"))
         turn = await ask(engine, "hello", model="gpt")
-    assert (turn.told_model, turn.fallback and turn.fallback.why) == ("gemini", "rate_limited")
+    assert (turn.reported_model, turn.fallback and turn.fallback.why) == ("gemini", "rate_limited")
     assert texts(provider.gemini[-1])[-1] == ("user", "hello")
 
 
