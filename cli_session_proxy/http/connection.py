@@ -193,14 +193,14 @@ class Connection(HttpToolsProtocol):
     _wishing = b""  # the head of a request with an `Upgrade` that is ignored, without it
     _handshake = b""  # the head of a request that asks for a WebSocket
     _handed_over = False
-    _told: dict[str, Any]  # functions for the gate, and its result: a key was sent, or none is needed
+    _for_gate: dict[str, Any]  # functions for the gate, and its result: a key was sent, or none is needed
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own type
         self._corked = Corked(transport)
         super().connection_made(cast(asyncio.Transport, self._corked))
         self.flow = Intake(cast(asyncio.Transport, self._corked))
         self._untaken = Untaken(self.transport)
-        self._told = {"is_closed": self._is_closed, "admitted": False}
+        self._for_gate = {"is_closed": self._is_closed, "admitted": False}
         # Without a key, an answer counts as unread once the kernel's buffer is full.
         self.transport.set_write_buffer_limits(high=0)
         self._idle_since = self.loop.time()
@@ -251,7 +251,7 @@ class Connection(HttpToolsProtocol):
         if self._waiting:
             self._unset_keepalive_if_required()
         while self._waiting and not self.transport.is_closing():
-            ahead = AHEAD if self._told["admitted"] else 1
+            ahead = AHEAD if self._for_gate["admitted"] else 1
             if self.pipeline and (len(self.pipeline) >= ahead or self.flow.write_paused):
                 self.flow.held = True
                 self.flow.pause_reading()
@@ -307,8 +307,8 @@ class Connection(HttpToolsProtocol):
         web.data_received(self._handshake)
         if not web.handshake_initiated:  # its library refused the head
             self.send_400_response("Invalid HTTP request received.")
-        elif said := rest + self._waiting:
-            web.data_received(said)
+        elif unread := rest + self._waiting:
+            web.data_received(unread)
         self._waiting = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -330,7 +330,7 @@ class Connection(HttpToolsProtocol):
         for name, value in self.headers:
             if name == b"content-length":
                 self._body_left = int(value)
-        self.scope["extensions"] = cast(Any, {CLOSED: self._told})
+        self.scope["extensions"] = cast(Any, {CLOSED: self._for_gate})
         super().on_headers_complete()
 
     def _is_closed(self) -> bool:
@@ -365,7 +365,7 @@ class Connection(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         self._corked.flush()  # no more writes to join
         self._idle_since = self.loop.time()
-        if not self._told["admitted"] and (self.pipeline or self._waiting):
+        if not self._for_gate["admitted"] and (self.pipeline or self._waiting):
             self.pipeline.clear()  # without a key no pipelining
             self.transport.close()
         super().on_response_complete()
@@ -387,7 +387,7 @@ class Connection(HttpToolsProtocol):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        stranger = not self._told["admitted"]
+        stranger = not self._for_gate["admitted"]
         if stranger and len(self._waiting) > HEAD:
             self.transport.abort()
             return

@@ -64,11 +64,11 @@ class _Greeting(httpcore.AsyncNetworkBackend):
     async def _greet(self, stream: httpcore.AsyncNetworkStream) -> Peer:
         marks = self._signer.request("GET", GREETING, "", self._address, None, decisive(()))
         speaks = h11.Connection(h11.CLIENT, max_incomplete_event_size=LONGEST)
-        asked = [("Host", self._address.partition("://")[2]), *marks.items()]
+        headers = [("Host", self._address.partition("://")[2]), *marks.items()]
         proof, status, size = "", 0, 0
         try:
-            said = speaks.send(h11.Request(method="GET", target=GREETING, headers=asked)) or b""
-            await stream.write(said + (speaks.send(h11.EndOfMessage()) or b""), self._patience)
+            sent = speaks.send(h11.Request(method="GET", target=GREETING, headers=headers)) or b""
+            await stream.write(sent + (speaks.send(h11.EndOfMessage()) or b""), self._patience)
             while not isinstance(event := speaks.next_event(), h11.EndOfMessage):
                 if event is h11.NEED_DATA:
                     data = await stream.read(PIECE, self._patience)

@@ -46,9 +46,9 @@ class Incoming:
 
     def again(self) -> Receive:
         """Gives the received body again, then the rest."""
-        said = iter(tuple(self.body))
+        pieces = iter(tuple(self.body))
 
         async def receive() -> Message:
-            return next(said, None) or await self.receive()
+            return next(pieces, None) or await self.receive()
 
         return receive

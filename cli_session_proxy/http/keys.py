@@ -1,9 +1,9 @@
-"""Who asks: a request's key names its owner. Pure but for the files of keys, which are read once.
+"""Authentication: a request's key names its owner. Pure, except that files of keys are read once.
 
     [keys]                       cli_session_proxy.toml, or CLI_SESSION_PROXY_KEYS__ALICE=…
     alice = "a secret"
 
-    operators = ["alice"]        they see what every key spends: names and sums, no content
+    operators = ["alice"]        these see what every key spends: names and sums, no content
 
 `keys_file` is a TOML file of such lines. `serve --make-key` puts a key of the owner `local` into `<var>/key`, which all
 servers and commands of this `var` use. Without any key everybody is `local`, and given keys are ignored. With a gateway

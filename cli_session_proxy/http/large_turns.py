@@ -1,4 +1,4 @@
-"""Renders turns for dumps: a large one in a helper process, which can be killed."""
+"""Renders turns for dumps. Large turns are rendered in a helper process, which can be killed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class TurnRenderer:
             return await self.aside(partial(show, verbatim=verbatim), row, tuple(links))
         except OutOfBoundsError:
             note: Block = {"type": "text", "text": TOO_LARGE}
-            said = tuple(Message(message.role, (note,)) for message in row.input[:1])
-            return show(replace(row, input=said, output=(note,), tools=(), system=None), links, verbatim=verbatim)
+            asked = tuple(Message(message.role, (note,)) for message in row.input[:1])
+            return show(replace(row, input=asked, output=(note,), tools=(), system=None), links, verbatim=verbatim)
 
     async def aside(self, show: Callable[..., S], *given: Any) -> S:
-        """Call it in a helper process, which redacts the same secrets. Raises `OutOfBoundsError`."""
+        """Call `show` in a helper process, which redacts the same secrets. Raises `OutOfBoundsError`."""
         return await self._helpers.call(redact.knowing, redact.known(), show, *given)
 
 

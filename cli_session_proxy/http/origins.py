@@ -106,13 +106,13 @@ def readable_by(allowed: str) -> dict[str, str]:
 
 def permitted(allowed: str, headers: Headers) -> dict[str, str]:
     """The headers of the answer to a preflight of this origin."""
-    said = {
+    added = {
         "Access-Control-Allow-Origin": allowed, "Vary": "Origin", "Access-Control-Allow-Methods": METHODS,
         "Access-Control-Max-Age": PREFLIGHT_SECONDS,
     }  # fmt: skip
     names = headers.get("access-control-request-headers", "")
     if len(names) <= _MOST_NAMES and _NAMES.fullmatch(names):
-        said["Access-Control-Allow-Headers"] = names
+        added["Access-Control-Allow-Headers"] = names
     if headers.get("access-control-request-private-network") == "true":
-        said["Access-Control-Allow-Private-Network"] = "true"
-    return said
+        added["Access-Control-Allow-Private-Network"] = "true"
+    return added

@@ -29,10 +29,10 @@ from ..engine.ownership import steady_clock
 from ..errors import Interrupted, Unauthorized
 from ..wires.asgi import raw_path
 
-# Of a request: `<time> <nonce> <signature>`; the owner whose key was checked, percent-encoded; `<instance>@<address>`;
-# the body's SHA-256.
+# Headers of a request: `<time> <nonce> <signature>`; the percent-encoded owner whose key was checked;
+# `<instance>@<address>`; the body's SHA-256.
 HOP_MARK, OWNER, TARGET, BODY = "x-cluster-hop", "x-cluster-owner", "x-cluster-target", "x-cluster-body"
-# Of an answer: `<time> <instance> <signature>`.
+# The header of an answer: `<time> <instance> <signature>`.
 PROOF = "x-cluster-proof"
 # The header of earlier versions for a forwarded request: the key itself.
 OLD_MARK = "x-cluster-key"

@@ -268,8 +268,8 @@ class Relay:
                     hop.missed = True
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                came = at_once(hop.asked.receive)
-                if came is not None and came["type"] == "http.disconnect":  # dropped while it waited for room
+                received = at_once(hop.asked.receive)
+                if received is not None and received["type"] == "http.disconnect":  # dropped while it waited for room
                     hop.missed = True
                     return
             hop.arrived = True
@@ -319,7 +319,7 @@ class Relay:
                         if size > LONGEST:
                             return False
                 return self._proved(address, response) and response.status_code == 200
-        except Exception:  # noqa: BLE001 - the address is what a row of the store holds
+        except Exception:  # noqa: BLE001 - the address is from the store, and may be anything
             return False
 
     def _proved(self, address: str, response: httpx.Response) -> bool:
@@ -375,9 +375,9 @@ class Relay:
             # Certificates trusted by this machine, private authorities included; no proxy of the environment.
             self._trusted = self._trusted or ssl.create_default_context()
             learned = partial(setattr, known, "peer")
-            way = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
+            made = transport(address, self.signer, learned, trusted=self._trusted, idle=IDLE, patience=REACH)
             timeout = httpx.Timeout(None, connect=REACH)
-            known.client = httpx.AsyncClient(transport=way, timeout=timeout, trust_env=False)
+            known.client = httpx.AsyncClient(transport=made, timeout=timeout, trust_env=False)
         self._known.move_to_end(address)
         known.uses += 1
         try:
@@ -395,8 +395,8 @@ class Relay:
         return Watched(self, self._engine, agent)
 
     async def follow(self, address: str, agent: Agent, by_address: dict[str, Sequence[JSON]]) -> None:
-        """Keep the progress of the agent's turns there in `told[address]`. Ends with the stream, or if it is not
-        reached."""
+        """Keep the progress of the agent's turns at this proxy in `by_address`, until the stream ends. Returns at once
+        if the proxy is unreachable."""
         path = f"/v1/chains/{encoded_agent_id(agent.agent_id)}/events?live=1"
         if not await self._answers(address, "/readyz", REACH):
             return
@@ -435,22 +435,22 @@ class Watched:
         self._relay = relay
         self._engine = engine
         self._agent = agent
-        self._told: dict[str, Sequence[JSON]] = {}
+        self._by_address: dict[str, Sequence[JSON]] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
-        self._looked = 0.0
+        self._polled_at = 0.0
 
     async def turns(self) -> list[JSON]:
         """The present progress."""
         clock = asyncio.get_running_loop().time
-        if clock() - self._looked >= POLL:
-            self._looked = clock()
+        if clock() - self._polled_at >= POLL:
+            self._polled_at = clock()
             addresses = await self._engine.runs_at(self._agent.key)
             for address in addresses - self._tasks.keys():
-                self._tasks[address] = asyncio.create_task(self._relay.follow(address, self._agent, self._told))
+                self._tasks[address] = asyncio.create_task(self._relay.follow(address, self._agent, self._by_address))
             for address in [one for one, task in self._tasks.items() if one not in addresses or task.done()]:
                 self._tasks.pop(address).cancel()
-                self._told.pop(address, None)
-        return [turn for reported in self._told.values() for turn in reported]
+                self._by_address.pop(address, None)
+        return [turn for reported in self._by_address.values() for turn in reported]
 
     async def close(self) -> None:
         for task in self._tasks.values():

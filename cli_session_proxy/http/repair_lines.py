@@ -1,7 +1,7 @@
 """One line for each failed, repaired or adopted turn, for the person at `serve`'s terminal.
 
-Told by the engine, said by a task of its own on a thread: a terminal that nobody reads stops neither turns, nor the
-loop, nor the end of the program. Words of a conversation are never in these lines.
+A task of its own prints them on a thread: a terminal that nobody reads blocks neither turns, nor the event loop, nor
+the end of the program. The lines have no texts of conversations.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from ..export import brief, explain
 from ..export.words import KINDS, count
 from ..stores.base import Store
 
-# Lines that wait to be said; while the terminal stands still, older ones are only counted.
+# The most turns whose lines wait. While the terminal is blocked, older ones are only counted.
 WAITING = 256
 
 Say = Callable[[str], None]
 
 
 class RepairLines(Observer):
-    """An observer of the engine's turns; `run` says what it was told."""
+    """An observer of the engine's turns; `run` prints the lines."""
 
     def __init__(self, store: Store, say: Say) -> None:
         self._store = store
@@ -50,7 +50,7 @@ class RepairLines(Observer):
         self._something.set()
 
     async def run(self) -> None:
-        """Until it is cancelled. Raises `OSError` when the terminal is gone."""
+        """Print lines until it is cancelled. Raises `OSError` when the terminal is gone."""
         while True:
             await self._something.wait()
             self._something.clear()
@@ -75,7 +75,7 @@ class RepairLines(Observer):
 
 
 async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
-    """Say these on a thread that the end of the program does not wait for, as it would for one of `to_thread`."""
+    """Print the lines on a daemon thread: the program's exit would wait for a thread of `to_thread`."""
     done: Future[None] = Future()
     done.set_running_or_notify_cancel()
 
@@ -83,7 +83,7 @@ async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
         try:
             for line in lines:
                 say(line)
-        except Exception as exc:  # noqa: BLE001 - raised where it is awaited
+        except Exception as exc:  # noqa: BLE001 - raised in the caller
             done.set_exception(exc)
         else:
             done.set_result(None)
@@ -93,13 +93,13 @@ async def _aside(say: Callable[[str], None], lines: list[str]) -> None:
 
 
 def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, str]]:
-    """(turn, what it was, sentence): an adoption is one for each turn that came in. `show` tells more of each."""
+    """(turn, kind, sentence); an adoption has one for each adopted turn."""
     if turn.status == "failed" and turn.error is not None:
         why = redact.text(str(turn.error.get("message") or explain.failed(turn.error.get("code"))))
         yield turn.id, "failed", why
     for one in brief.events(turn, links):
-        came_in = [link.detail.get("turns") for link in links if link.reason == "adopted"]
-        if one.kind == "adopted" and came_in and isinstance(came_in[0], list):
-            yield from ((turn_id, KINDS[one.kind], one.says) for turn_id in came_in[0])
+        adopted = [link.detail.get("turns") for link in links if link.reason == "adopted"]
+        if one.kind == "adopted" and adopted and isinstance(adopted[0], list):
+            yield from ((turn_id, KINDS[one.kind], one.says) for turn_id in adopted[0])
         elif one.kind not in ("branch", "note"):
             yield turn.id, KINDS[one.kind], one.says

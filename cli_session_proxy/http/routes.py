@@ -44,7 +44,7 @@ from .gate import CHAINS
 from .large_turns import TurnRenderer
 from .served import CHALLENGE, PROOF, proof
 
-if TYPE_CHECKING:  # its HTTP client is loaded where there is a cluster
+if TYPE_CHECKING:  # its HTTP client is only loaded with a cluster
     from .relay import Relay
 
 EVENTS = b"/events"
@@ -80,15 +80,15 @@ COMMITTED: JSON = {
 }  # fmt: skip
 COMMIT_LIMIT = 16 * 1024
 APPROVE_LIMIT = 16 * 1024
-REWIND_LIMIT = 4096  # bytes of its body, and of a cancellation's
-# Seconds between two looks at a running turn: a text that moves so often reads as live.
+REWIND_LIMIT = 4096  # bytes of the body of a rewind, and of a cancellation
+# Seconds between two polls of a running turn: often enough that its text looks live.
 WATCHED = 0.1
 SEQ_DIGITS = 19  # a seq is a 64-bit number
-# A dump that a browser shows is of no origin: whatever were in it could not ask the proxy for anything.
+# A browser gives a dump an opaque origin: nothing in it could send requests to the proxy.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
-PIECE = 64 * 1024  # characters of a dump that are sent at once, at least
+PIECE = 64 * 1024  # the fewest characters of a dump that are sent at once
 
-# What somebody needs who has only the address. No key is asked for it: nothing in it is this machine's own.
+# For somebody who has only the address. It needs no key: it has nothing of this machine.
 OVERVIEW: JSON = {
     "name": "cli-session-proxy",
     "what": "a local proxy that gives the Claude CLI a memory you can rely on",
@@ -133,7 +133,7 @@ class Routes:
         add(app, "GET", "/readyz", self.readyz)
         app.add_exception_handler(HTTPException, no_such_route)
 
-    # what can be asked for
+    # --- reading
 
     async def models(self, request: Request) -> JSON:
         models = _models_of(request)
@@ -157,7 +157,7 @@ class Routes:
             return RedirectResponse("/ui", 303, headers)
         return JSONAnswer(OVERVIEW, headers=headers)
 
-    # administration
+    # --- administration
 
     async def healthz(self, request: Request) -> Response:
         """With a challenge, it is proved that this is the server that `var` names."""
@@ -351,7 +351,7 @@ async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
         pieces.append(text)
         size += len(text)
         if size >= PIECE:
-            # A model's half surrogate cannot be sent as UTF-8: it is shown as "?", the store keeps it.
+            # Half of a surrogate pair from a model cannot be sent as UTF-8: show it as "?"; the store keeps it.
             yield "".join(pieces).encode("utf-8", "replace")
             pieces, size = [], 0
     yield "".join(pieces).encode("utf-8", "replace")

@@ -1,7 +1,7 @@
-"""The address of a running server, kept in `var`: the commands find it there whatever its port or socket.
+"""The address of a running server, in a file in `var`, where commands find it whatever its port or socket.
 
-A server that was killed leaves the file, and another user's program may have its port by then. So the file holds a
-secret too, and whoever answers proves that it knows it before it is sent a key or a word.
+A killed server leaves the file, and another user's program may have its port by then. So the file also has a secret:
+a server must prove that it knows the secret before a command sends it a key or a text.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 SERVED = "serve.json"
-# A unix socket has no address of its own; this name passes the gate.
+# The Host for requests over a unix socket, which the gate accepts.
 OVER_SOCKET = "http://localhost"
-# Of a request for /healthz: any text; of its answer: its HMAC-SHA256 with the secret.
+# Headers of a request for /healthz (any text), and of its answer (the text's HMAC-SHA256 with the secret).
 CHALLENGE, PROOF = "x-serve-challenge", "x-serve-proof"
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """`url` is asked at the unix socket `uds` where there is one. `secret`: None where an earlier version serves."""
+    """Requests for `url` go over the unix socket `uds`, if it has one. `secret`: None for an earlier version."""
 
     url: str
     uds: str | None = None
@@ -37,8 +37,8 @@ class Served:
 
 @contextlib.contextmanager
 def announced(var: Path, listener: socket.socket) -> Iterator[str]:
-    """The file is there while the body runs, which is given its secret. One that another server has replaced meanwhile
-    is left alone; the one that was replaced comes back where its server still runs."""
+    """Write the file for the body, which gets its secret. Afterwards, restore the file of a former server that still
+    runs, else remove it. A file that another server has replaced meanwhile is left alone."""
     path = var / SERVED
     where, former = place_of(listener), _read(path)
     secret = secrets.token_hex(32)
@@ -54,9 +54,9 @@ def announced(var: Path, listener: socket.socket) -> Iterator[str]:
 
 
 def served_at(var: Path) -> Served | None:
-    """The address of the server of this `var`. It may have died since: ask its /healthz, with a challenge."""
-    said = _read(var / SERVED)
-    url, *rest = (said.get(name) for name in ("url", "uds", "secret"))
+    """The address of the server of this `var`, which may have died: verify it by /healthz with a challenge."""
+    content = _read(var / SERVED)
+    url, *rest = (content.get(name) for name in ("url", "uds", "secret"))
     uds, secret = (text if isinstance(text, str) else None for text in rest)
     return Served(url, uds, secret) if isinstance(url, str) else None
 
@@ -72,10 +72,10 @@ def server_pid(var: Path) -> int | None:
 
 
 def _lives(pid: object) -> bool:
-    """Another process than this one."""
+    """Whether another process than this one has this pid."""
     if not isinstance(pid, int) or pid <= 0 or pid == os.getpid():
         return False
-    with contextlib.suppress(PermissionError):  # it is there, and another user's
+    with contextlib.suppress(PermissionError):  # it lives, and belongs to another user
         try:
             os.kill(pid, 0)
         except ProcessLookupError:
@@ -83,19 +83,19 @@ def _lives(pid: object) -> bool:
     return True
 
 
-def _write(path: Path, said: dict[str, object]) -> None:
+def _write(path: Path, content: dict[str, object]) -> None:
     fresh = path.with_suffix(f".{os.getpid()}")
     with open(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(json.dumps(said))
+        file.write(json.dumps(content))
     fresh.replace(path)
 
 
 def _read(path: Path) -> dict[str, object]:
     try:
-        said = json.loads(path.read_text())
+        content = json.loads(path.read_text())
     except (OSError, ValueError):
         return {}
-    return said if isinstance(said, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def place_of(listener: socket.socket) -> Served:

@@ -1,4 +1,4 @@
-"""The HTTP door: make the app, start it, stop it."""
+"""The HTTP server: builds the app, starts it and stops it."""
 
 from __future__ import annotations
 
@@ -57,21 +57,21 @@ LAST_BYTES = 2
 LAST_RESORT = 4.0
 
 Say = Callable[[str], None]
-# What the backend lacks, in lines for the person who starts the server.
+# Lines about what the backend lacks, for the person who starts the server.
 Report = Callable[[Settings, Keys], AsyncIterator[str]]
 # A service that runs beside the server.
 Beside = Callable[[Settings, Store, Say], Awaitable[None]]
-# A service that puts chains away.
+# A service that archives chains.
 Archive = Callable[[Engine], Coroutine[Any, Any, None]]
 log = logs.get(__name__)
 
 
 async def idle(settings: Settings, store: Store, say: Say) -> None:
-    """Nothing."""
+    """No service."""
 
 
 async def nobody_asked() -> Login:
-    """Nothing is known of it: see `AskLogin`."""
+    """An unknown login: see `AskLogin`."""
     return Login("unknown", None)
 
 
@@ -97,7 +97,7 @@ def create_app(
     Ui(app, engine, keys, ask)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
-        from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only where it is wanted
+        from .relay import Relay  # noqa: PLC0415 - its HTTP client takes 60 ms: only for a cluster
 
         relay = Relay(engine, secret, settings.lease, app.state.metrics.passed_on)
     Routes(app, engine, settings, relay)
@@ -105,7 +105,7 @@ def create_app(
         wire.routes(app, engine, settings)
     app.state.relay = relay
     origins = Origins(settings.host, settings.allowed_origins, locked=bool(keys))
-    # In place of Starlette's own stack: its outermost layer answers for errors, and here the gate does.
+    # Replaces Starlette's own stack, whose outermost layer answers errors: here the gate does.
     routed = Exact(ExceptionMiddleware(app.router, app.exception_handlers), app.routes)
     bounds = Bounds.of(settings)
     app.middleware_stack = Gate(
@@ -126,7 +126,7 @@ async def serve(
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
-    `telling` shows how far a migration of the store is. `beside` runs once the server is ready.
+    `telling` shows the progress of a store's migration. `beside` runs once the server is ready.
     """
     if settings.make_key:
         make(settings.var)
@@ -143,7 +143,7 @@ async def serve(
             engine.forgetting.expires = partial(expires, audit)
         telemetry: Telemetry | None = None
         if settings.otel.endpoint is not None:
-            from ..telemetry import exporting  # noqa: PLC0415 - the SDK takes 0.2 s: only where it is wanted
+            from ..telemetry import exporting  # noqa: PLC0415 - the SDK takes 0.2 s: only if configured
 
             telemetry = exporting.Telemetry(settings)
             engine.observers.append(telemetry)
@@ -175,7 +175,7 @@ async def _run(
 ) -> None:
     server = Server(app, settings)
     other = served_already(settings)
-    # Objects of the start-up are permanent, and a turn's own are freed without the collector (3 % of a turn's time).
+    # Start-up objects are permanent, and reference counts free a turn's objects: collecting took 3 % of a turn's time.
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
@@ -204,7 +204,7 @@ async def _run(
             await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             systemd.tell(STOPPING="1", STATUS="running turns end")
-            # Together: the server accepts no more connections while the engine ends the turns that open ones wait for.
+            # Concurrently: the server accepts no more connections, and the engine ends the turns of open ones.
             server.should_exit = True
             asked.cancel()
             await asyncio.gather(engine.stop(), services.stop())
@@ -218,7 +218,7 @@ async def _run(
 
 
 def _refuse_confined_without_key(settings: Settings) -> None:
-    """Refuse confined profiles on an open port: their agents could read every chain there. Raises `ConfigError`."""
+    """Refuse confined profiles on a port without keys: their agents could read every chain. Raises `ConfigError`."""
     confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
     if confined and settings.uds is None and not Keys(settings):
         raise ConfigError(
@@ -228,7 +228,7 @@ def _refuse_confined_without_key(settings: Settings) -> None:
 
 
 def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
-    """What puts chains away once an hour, where the settings say so. Raises `ConfigError`."""
+    """The service that archives chains once an hour; None if it is not configured. Raises `ConfigError`."""
     if settings.archive_after_days is None or settings.archive_to is None:
         return None
     from ..archive import archiving, places, sealed  # noqa: PLC0415 - boto3 takes 0.2 s
@@ -258,12 +258,12 @@ async def _tell(
         for line in notices(settings, Keys(settings)):
             say(line)
         await repairs.run()
-    except OSError as exc:  # the terminal is gone; the server is not
+    except OSError as exc:  # the terminal is gone; the server goes on
         log.warning("nothing_more_is_said", error=str(exc))
 
 
 class Server(Listening):
-    """Keeps idle connections for clients, and drains as long as the engine does."""
+    """Keeps idle connections open, and drains as long as the engine."""
 
     def __init__(self, app: Starlette, settings: Settings) -> None:
         patience = settings.drain_timeout + LAST_BYTES
@@ -280,7 +280,7 @@ class Server(Listening):
 
 
 def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
-    """Where it listens, the page, and a line to paste. What the CLI lacks is said after them, by `login.report`."""
+    """The address, the page, and a command to paste. `login.report` adds what the CLI lacks."""
     key = " -H 'Authorization: Bearer YOUR-KEY'" if needs_key else ""
     body = '{"model": "default", "messages": [{"role": "user", "content": "Hello"}]}'
     over = ""
@@ -294,7 +294,7 @@ def banner(place: Served, *, needs_key: bool) -> Iterator[str]:
 
 
 def notices(settings: Settings, keys: Keys) -> Iterator[str]:
-    """A line for each thing that the person who starts it should know. Reads no credential, only names."""
+    """Warnings about the settings, for the person who starts the server. Reads no credential, only names."""
     if not keys and settings.uds is None:
         yield (
             "no key: every user and every program of this machine can use this proxy and read its chains; start it "

@@ -1,4 +1,4 @@
-"""A client's WebSocket, as uvicorn and websockets speak on it, with the bounds of every connection."""
+"""A client's WebSocket: the protocol of uvicorn and websockets, with the limits of every connection."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from .connection import Untaken
 class Socket(WebSocketsSansIOProtocol):
     """One client. The app finds it in its scope's state as `socket`.
 
-    Who does not take what is said here is not read any further. When the server stops, a socket that is `busy` with
-    an answer ends it first: the app closes it then (`leaving`).
+    Nothing more is read from a client that does not read its answers. When the server stops, a `busy` socket finishes
+    its answer; then the app closes it (`leaving`).
     """
 
     _untaken: Untaken
@@ -48,7 +48,7 @@ class Socket(WebSocketsSansIOProtocol):
     def pause_writing(self) -> None:
         super().pause_writing()
         self._untaken.begins()
-        self.stop_keepalive()  # no answer of its to a ping would be read
+        self.stop_keepalive()  # we would not read its answer to a ping
         self.transport.pause_reading()
 
     def resume_writing(self) -> None:

@@ -1,8 +1,7 @@
 """Notifies systemd as a service of `Type=notify`: ready, watchdog, stopping (sd_notify(3)).
 
-A datagram of NAME=value lines to the socket that NOTIFY_SOCKET names. Life is told from the event loop, twice in each
-WATCHDOG_USEC: a loop that stands still tells nothing, and systemd starts the service again. Without these variables,
-which is everywhere but under systemd, nothing is told.
+It sends datagrams of NAME=value lines to the socket that NOTIFY_SOCKET names. The event loop sends a sign of life twice
+in each WATCHDOG_USEC: if the loop is blocked, systemd restarts the service. Without these variables, nothing is sent.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""A thread beside the event loop: it logs what blocks the loop, and ends the process when nothing else does.
+"""A thread beside the event loop: it logs what blocks the loop, and ends the process at the deadline of its stop.
 
-The loop beats ten times a second. When a beat is late, the thread notes what the loop's thread is just doing; the loop
-itself says afterwards how long that took, with the note, and counts it. While one call into C holds the interpreter
-(a large `json.loads`, a regular expression), the thread cannot look either: then only the time is known.
+The loop beats ten times a second. If a beat is late, the thread notes the stack of the loop's thread; afterwards the
+loop logs and counts the delay, with the note. While one call into C holds the interpreter (a large `json.loads`, a
+regular expression), the thread is blocked too: then only the delay is known.
 
-The end: SIGTERM has its deadline from the moment it arrives, also when the loop is held up just then. What is left at
-the deadline is not waited for: threads that hang, connections, a disk that does not answer. One second later Python's
-own watchdog (`faulthandler`) ends the process, which needs no interpreter for that.
+The deadline of a stop begins when SIGTERM arrives, even if the loop is blocked then. At the deadline the process ends,
+whatever still hangs: threads, connections, a disk. A second later Python's own watchdog (`faulthandler`) would end it,
+which does not need the interpreter.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from .. import logs
 
 log = logs.get(__name__)
 
-# Seconds between two beats, and between two looks at them.
+# Seconds between two beats, and between two checks of them.
 BEAT = 0.1
 LOOK = 0.1
 # Seconds that a beat may be late: a person notices a longer delay.
@@ -35,30 +35,30 @@ HELD = 0.25
 LOG_EVERY = 10.0
 # Innermost stack frames that a log line names.
 FRAMES = 12
-# Below this share of processor time the process was not blocked: it was paused, or others had the machine.
+# Below this share of processor time the loop was not blocked: the process was paused or got no processor.
 PAUSED = 0.1
-# Seconds for the last log line: the thread that hangs may hold the lock of the log.
+# Seconds for the last log line: a hanging thread may hold the log's lock.
 LAST_WORDS = 0.5
-# How much later Python's own watchdog ends the process.
+# Seconds after the deadline until Python's own watchdog ends the process.
 AFTER = 1.0
 
 Held = Callable[[float], None]
 
 
 class Watchdog:
-    """One for each process. `leave` ends the process with this exit code; `last` is what must be done before."""
+    """One per process. `leave` ends the process with an exit code; `kill` is called before."""
 
     def __init__(self, leave: Callable[[int], object] = os._exit) -> None:
         self.kill: Callable[[], None] = lambda: None
-        logs.load()  # not when the loop is already held
+        logs.load()  # not later, when the loop may be blocked
         self._leave = leave
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="watchdog", daemon=True)
-        self._beat: float | None = None  # when the loop was last seen; None: there is none to watch
-        self._used = 0.0  # processor time of the process by then
+        self._beat: float | None = None  # time of the last beat; None: no loop is watched
+        self._used = 0.0  # the process's processor time at the last beat
         self._timer: asyncio.TimerHandle
         self._loop_thread = 0
-        self._note = ""  # what the loop's thread was seen to do since its last beat
+        self._note = ""  # the stack of the loop's thread during a late beat
         self._deadline: float | None = None
         self._logged = 0.0
         self._unlogged = 0
@@ -76,7 +76,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def watching(self, held: Held) -> Iterator[None]:
-        """Watch the running loop. `held` is told how many seconds it was held up, each time."""
+        """Watch the running loop. `held` is called with the seconds of each delay."""
         loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
         self._beats(loop, held)
@@ -131,7 +131,7 @@ class Watchdog:
     # --- the end
 
     def end_within(self, seconds: float) -> None:
-        """The process ends in this time, whatever still runs. Safe in a signal handler; the first call counts."""
+        """End the process after this time, whatever still runs. Safe in a signal handler; the first call counts."""
         if self._deadline is None:
             with contextlib.suppress(AttributeError, OSError, ValueError, RuntimeError):  # no stderr to write to
                 faulthandler.dump_traceback_later(seconds + AFTER, exit=True)
@@ -140,7 +140,7 @@ class Watchdog:
 
 @contextlib.contextmanager
 def on_signals(do: Callable[[], None], at_once: Callable[[], None]) -> Iterator[None]:
-    """SIGTERM and SIGINT: `at_once` between any two steps of Python's, `do` when the event loop's turn has come."""
+    """On SIGTERM and SIGINT call `at_once` in the signal handler, and `do` on the event loop."""
     loop = asyncio.get_running_loop()
 
     def arrived(_number: int, _frame: FrameType | None) -> None:
@@ -148,7 +148,7 @@ def on_signals(do: Callable[[], None], at_once: Callable[[], None]) -> Iterator[
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, do)
-        signal.signal(number, arrived)  # in place of the loop's own, which does nothing: it is woken all the same
+        signal.signal(number, arrived)  # not the loop's handler, which does nothing: a descriptor wakes the loop
     try:
         yield
     finally:
@@ -157,7 +157,7 @@ def on_signals(do: Callable[[], None], at_once: Callable[[], None]) -> Iterator[
 
 
 def where(frame: FrameType | None) -> str:
-    """The innermost frames, as `file:line function`; nothing of what they hold."""
+    """The innermost frames, as `file:line function`, without their variables."""
     found: list[str] = []
     while frame is not None and len(found) < FRAMES:
         code = frame.f_code

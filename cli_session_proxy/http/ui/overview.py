@@ -1,4 +1,4 @@
-"""The first page: does it work, which agents need somebody, what runs just now, and what the last days cost."""
+"""The first page: health, agents that need attention, running turns, and the costs of the last days."""
 
 from __future__ import annotations
 
@@ -22,25 +22,25 @@ from ...export.sums import DAYS, TURNS, summed
 from ...stores.base import Forgotten, TurnFacts
 from .titles import title_of
 
-# Sums are kept for 2 seconds, or for 50 times as long as they took: so an open page costs at most 2 % of a core.
+# Sums are cached for 2 seconds, or for 50 times as long as they took: an open page costs at most 2 % of a core.
 SUMS_KEPT = 2.0
 SUMS_KEPT_TIMES = 50
-# Seconds after which a turn that still runs is listed, and one whose client owes it results.
+# Seconds after which a running turn is listed, and a turn that still waits for its client's tool results.
 LONG = 300.0
 OWED = 600.0
-# Turns that failed in a row, after which the next one is expected to fail too.
+# Consecutive failed turns after which an agent counts as stuck.
 STUCK = 2
 # Seconds after which the login is asked for again.
 LOGIN_KEPT = 600.0
-# Agents whose newest request is compared with their chain.
+# Agents of which the newest request is compared with the chain.
 COMPARED = 5
-# Characters of an answer that is being made.
+# Characters that are shown of an unfinished answer.
 TEXT = 300
-# Agents that are listed by name. The others are counted.
+# The most agents that are listed by name. Others are counted.
 NAMED = 50
 
 
-# How the program behind the turns is logged in. May start it.
+# Returns the login of the backend's program. It may start the program.
 AskLogin = Callable[[], Awaitable[Login]]
 
 
@@ -68,20 +68,20 @@ class Overview:
         self._compared: dict[str, Remembered] = {}  # by turn
 
     async def of(self, owner: str, *, of_all: bool, wait: bool = True) -> JSON:
-        """The answer of the route. `of_all`: sum over all owners. Of other owners it shows only sums, and the number
-        and size of all processes. `wait`: ask the CLI how it is logged in, where that is not known."""
+        """The answer of the route. `of_all`: sum over all owners. Of other owners only sums are shown, and the number
+        and size of all processes. `wait`: ask the CLI for its login if the cached one is too old."""
         now = time.time()
-        whose = None if of_all else owner
+        sums_of = None if of_all else owner
         async with self._one_at_a_time:
-            sums = self._sums.get(whose)
+            sums = self._sums.get(sums_of)
             if sums is None or time.monotonic() - sums.made_at > max(SUMS_KEPT, SUMS_KEPT_TIMES * sums.took):
                 began = time.monotonic()
                 since = times.begins(times.days(now, DAYS)[0])
-                facts = await self._engine.store.facts(whose, since=since, limit=TURNS)
-                forgotten = await self._engine.store.forgotten(whose, since)
+                facts = await self._engine.store.facts(sums_of, since=since, limit=TURNS)
+                forgotten = await self._engine.store.forgotten(sums_of, since)
                 days, models, keys = await asyncio.to_thread(summed, facts, now, forgotten)
                 done = time.monotonic()
-                sums = self._sums[whose] = _Sums(done, done - began, facts, forgotten, days, models, keys)
+                sums = self._sums[sums_of] = _Sums(done, done - began, facts, forgotten, days, models, keys)
             summary = await self._status(owner, sums, now, wait=wait)
         attention = needing([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
@@ -101,7 +101,7 @@ class Overview:
             "timezone": times.name(),
             "models": sums.models,
             "keys": sums.keys if of_all else None,
-            "budgets": await self._engine.budgets.shown(self._engine.store, whose, None, now),
+            "budgets": await self._engine.budgets.shown(self._engine.store, sums_of, None, now),
             "attention": [
                 {**names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
                 for key, turn_id, at, code, says in attention[:NAMED]
@@ -115,12 +115,12 @@ class Overview:
         }
 
     async def _status(self, owner: str, sums: _Sums, now: float, *, wait: bool) -> ProxyStatus:
-        """Costs are those of `sums`. What the model still remembers is of this owner's agents."""
+        """Costs are those of `sums`. `remembered` is about this owner's agents."""
         facts = sums.facts
         if wait and (self._login_checked_at is None or now - self._login_checked_at > LOGIN_KEPT):
             self._login, self._login_checked_at = await self._ask(), now
         if self._login.advice is not None and status.answers(facts, self._login_checked_at or now):
-            self._login = Login("unknown", None)  # somebody has logged in since
+            self._login = Login("unknown", None)  # somebody has logged in meanwhile
         program = self._engine.backend.program()
         today, week = status.costs(facts, now, sums.forgotten)
         unready = status.unready(await self._engine.state(), self._engine.store_fails())
@@ -146,9 +146,9 @@ class Overview:
         return Remembered(*sums) if sums[0] else None
 
     async def _compare(self, turn_id: str) -> Remembered:
-        with suppress(DamagedRow):  # its page says so
+        with suppress(DamagedRow):  # the turn's page shows the damage
             turn = await self._engine.store.turn(turn_id)
-            ran = turn is not None and turn.session_id is not None  # else nothing was sent for it: it was imported
+            ran = turn is not None and turn.session_id is not None  # an imported turn sent no request
             request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
             if request is not None:
                 return Remembered(1, request.turns, request.turns - len(request.missing))
@@ -162,7 +162,7 @@ class Overview:
             if agent is not None and agent.owner == owner:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
-                shown.pop("approvals")  # their texts are long, and `says` tells of them
+                shown.pop("approvals")  # their texts are long, and `says` mentions them
                 rows.append({**about, **shown, "text": feed.ending(shown["text"], TEXT)})
         if not self._engine.store.spans_hosts:
             return rows
@@ -191,17 +191,16 @@ class Overview:
 
 
 def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
-    """Agents that need a person, the gravest reason first, then the newest: key, turn, when, why, and that in words.
+    """Agents that need attention, by severity, then newest first: key, turn, time, code, and a sentence.
 
-    The last status hides nothing: what failed within a day is told though later turns went well. A repair needs
-    nobody, nor does a single refusal. Pure.
+    Failures of the last day are listed even if later turns succeeded. Repairs and single refusals are not. Pure.
     """
     by_agent: dict[int, list[TurnFacts]] = defaultdict(list)
     for one in facts:  # newest first
         by_agent[one.agent_key].append(one)
     found: list[tuple[int, str, float, Attention, str]] = []
 
-    def tell(one: TurnFacts, code: Attention, **detail: object) -> None:
+    def note(one: TurnFacts, code: Attention, **detail: object) -> None:
         at = one.finished_at or one.created_at
         found.append((one.agent_key, one.id, at, code, explain.attention(code, detail)))
 
@@ -212,17 +211,17 @@ def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, floa
         today = [one for one in lost if one.status == "failed" and one.created_at > now - DAY]
         failed = [one for one in lost[:in_a_row] if one.status == "failed"]
         if len(failed) >= STUCK:
-            tell(failed[0], "stuck", turns=len(failed), why=failed[0].code)
+            note(failed[0], "stuck", turns=len(failed), why=failed[0].code)
         elif lost and lost[0] in failed:
-            tell(lost[0], "failed", why=lost[0].code)
+            note(lost[0], "failed", why=lost[0].code)
         elif in_a_row - len(failed) >= STUCK:
-            tell(lost[0], "refused", turns=in_a_row - len(failed))
+            note(lost[0], "refused", turns=in_a_row - len(failed))
         elif today:
-            tell(today[0], "failures", turns=len(today), why=today[0].code)
+            note(today[0], "failures", turns=len(today), why=today[0].code)
         open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - LONG]
         if open_ones:
-            tell(open_ones[-1], "long")
+            note(open_ones[-1], "long")
         if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - OWED:
-            tell(turns[0], "results")
+            note(turns[0], "results")
     order: tuple[Attention, ...] = ("stuck", "failed", "long", "refused", "failures", "results")
     return sorted(found, key=lambda row: (order.index(row[3]), -row[2]))

@@ -1,4 +1,4 @@
-"""The routes of the page: its files, which anybody may load, and the views of a chain, which need the API's key."""
+"""The routes of the page: its files, which need no key, and the views of a chain, which need the API's key."""
 
 from __future__ import annotations
 
@@ -34,38 +34,38 @@ FILES: Mapping[str, str] = {
     "style.css": "text/css; charset=utf-8",
     "main.js": "text/javascript; charset=utf-8",
 }
-# What the page draws of what was said: by pixels, not by a program.
+# Images of conversations that the page shows: pixel formats only, as others can contain programs.
 IMAGES = frozenset({"image/png", "image/jpeg", "image/gif", "image/webp"})
-# Agents whose newest words are asked for at once.
+# The most agents in one request for previews.
 PREVIEWS = 20
-# Nothing but our own files is loaded or run, nothing is sent elsewhere, and no page may frame this one.
+# Only our own files are loaded and run, nothing is sent elsewhere, and no page may frame this one.
 HEADERS: Mapping[str, str] = {
     "Content-Security-Policy": "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
     "img-src data: blob:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Opener-Policy": "same-origin",
-    # Asked again at each load: a newer proxy brings a newer page.
+    # Revalidate at each load: a newer proxy has a newer page.
     "Cache-Control": "no-cache",
 }
 PAGE = 100
-# And bytes of its turns in the store, which are in memory at once.
+# The most bytes of a page's turns in the store: they are in memory at once.
 PAGE_BYTES = 64 * 1024 * 1024
-# A row of a page is two short texts: a thousand of them are a few hundred KB.
+# A row has two short texts: a thousand rows are a few hundred KB.
 MAX_PAGE = 1000
-# Links of the timeline's overview; older ones stand at their turns.
+# The most links in the timeline's overview; older ones are shown at their turns.
 NEWEST_REPAIRS = 200
 
 
 class Ui:
-    """The handlers. `add_to` before the catch-all of `/v1/chains/`."""
+    """The handlers. Create it before the catch-all route of `/v1/chains/` is added."""
 
     def __init__(self, app: Starlette, engine: Engine, keys: Keys, ask: AskLogin) -> None:
         self._engine = engine
         self._keys = keys
         self._render = TurnRenderer(engine.aside.showing)
         self._overview = Overview(engine, ask)
-        # Read once: a page asks for all of them at once, and a running program goes with the files it was started with.
+        # Read once: after an update, a running server still serves the files of its own version.
         self._files = {name: (STATIC / name).read_bytes() for name in FILES}
         if times.in_utc():
             self._files["index.html"] = self._files["index.html"].replace(b"<html ", b'<html data-times="utc" ', 1)
@@ -89,7 +89,7 @@ class Ui:
         ):
             add(app, "GET", path, handler, about)
 
-    # the page itself
+    # --- the page
 
     async def page(self) -> Response:
         return await self.file("index.html")
@@ -99,7 +99,7 @@ class Ui:
             raise NotFound(f"/ui/{name} does not exist: the page is at /ui")
         return Response(self._files[name], media_type=FILES[name], headers=dict(HEADERS))
 
-    # what it shows
+    # --- its data
 
     async def overview(self, request: Request) -> Response:
         """What needs a look, what runs just now, and what the last days cost: an operator is told of every key.

@@ -1,7 +1,7 @@
-"""The page's script: its modules joined into one file. A browser asks once, and knows at once all that it needs.
+"""The page's script: its modules joined into one file, which a browser loads with one request.
 
-A module becomes a function that returns what it exports, and an import takes it from there: names stay apart. The
-browser is given no address but the one file's, so `script-src 'self'` and nothing inline are enough.
+Each module becomes a function that returns its exports, and an import reads them from there, so that module scopes stay
+separate. The content security policy needs only `script-src 'self'`, and nothing inline.
 """
 
 from __future__ import annotations
@@ -9,13 +9,13 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-# The only forms that the modules use: named imports of each other on one line, exported declarations.
+# The only forms in our modules: named imports on one line, and exported declarations.
 _IMPORT = re.compile(r'^import \{ (.+) \} from "\./(\w+)\.js";(?: //.*)?$', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?=(?:async )?(?:function|class|const) (\w+))", re.MULTILINE)
 
 
 def joined(modules: Mapping[str, str], entry: str) -> str:
-    """The module `entry` behind all that it imports, each once. Raises `ValueError` where they import in a circle."""
+    """All modules that `entry` imports, each once, then `entry`. Raises `ValueError` for circular imports."""
     written: dict[str, str] = {}
 
     def write(name: str, above: tuple[str, ...]) -> None:
@@ -29,7 +29,7 @@ def joined(modules: Mapping[str, str], entry: str) -> str:
         body = _IMPORT.sub(r"const { \1 } = from_\2;", source)
         exported = ", ".join(_EXPORT.findall(body))
         body = _EXPORT.sub("", body)
-        if name != entry:  # the last one waits at its top level, which no function could
+        if name != entry:  # it uses top-level await, which is not possible in a function
             body = f"const from_{name} = (() => {{\n{body}return {{ {exported} }};\n}})();\n"
         written[name] = f"// --- {name}.js\n{body}"
 

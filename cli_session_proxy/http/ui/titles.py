@@ -1,4 +1,4 @@
-"""What a person calls an agent."""
+"""The title of an agent, for people."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from .views import preview
 
 
 async def title_of(store: Store, agent: Agent) -> str:
-    """Its name, or its first question where nobody gave it one."""
+    """The agent's name, or its first question if it is unnamed."""
     if agent.named:
         return agent.agent_id
     first = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns

@@ -22,20 +22,20 @@ from ...export.words import shallow
 from ...stores.base import TurnPage
 from ..large_turns import LARGE, TOO_LARGE
 
-# A row is two lines on a screen; the whole text is shown when the turn is opened.
+# Characters: two lines of a row. The opened turn shows the whole text.
 PREVIEW = 240
-# The way of a turn, as `LiveTurn.at` names its steps.
+# The steps of a turn, by the names of `LiveTurn.at`.
 STEPS = ("queued", "session_ready", "first_block", "result", "committed")
-# Blocks of a request that are shown: what stands before them is the chain's, turn by turn.
+# The newest blocks of a request that are shown; the page shows the older ones as turns of the chain.
 NEWEST_SENT = 200
-# A record is compared whole and shown this far (characters), its names this far. So many records are shown, with so
-# many characters in all: an agent's shell may have written any number.
+# The most characters that are shown of a record and of its names; whole records are compared. Then the most records,
+# and their characters in all: an agent's shell may have written any number of records.
 SHOWN, _NAME = 2000, 64
 MOST_RECORDS, MOST_OF_RECORDS = 1000, 2_000_000
 
 
 def page(agent: Agent, found: TurnPage, title: str = "", budgets: Sequence[JSON] = ()) -> JSON:
-    """`next` goes into `?before=` for the older turns; None at the agent's first one."""
+    """`next`: the value of `?before=` for older turns; None if there are none."""
     links: dict[str | None, list[Link]] = defaultdict(list)
     for link in found.links:
         links[link.turn_id].append(link)
@@ -94,17 +94,17 @@ def newest(agent: Agent, turn: Turn, title: str) -> JSON:
 
 
 def why(turn: Turn) -> str | None:
-    """The first words of its error; None where it has none."""
+    """The first words of the turn's error; None without an error."""
     if turn.error is None:
         return None
     return preview([{"type": "text", "text": str(turn.error.get("message") or explain.failed(turn.error.get("code")))}])
 
 
 def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
-    """What happened within the turn: its steps, its attempts, calls of the CLI's tools with their results, and when the
-    provider was asked again. `from` and `to` are milliseconds since the acceptance; `to` None: just a moment.
+    """The events of a turn: its steps, attempts, calls of the CLI's tools, and retried requests to the provider.
+    `from` and `to` are milliseconds since the acceptance; `to` None: an instant.
 
-    What an older version kept without a time is not in it.
+    Events that an older version stored without a time are left out.
     """
     began = turn.created_at
 
@@ -141,7 +141,7 @@ def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
 
 
 def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:
-    """The media type and the bytes of the turn's image with this hash, wherever it is; None if there is none."""
+    """The media type and bytes of the turn's image with this hash, at any depth; None if there is none."""
     left: list[Any] = [*turn.output, *(block for message in turn.input for block in message.content), *turn.tools]
     while left:
         block = left.pop()
@@ -175,7 +175,7 @@ def preview(blocks: Iterable[Block], *, is_markdown: bool = False) -> str:
     words: list[str] = []
     size = 0
     for text in _texts(blocks):
-        # Cut far behind the limit first: a secret at the edge must not lose the end by which it is known.
+        # Cut far beyond the limit first: a secret that is cut would not be recognised and hidden.
         part = text[: 8 * PREVIEW]
         for mark, replacement in _MARKS if is_markdown else ():
             part = mark.sub(replacement, part)
@@ -200,7 +200,7 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
 
 
 class _Room:
-    """For what records say: what does not fit in is a note."""
+    """Limits the shown contents of records: a note replaces what exceeds the limit."""
 
     def __init__(self) -> None:
         self._left = MOST_OF_RECORDS
@@ -216,7 +216,7 @@ class _Room:
 
 
 def compared(found: Comparison) -> tuple[Comparison, bool]:
-    """As much of it as is shown, of too many records first those that differ; and whether that is large."""
+    """The part that is shown, with differing records first if there are too many; and whether the part is large."""
     records: Sequence[ComparedRecord] = found.records
     if len(records) > MOST_RECORDS:
         records = sorted(records, key=lambda one: one.state == "equal")[:MOST_RECORDS]
@@ -229,7 +229,7 @@ def compared(found: Comparison) -> tuple[Comparison, bool]:
 
 
 def comparison(found: Comparison, total: int) -> JSON:
-    """`differences` and `records` of a turn's session, without secrets. These are `compared`'s; there were `total`."""
+    """`differences` and `records` of a turn's session, redacted. `found`: from `compared`, of `total` records."""
     answer: JSON = {
         "found": found.found,
         "differences": [redact.data({"kind": kind, "text": text}) for kind, text in found.differences],
@@ -251,14 +251,14 @@ def comparison(found: Comparison, total: int) -> JSON:
 
 
 def newest_sent(found: RequestSeen) -> tuple[RequestSeen, bool]:
-    """With its newest messages alone; and whether these are large."""
+    """The request with only its newest messages; and whether these are large."""
     room = _Room()
     newest = tuple((role, *(room.of([block]) or ())) for role, block in found.messages[-NEWEST_SENT:])
     return replace(found, messages=newest), room.is_large
 
 
 def seen(usage: Usage, found: RequestSeen, total: int) -> JSON:
-    """The verdict, and messages of the request, without secrets. These are `newest_sent`'s; there were `total`."""
+    """The verdict, and the messages, without secrets. `found` is from `newest_sent`, of `total` messages."""
     missing, summarised = len(found.missing), found.summarised
     return {
         "verdict": explain.context(found.turns, missing, summarised, usage, extends=found.extends),
