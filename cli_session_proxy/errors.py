@@ -1,4 +1,4 @@
-"""Every error a caller can meet, as one tree.
+"""All errors for callers, as one tree.
 
     ProxyError
     ├── InvalidRequest        400 invalid_request          names the field in `param`
@@ -26,8 +26,8 @@
     ├── DamagedRow            500 damaged_row              a row of the store holds what no write of ours leaves
     └── ConfigError           500 config_error             at start-up: exit code 2; or git memory
 
-An error carries data (status, code, param, retry_after, detail), and its text says what to do next.
-No error text ever holds a key, an environment or a prompt.
+An error has data (status, code, param, retry_after, detail), and its text says what to do next. No error text has a
+key, an environment or a prompt.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from typing import Any, ClassVar
 class ProxyError(Exception):
     """Base of the tree. `status` is the HTTP status, `code` the stable name of the contract.
 
-    `retry`: whether the same request, sent again by a client's own retry within a minute, may be answered.
+    `retry`: whether a client's own retry of the same request within a minute may succeed.
     """
 
     status: ClassVar[int] = 500
@@ -143,7 +143,7 @@ class RateLimited(ProxyError):
 
 
 class BudgetExceeded(ProxyError):
-    """`account`: whose limit is reached until its period ends; None where only turns under way keep others back."""
+    """`account`: whose limit is reached until its period ends; None if only running turns use it up."""
 
     status = 429
     code = "budget_exceeded"
@@ -214,7 +214,9 @@ def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
 
 def from_dict(data: dict[str, Any]) -> ProxyError:
     """The inverse of `ProxyError.as_dict`: an unknown code becomes an `UpstreamError`."""
-    by_code = {cls.code: cls for cls in _subclasses(ProxyError) if "code" in vars(cls)}  # not those that inherit one
+    by_code = {
+        cls.code: cls for cls in _subclasses(ProxyError) if "code" in vars(cls)
+    }  # not those that inherit their code
     return by_code.get(data.get("code", ""), UpstreamError)(
         str(data.get("message", "unknown error")),
         param=data.get("param"),
@@ -224,19 +226,19 @@ def from_dict(data: dict[str, Any]) -> ProxyError:
     )
 
 
-# How alike two names are that mean the same: `prot` and `port` are at 0.75, `name` and `names` at 0.89.
+# The similarity from which a name counts as misspelt: `prot` and `port` have 0.75, `name` and `names` 0.89.
 ALIKE = 0.7
 
 
 def likely(given: str, known: Iterable[str]) -> str | None:
-    """The known name that a misspelt one probably means. Upper and lower case are alike."""
+    """The known name that a misspelt one probably means, in upper or lower case."""
     names = {name.casefold(): name for name in known}
     found = difflib.get_close_matches(given.casefold(), names, n=1, cutoff=ALIKE)
     return names[found[0]] if found else None
 
 
 def did_you_mean(given: str, known: Iterable[str]) -> str:
-    """`: did you mean `x`?`, or nothing where no known name is like it."""
+    """`: did you mean `x`?`; empty if no known name is similar."""
     meant = likely(given, known)
     return "" if meant is None else f": did you mean `{meant}`?"
 

@@ -8,7 +8,7 @@ or, in a LiteLLM proxy's config.yaml, `custom_handler: cli_session_proxy.provide
 The engine runs in this process, from the settings of environment and file; with `api_base` a running `serve`
 answers instead. Importing this module imports litellm (2 s); nothing else of the package does.
 
-It stays thin: LiteLLM executes a copy of a handler's file that lies beside its config.yaml, so state lives in
+It holds no state: LiteLLM executes a second copy of a handler's file beside its config.yaml. State is in
 `sdk.runtime`.
 """
 
@@ -37,12 +37,12 @@ __all__ = ["PROVIDER", "ClaudeCLI", "close", "configure", "handler", "register"]
 
 
 class ClaudeCLI(CustomLLM):
-    """LiteLLM's custom handler over the engine. All arguments come by keyword; errors are LiteLLM's exceptions."""
+    """LiteLLM's custom handler for the engine. All arguments are keywords; errors are LiteLLM's exceptions."""
 
     async def acompletion(self, **kwargs: Any) -> ModelResponse:  # type: ignore[override]  # by keyword only
         with _translated(kwargs):
             async with aclosing(runtime.current().aitems(_complete(read_call(kwargs, stream=False)))) as replies:
-                async for reply in replies:  # one reply, then the end: there the turn is acknowledged
+                async for reply in replies:  # one reply; the turn is acknowledged at the end
                     answer = shapes.response(reply)
             return answer
 
@@ -78,17 +78,17 @@ def register() -> None:
     """Make `claude-cli/<model>` known to the litellm of this process. Idempotent."""
     others = [item for item in litellm.custom_provider_map if item["provider"] != PROVIDER]
     litellm.custom_provider_map = [*others, {"provider": PROVIDER, "custom_handler": handler}]
-    custom_llm_setup()  # type: ignore[no-untyped-call]  # else done at each call, but litellm asks for the name before
+    custom_llm_setup()  # type: ignore[no-untyped-call]  # LiteLLM does this at each call, but looks the name up before
 
 
 def _complete(call: ProviderCall) -> Source[ChatReply]:
-    way = remote.complete if call.api_base else embedded.complete
-    return lambda here: way(here, call)
+    complete = remote.complete if call.api_base else embedded.complete
+    return lambda here: complete(here, call)
 
 
 def _stream(call: ProviderCall) -> Source[ChatReply]:
-    way = remote.stream if call.api_base else embedded.stream
-    return lambda here: way(here, call)
+    stream = remote.stream if call.api_base else embedded.stream
+    return lambda here: stream(here, call)
 
 
 @contextmanager

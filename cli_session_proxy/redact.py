@@ -1,10 +1,10 @@
-"""Takes secrets out of anything that is shown: dumps, logs, errors. Pure, but for the keys that `know` was told.
+"""Removes secrets from everything that is shown: dumps, logs, errors. Pure, except for the keys of `know`.
 
-A token is hidden by its form (a vendor's prefix), by what names it (a header, a variable, an address), or because it is
-one of our own keys. A form must not fit prose: what only a name gives away has to look as a machine makes it, with
-letters and digits, or small letters right before capitals. The store keeps the verbatim text.
+A token is recognised by its form (a vendor's prefix), by its name (a header, a variable, a URL), or as one of our own
+keys. A form must not match prose. A value that only its name gives away must look generated: letters and digits, or
+small letters right before capitals. The store keeps the verbatim text.
 
-Every pattern is linear: none can begin again inside what it has just looked at.
+Every pattern takes linear time: none can start again inside the text that it has just scanned.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 HIDDEN = "[redacted]"
 
-# Values under these names are hidden whatever they look like; compared in lower case with - and _ equal.
+# Values of fields with these names are always hidden. Names are compared in lower case, with - and _ equal.
 SECRET_NAMES = frozenset(
     {
         "authorization", "proxy_authorization", "x_api_key", "x_goog_api_key", "api_key", "anthropic_api_key",
@@ -29,7 +29,7 @@ SECRET_NAMES = frozenset(
 )  # fmt: skip
 
 _GITLAB_KINDS = "pat|ptt|dt|rt|rtr|soat|ft|imt|agent|cbt|oas"
-# As a machine makes it, in what follows: letters and digits, or a small letter right before a capital.
+# A lookahead for generated text: letters and digits, or a small letter right before a capital.
 _MADE = r"(?:(?=[{0}]*?[0-9])(?=[{0}]*?[A-Za-z])|(?=[{0}]*?[a-z][A-Z]))"
 _WIDE = "A-Za-z0-9_-"
 _URL = "A-Za-z0-9._~+/=-"
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
     rf"""
     sk-ant-[{_WIDE}]{{4,}}                                           # Anthropic
     | (?<![{_WIDE}]) (?:
-        sk-(?:proj-|svcacct-|or-v1-)?{_made(_WIDE)}[{_WIDE}]{{20,}}  # OpenAI and who writes keys as they do
+        sk-(?:proj-|svcacct-|or-v1-)?{_made(_WIDE)}[{_WIDE}]{{20,}}  # OpenAI, and vendors with the same form
       | gh[pousr]_[A-Za-z0-9]{{20,}} | github_pat_[A-Za-z0-9_]{{20,}}
       | gl(?:{_GITLAB_KINDS})-{_made(_WIDE)}[{_WIDE}]{{16,}}
       | xox[a-z]-{_made("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}} | xapp-{_made("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}}
@@ -56,10 +56,10 @@ _TOKEN = re.compile(
     """,
     re.VERBOSE,
 )
-# What is named by a header, a variable or a field; the name stays. Spaces around the sign are few.
+# Values that are named by a header, a variable or a field; the name stays. Spaces around the sign are few.
 _GAP = r"[\"'\\]{0,2}[ \t]{0,4}[:=][ \t]{0,4}[\"'\\]{0,2}"
 _VALUE = r"[^\s\"',;&<>()\[\]{}\\]"
-# Looked for this far only: a name may follow inside of what is no secret.
+# A limited lookahead: a text that is no secret may contain another name.
 _LOOKS_MADE = rf"(?:(?={_VALUE}{{0,128}}[0-9]){_VALUE}{{6,}}|(?={_VALUE}{{0,128}}[a-z][A-Z]){_VALUE}{{16,}})"
 _NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     # Authorization: Bearer …, and any other scheme
@@ -78,7 +78,7 @@ _NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
         ),
         rf"\g<1>{HIDDEN}",
     ),
-    # An address that carries one
+    # A URL with a secret
     (
         re.compile(
             r"([?&](?:key|api_key|apikey|access_token|token|sig|signature)=)"
@@ -92,13 +92,13 @@ _NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
 _PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _PEM_END = "PRIVATE KEY-----"
 
-# Keys of our own that have no form. Shorter ones than any that we take are words.
+# Characters. Our own keys have no form, and a shorter one (which the settings refuse) could be a word.
 _SHORTEST_KEY = 8
 _known: set[str] = set()
 
 
 def know(secrets: Iterable[str]) -> None:
-    """Hide these values from now on in everything that this program shows."""
+    """From now on, hide these values in everything that this process shows."""
     _known.update(secret for secret in secrets if len(secret) >= _SHORTEST_KEY)
 
 
@@ -107,7 +107,7 @@ def known() -> frozenset[str]:
 
 
 def knowing(secrets: Iterable[str], show: Callable[..., T], *given: Any) -> T:
-    """What this function shows in a helper process, which was told of no secrets yet."""
+    """Call `show` with these known secrets, in a helper process that does not know them yet."""
     know(secrets)
     return show(*given)
 
@@ -118,8 +118,8 @@ def text(value: str) -> str:
 
 
 def head(value: str, most: int) -> str:
-    """Its first characters, without secrets. A part of what follows is looked at, too: half of one would not be known.
-    Not all: in 16 MB that a shell says in its CLI's place there may be a minute of work."""
+    """The first characters, without secrets. Some of the following text is scanned too, as a cut secret would not be
+    recognised; but not all of it: 16 MB, which a shell may write in its CLI's place, can take a minute."""
     return text(value[: 8 * most])[:most]
 
 
@@ -133,7 +133,7 @@ def _scrubbed(value: str) -> str:
 
 
 def _without_pem(value: str) -> str:
-    """Private keys with their frame; one without an end is hidden to the end of the text."""
+    """Hide private keys with their frame; one without an end is hidden to the end of the text."""
     pieces: list[str] = []
     done = 0
     while (found := _PEM_BEGIN.search(value, done)) is not None:
@@ -150,7 +150,7 @@ _GITHUB = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")
 
 
 def _may_hold_one(value: str) -> bool:
-    """Whether it has a word that every match has: most texts have none, and the patterns take twenty times as long."""
+    """Whether a pattern can match, by words that each match contains. The patterns take twenty times as long."""
     if len(value) < _SHORTEST:
         return False
     if "-" in value and (
@@ -207,7 +207,7 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 
 
 def _named(name: str) -> tuple[str, bool]:
-    """How a field's name is shown, and whether its value is a secret whatever it looks like."""
+    """The field's name as it is shown, and whether its value is always hidden."""
     found = text(name), name.lower().replace("-", "_") in SECRET_NAMES
     if len(name) <= _SHORT and len(_names) < _MOST:
         _names[name] = found
@@ -215,14 +215,13 @@ def _named(name: str) -> tuple[str, bool]:
 
 
 def _hidden(value: Any) -> Any:
-    """The value of a field whose name says that it is a secret, or several."""
+    """The value of a field with a secret name, hidden; in a list each text is hidden."""
     if isinstance(value, str):
         return HIDDEN if value else value
     return [_hidden(item) for item in value] if isinstance(value, (list, tuple)) else data(value)
 
 
-# Of `_named`. Nearly all fields are those of a few shapes: the names that come first are remembered, up to this length
-# (characters).
+# The cache of `_named`: the first names of at most `_SHORT` characters. Most JSON has the fields of a few shapes.
 _SHORT = 64
 _MOST = 1024
 _names: dict[str, tuple[str, bool]] = {}

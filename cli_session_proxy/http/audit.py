@@ -75,7 +75,7 @@ def action_of(method: str, path: str) -> Action | None:
 
 @dataclass(frozen=True, slots=True)
 class AuditLine(Recorded):
-    """`at` is in UTC seconds. `by`: a request, or a command of a person at this machine, whose login is the `address`.
+    """`at`: UTC seconds. `by`: a request, the server, or a command, whose user's login is the `address`.
 
     `owner`: of the conversations; `key`: the name of the key that was used; `what`: method and path, or a command.
     `status`: of the answer; None: written before the action.

@@ -98,7 +98,7 @@ class Unread:
     def add(self, transport: asyncio.Transport, *, stranger: bool) -> None:
         """Add a connection whose transport is full. If all of these have too much, close those stalled for longest."""
         self._stalled[stranger][transport] = None
-        sizes = {who: [one.get_write_buffer_size() for one in stalled] for who, stalled in self._stalled.items()}
+        sizes = {key: [one.get_write_buffer_size() for one in stalled] for key, stalled in self._stalled.items()}
         self._drop(stranger=True, most=self._of_strangers, sizes=sizes[True])
         left = self._drop(stranger=True, most=self._limit - sum(sizes[False]), sizes=sizes[True])
         self._drop(stranger=False, most=self._limit - left, sizes=sizes[False])

@@ -151,7 +151,7 @@ def make(var: Path) -> Path:
         make_private(var)
         handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileExistsError:
-        return path  # made earlier, or by another proxy just now
+        return path  # it existed, or another proxy has just created it
     except (OSError, SandboxError) as exc:
         raise ConfigError(f"the key {path} cannot be made ({exc}): make --var writable for this user") from exc
     with open(handle, "w") as file:
