@@ -118,12 +118,12 @@ class Audit:
         """Write it, but polled routes only now and then."""
         path = line.what.partition(" ")[2]
         if path in POLLED and (line.status or 0) < 400:
-            of = line.owner or "", line.address or "", path
-            if line.at - self._read.get(of, 0.0) < SELDOM:
+            reader = line.owner or "", line.address or "", path
+            if line.at - self._read.get(reader, 0.0) < SELDOM:
                 return
             if len(self._read) >= MOST_REMEMBERED:
                 self._read.clear()
-            self._read[of] = line.at
+            self._read[reader] = line.at
         self.write(line)
 
     def keys(self, var: Path, now: Mapping[str, str]) -> None:
@@ -143,8 +143,8 @@ class Audit:
 
     def lines(self) -> Iterator[AuditLine]:
         """All lines, oldest first, including rotated files (`audit.jsonl.1`), without torn ones."""
-        aside = [one for one in self.path.parent.glob(f"{self.path.name}.*") if not one.name.endswith((".gz", ".xz"))]
-        for path in [*sorted(aside, key=lambda one: one.stat().st_mtime), self.path]:
+        rotated = [one for one in self.path.parent.glob(f"{self.path.name}.*") if not one.name.endswith((".gz", ".xz"))]
+        for path in [*sorted(rotated, key=lambda one: one.stat().st_mtime), self.path]:
             try:
                 with path.open(encoding="utf-8", errors="replace") as file:
                     yield from filter(None, map(_read, file))

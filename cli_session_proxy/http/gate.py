@@ -114,7 +114,7 @@ class Gate:
         added = {"x-request-id": request_id}
         started = False
         is_signed = False  # by another proxy, which needs a signed answer
-        came_from: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
+        forwarded_for: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
         began = time.monotonic()
         fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
@@ -157,12 +157,12 @@ class Gate:
                 if inner["path"] not in QUESTIONS:
                     self._relay.signer.once(headers)
                 added[REFUSED] = "1"
-                came_from = self._relay.owner_of(headers)
+                forwarded_for = self._relay.owner_of(headers)
                 receive = checked(receive, headers[BODY])
                 del added[REFUSED]
             by_page = "origin" in headers or "sec-fetch-site" in headers  # from a browser
             reader: str | None = None
-            if came_from is None:
+            if forwarded_for is None:
                 self._origins.check_host(headers)
                 if by_page:
                     scheme = scope["scheme"].replace("ws", "http", 1)
@@ -177,8 +177,8 @@ class Gate:
             if by_page:
                 check_body(headers)
             is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
-            if came_from is not None:
-                inner["state"]["owner"] = came_from
+            if forwarded_for is not None:
+                inner["state"]["owner"] = forwarded_for
             elif not is_open and self._keys is not None:
                 query = scope.get("query_string", b"").decode("latin-1") if wire.key_in_address else ""
                 inner["state"]["owner"] = await self._owner(self._keys, scope, headers, query)
@@ -191,7 +191,7 @@ class Gate:
                 return
             if (connection := scope.get("extensions", {}).get(CLOSED)) is not None:
                 connection["admitted"] = True
-            bounds = self._bounds if came_from is None else self._passed_on
+            bounds = self._bounds if forwarded_for is None else self._passed_on
             with bounds.request(inner["state"]["owner"]) as held:
                 inner["state"]["held"] = held
                 if self._relay is None:
@@ -203,8 +203,8 @@ class Gate:
                     finally:
                         ORIGIN.reset(token)
                 else:
-                    asked = Incoming(scope, inner, receive, out)
-                    await self._relay.serve(self._app, asked, came=came_from is not None)
+                    incoming = Incoming(scope, inner, receive, out)
+                    await self._relay.serve(self._app, incoming, forwarded=forwarded_for is not None)
         except asyncio.CancelledError:
             # The server stops, and ending the turn takes longer than the drain.
             if not started:

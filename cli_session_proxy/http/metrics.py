@@ -229,10 +229,10 @@ class MetricsRoute:
     async def metrics(self, request: Request) -> Response:
         """What other keys spend is told to operators."""
         owner = owner_of(request)
-        whose = None if self._keys.is_operator(owner) else owner
+        shown_owner = None if self._keys.is_operator(owner) else owner
         store, now = self._engine.store, time.time()
         try:
-            rows = await self._engine.budgets.shown(store, whose, None, now)
+            rows = await self._engine.budgets.shown(store, shown_owner, None, now)
         except StoreUnavailable:  # all other metrics do not need the store
             rows = []
         self._budgets.rows = rows

@@ -94,7 +94,7 @@ class Hop:
 
     address: str
     agent_key: int
-    asked: Incoming
+    incoming: Incoming
     leaving: asyncio.Task[None]
     heard: float
     refused: bool = False
@@ -105,7 +105,7 @@ class Hop:
 
     def client_has_left(self) -> bool:
         """Whether the client left before it had the whole answer."""
-        return not self.arrived and self.asked.has_left()
+        return not self.arrived and self.incoming.has_left()
 
 
 @dataclass(slots=True, eq=False)
@@ -153,30 +153,30 @@ class Relay:
             raise InvalidRequest(f"{OWNER} holds no owner: up to 64 letters, digits and . _ @ -", param=OWNER)
         return owner
 
-    async def serve(self, app: ASGIApp, asked: Incoming, *, came: bool) -> None:
-        """Answer here, or forward it to another proxy. `came`: another proxy has forwarded it here."""
-        token = ORIGIN.set("forwarded" if came else "from_client")
+    async def serve(self, app: ASGIApp, incoming: Incoming, *, forwarded: bool) -> None:
+        """Answer here, or forward it to another proxy. `forwarded`: it is from another proxy."""
+        token = ORIGIN.set("forwarded" if forwarded else "from_client")
         try:
-            if came:
-                await app(asked.inner, asked.receive, asked.send)
+            if forwarded:
+                await app(incoming.inner, incoming.receive, incoming.send)
                 return
-            state = asked.inner["state"]
+            state = incoming.inner["state"]
             try:
                 # Routes write into their scope: each attempt gets a copy.
-                await app({**asked.inner, "state": dict(state)}, asked.recorded, asked.answer)
+                await app({**incoming.inner, "state": dict(state)}, incoming.recorded, incoming.answer)
                 return
             except Elsewhere as there:
-                if await self._passed_on(asked, there, state):
+                if await self._passed_on(incoming, there, state):
                     return
             ORIGIN.set("local_only")
             state["held"].read_again()
-            await app(asked.inner, asked.again(), asked.send)
+            await app(incoming.inner, incoming.again(), incoming.send)
         finally:
             ORIGIN.reset(token)
 
     # --- forwarding
 
-    async def _passed_on(self, asked: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
+    async def _passed_on(self, incoming: Incoming, target: Elsewhere, state: Mapping[str, Any]) -> bool:
         """Forward it. False if nothing was sent. Raises `Interrupted` if the result is unknown."""
         for hop in [hop for hop in self._hops if hop.agent_key == target.agent_key and hop.client_has_left()]:
             # This may be a retry of a client that left: first store that the earlier answer did not arrive.
@@ -184,15 +184,15 @@ class Relay:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._lease):
                     await hop.over.wait()
-        if _head_size(asked.outer) > LONGEST_HEAD or not await self._is_there(target):
+        if _head_size(incoming.outer) > LONGEST_HEAD or not await self._is_there(target):
             log.warning("not_passed_on", address=target.address)
             self._note("ran_here")
             return False
-        body = b"".join(message.get("body", b"") for message in asked.body)
-        asked.body.clear()
-        request = self._request(target.address, asked.outer, body, state["owner"], state["request_id"])
-        leaving = asyncio.create_task(asked.left())
-        hop = Hop(target.address, target.agent_key, asked, leaving, asyncio.get_running_loop().time())
+        body = b"".join(message.get("body", b"") for message in incoming.body)
+        incoming.body.clear()
+        request = self._request(target.address, incoming.outer, body, state["owner"], state["request_id"])
+        leaving = asyncio.create_task(incoming.left())
+        hop = Hop(target.address, target.agent_key, incoming, leaving, asyncio.get_running_loop().time())
         self._hops.add(hop)
         work = asyncio.create_task(self._answered(hop, request))
         silent = asyncio.create_task(self._silent(hop))
@@ -228,7 +228,7 @@ class Relay:
                 self._hops.remove(hop)
                 hop.over.set()
         if hop.refused:
-            asked.body.append({"type": "http.request", "body": body, "more_body": False})
+            incoming.body.append({"type": "http.request", "body": body, "more_body": False})
         return not hop.refused
 
     async def _answered(self, hop: Hop, request: httpx.Request) -> None:
@@ -258,17 +258,17 @@ class Relay:
                 return
             headers = [(name.lower(), value) for name, value in response.headers.raw]
             head = [pair for pair in headers if pair[0] not in _OF_THE_CONNECTION]
-            send = hop.asked.send
+            send = hop.incoming.send
             if response.status_code == 200:
                 hop.turn_id = response.headers.get("x-turn-id")
             await send({"type": "http.response.start", "status": response.status_code, "headers": head})
             async for chunk in response.aiter_raw():
                 hop.heard = clock()
-                if hop.asked.has_left():
+                if hop.incoming.has_left():
                     hop.missed = True
                     return
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
-                received = at_once(hop.asked.receive)
+                received = at_once(hop.incoming.receive)
                 if received is not None and received["type"] == "http.disconnect":  # dropped while it waited for room
                     hop.missed = True
                     return

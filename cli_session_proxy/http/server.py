@@ -187,7 +187,7 @@ async def _run(
         announced(settings.var, listener) as app.state.served_secret,
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
-        asked = asyncio.create_task(stop.wait())
+        stopping = asyncio.create_task(stop.wait())
         telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
         services = Tasks()
 
@@ -201,15 +201,15 @@ async def _run(
         systemd = Systemd.of(os.environ)
         living = asyncio.create_task(systemd.live(server.ready))
         try:
-            await asyncio.wait({serving, asked}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
             systemd.tell(STOPPING="1", STATUS="running turns end")
             # Concurrently: the server accepts no more connections, and the engine ends the turns of open ones.
             server.should_exit = True
-            asked.cancel()
+            stopping.cancel()
             await asyncio.gather(engine.stop(), services.stop())
             telling.cancel()
-            await asyncio.gather(asked, telling, return_exceptions=True)
+            await asyncio.gather(stopping, telling, return_exceptions=True)
             await serving
             if app.state.relay is not None:
                 await app.state.relay.close()
