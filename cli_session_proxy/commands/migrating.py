@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from ..stores.base import TellStep
+from ..stores.base import ReportStep
 from .bars import drawn
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ EVERY = 5.0
 
 
 @contextmanager
-def migrating() -> Iterator[TellStep]:
+def migrating() -> Iterator[ReportStep]:
     """A short migration prints nothing."""
     shown: Progress | None = None
     said = began = time.monotonic()

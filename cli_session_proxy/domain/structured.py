@@ -146,14 +146,14 @@ def _first_fault(validator: Validator, value: object) -> str | None:
         return "it holds half a surrogate pair, which is no text"
     if error is None:
         return None
-    error = _telling(error)
+    error = _most_useful(error)
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
         raise InvalidRequest("a pattern of the JSON Schema takes too many steps: write it simpler", param="schema")
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
     return f"at {_short(f'${path}')}: {_short(error.message)}"
 
 
-def _telling(error: ValidationError) -> ValidationError:
+def _most_useful(error: ValidationError) -> ValidationError:
     """The most useful error: for alternatives, that of the one that fits best.
 
     That is the one whose error is deepest in the value, because the rest of it was right.

@@ -20,7 +20,7 @@ from ..engine.engine import Engine
 from ..errors import ConfigError
 from ..settings import Settings
 from ..stores.auto import store_for
-from ..stores.base import Store, Telling
+from ..stores.base import MigrationProgress, Store
 from ..stores.sql.store import logged
 from ..tasks import Tasks
 from ..wires.asgi import Exact, Table
@@ -119,14 +119,14 @@ async def serve(
     settings: Settings,
     say: Say,
     watchdog: Watchdog,
-    telling: Telling = logged,
+    progress: MigrationProgress = logged,
     report: Report = nothing_to_report,
     beside: Beside = idle,
     ask: AskLogin = nobody_asked,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
 
-    `telling` shows the progress of a store's migration. `beside` runs once the server is ready.
+    `progress` shows the progress of a store's migration. `beside` runs once the server is ready.
     """
     if settings.make_key:
         make(settings.var)
@@ -136,7 +136,7 @@ async def serve(
         audit.keys(settings.var, Keys(settings).secrets)
     archive = _archive(settings, audit)
     with bound(settings) as listener:
-        engine = Engine(settings, store_for(settings, telling))
+        engine = Engine(settings, store_for(settings, progress))
         repairs = RepairLines(engine.store, say)
         engine.observers.append(repairs)
         if audit is not None:
@@ -188,7 +188,7 @@ async def _run(
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
-        telling = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
+        greeting = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
         services = Tasks()
 
         async def served() -> None:
@@ -208,8 +208,8 @@ async def _run(
             server.should_exit = True
             stopping.cancel()
             await asyncio.gather(engine.stop(), services.stop())
-            telling.cancel()
-            await asyncio.gather(stopping, telling, return_exceptions=True)
+            greeting.cancel()
+            await asyncio.gather(stopping, greeting, return_exceptions=True)
             await serving
             if app.state.relay is not None:
                 await app.state.relay.close()

@@ -38,9 +38,9 @@ class Systemd:
         lines = "\n".join(f"{name}={value}" for name, value in state.items())
         name = f"\0{self.address[1:]}" if self.address.startswith("@") else self.address
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as telling:
-                telling.setblocking(False)
-                telling.sendto(lines.encode(), name)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as notify:
+                notify.setblocking(False)
+                notify.sendto(lines.encode(), name)
         except OSError as exc:
             log.warning("systemd_not_told", state=list(state), error=str(exc))
 

@@ -1,6 +1,6 @@
 """The proxy from Python: `ask`, the shared runtime, the LiteLLM provider, the Agent SDK's session store.
 
-Importing it is cheap: what it exports is loaded at first use.
+The import is cheap: exported names are loaded at their first use.
 """
 
 from __future__ import annotations

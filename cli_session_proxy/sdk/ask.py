@@ -1,18 +1,18 @@
-"""A conversation from Python, whichever way it is carried.
+"""A conversation from Python, with an engine in this process or with a running `serve`.
 
     episode, output = await ask("Remember: the colour is teal.")
     episode, output = await ask("What is the colour?", episode=episode)
     episode, city = await ask("The largest city of Italy?", schema=City)        # a City
     episode, output = await ask("Do I need an umbrella?", tools=[weather])      # runs weather() for the model
 
-An `Episode` is where a conversation stands. Asking twice from one branches; writing it down (`to_json`) and going
-on from it in another process, or with the other strategy, is the same conversation as long as it is the same `var`:
+An `Episode` is a position in a conversation. Asking twice from one creates two branches. It can be stored (`to_json`)
+and continued in another process, or in the other of these two ways, if both use the same `var`:
 
 - without `base_url` the engine of this process runs the CLI (settings from environment and file);
 - with one, a running `serve` does.
 
-With `tools` an answer may need several turns: the model calls, the functions run here, on the caller's loop, and
-their results are the next turn. `timeout` and `max_rounds` bound the whole of it, and cancelling `ask` ends it.
+With `tools` an answer may take several turns: the model calls functions, they run here, on the caller's loop, and their
+results are the next turn. `timeout` and `max_rounds` are bounds for all turns together. Cancelling `ask` ends them.
 """
 
 from __future__ import annotations
@@ -34,19 +34,19 @@ from ..errors import InvalidRequest, TurnTimeout, UpstreamError
 from ..wires.common import checked_agent_id
 from . import runtime, transports
 from .tools import Function, Toolbox, faults
-from .transports import Saying
+from .transports import AskRequest
 
 T = TypeVar("T")
 
-# Longer than `serve`'s own default `turn_timeout` (1800 s), so that it is serve that says why.
+# Longer than `serve`'s default `turn_timeout` (1800 s), so that the error comes from `serve`, with its reason.
 TIMEOUT = 1830.0
-# How often the model may call tools before it has to have answered. A loop that needs more has usually lost its way.
+# The most rounds of tool calls before the answer. A model that needs more is usually in a loop.
 MAX_ROUNDS = 50
 
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """Where a conversation stands: plain data, without secrets. `turn` is the last turn's id."""
+    """A position in a conversation: plain data, without secrets. `turn`: the last turn's id."""
 
     turn: str
     agent_id: str
@@ -66,7 +66,7 @@ class Episode:
 
 
 class AskOptions(TypedDict, total=False):
-    """What `ask` takes beside `schema`."""
+    """The options of `ask` except `schema`."""
 
     tools: Sequence[Function]
     episode: Episode | None
@@ -99,15 +99,15 @@ async def ask(
     timeout: float = TIMEOUT,
     max_rounds: int = MAX_ROUNDS,
 ) -> tuple[Episode, Any]:
-    """Say `prompt`; where the conversation then stands, and the answer. Raises `ProxyError`.
+    """Send `prompt`. Returns the new episode and the answer. Raises `ProxyError`.
 
-    With `episode` it goes on from there (`agent_id` then is the episode's); without, a new conversation begins, or
-    `agent_id`'s goes on. `system` holds from this turn on. `api_key` is what the `serve` at `base_url` asks for.
+    With `episode` the conversation continues from there, with the episode's agent. Without one, a new conversation
+    begins, or `agent_id`'s continues. `system` applies from this turn on. `api_key`: for the `serve` at `base_url`.
 
-    The answer is a text; with `schema` it is an instance of that type (a pydantic model, a dataclass, …), or the
-    data that validates against that JSON Schema. `tools` are functions that the model may call: their docstrings
-    and signatures tell it how, and what they return or raise goes back to it. `TurnTimeout` ends a loop of calls
-    after `timeout` seconds or `max_rounds` rounds; its `detail["episode"]` is where the conversation then stands.
+    The answer is a text; with `schema` it is an instance of that type (a pydantic model, a dataclass, …), or data that
+    is valid by that JSON Schema. `tools`: functions that the model may call. It is shown their docstrings and
+    signatures, and gets what they return or raise. A loop of calls ends with `TurnTimeout` after `timeout` seconds or
+    `max_rounds` rounds; the error's `detail["episode"]` is the position at which to continue.
     """
     if not prompt.strip():
         raise InvalidRequest("the prompt is empty", param="prompt")
@@ -118,7 +118,7 @@ async def ask(
             raise InvalidRequest(f"{name} must not be negative", param=name)
     toolbox = Toolbox(tools)
     typed = _Typed.of(schema)
-    saying = Saying(
+    sent = AskRequest(
         said=prompt,
         model=model or (episode.model if episode else "default"),
         timeout=timeout,
@@ -133,37 +133,37 @@ async def ask(
     clock = asyncio.get_running_loop().time
     deadline = clock() + timeout
     for round_ in range(max_rounds + 1):
-        transport = transports.embedded if saying.base_url is None else transports.served
-        async with aclosing(runtime.current().aitems(partial(transport, saying=saying))) as answers:
-            async for answer in answers:  # one; then to the end, where the turn is acknowledged
-                heard = answer
-        stands = Episode(heard.turn, heard.agent_id, saying.model, saying.base_url)
-        if not heard.calls:
-            return stands, typed.read(heard.text)
+        transport = transports.embedded if sent.base_url is None else transports.served
+        async with aclosing(runtime.current().aitems(partial(transport, sent=sent))) as answers:
+            async for answer in answers:  # one item; the turn is acknowledged when the loop ends
+                reply = answer
+        reached = Episode(reply.turn, reply.agent_id, sent.model, sent.base_url)
+        if not reply.calls:
+            return reached, typed.read(reply.text)
         if round_ == max_rounds:
             break
         try:
             async with asyncio.timeout_at(deadline):
-                returned = await toolbox.run(heard.calls)
+                returned = await toolbox.run(reply.calls)
         except TimeoutError as exc:
-            raise _unfinished(stands, f"the tools took longer than the {timeout:g} s of this ask") from exc
-        # The system prompt holds already; the agent is the turn's.
-        saying = replace(
-            saying, said=tuple(returned), continues=heard.turn, agent_id=None, system=None, timeout=deadline - clock()
+            raise _unfinished(reached, f"the tools took longer than the {timeout:g} s of this ask") from exc
+        # The system prompt already applies, and the agent is the turn's.
+        sent = replace(
+            sent, said=tuple(returned), continues=reply.turn, agent_id=None, system=None, timeout=deadline - clock()
         )
-    raise _unfinished(stands, f"the model called tools {max_rounds} times without an answer")
+    raise _unfinished(reached, f"the model called tools {max_rounds} times without an answer")
 
 
-def _unfinished(stands: Episode, why: str) -> TurnTimeout:
+def _unfinished(reached: Episode, why: str) -> TurnTimeout:
     return TurnTimeout(
         f'{why}: ask on with episode=Episode.from_json(error.detail["episode"]), or raise the bound',
-        detail={"episode": stands.to_json()},
+        detail={"episode": reached.to_json()},
     )
 
 
 @dataclass(frozen=True, slots=True)
 class _Typed:
-    """How the answer's text is read. `schema` is what the model is held to."""
+    """How the answer's text is converted. `schema`: the JSON Schema that the model must follow."""
 
     schema: JSON | None = None
     adapter: TypeAdapter[Any] | None = None
@@ -185,7 +185,7 @@ class _Typed:
             ) from exc
 
     def read(self, text: str) -> Any:
-        """Raises `UpstreamError` where a validator of the type's own refuses what its JSON Schema allows."""
+        """Raises `UpstreamError` if the type's own validators refuse data that its JSON Schema allows."""
         if self.adapter is None:
             return text if self.schema is None else json.loads(text)
         try:

@@ -1,11 +1,11 @@
 """One engine per process, on an event loop of its own in a background thread.
 
-LiteLLM calls from any loop and from plain threads, while an engine belongs to one loop. Everything therefore
-runs here, as async generators, and callers draw one item at a time: nothing is buffered in between, and a
-caller that stops, is cancelled or is collected closes the generator, which then leaves its turn.
+LiteLLM calls from any loop and from plain threads, but an engine belongs to one loop. So all work runs here, in async
+generators, and callers request one item at a time, without a buffer in between. If a caller stops, is cancelled or is
+garbage collected, its generator is closed, which counts as a disconnect from the turn.
 
-It is stopped at the interpreter's exit. A host that dies of a signal runs no exit hook (a LiteLLM proxy does:
-uvicorn ends its requests, then raises the signal again); its CLIs are killed by their guardian then.
+The engine is stopped at the interpreter's exit. A host that dies of a signal (as a LiteLLM proxy does: uvicorn ends its
+requests, then raises it again) runs no exit hook: then the guardian kills the CLIs.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ T = TypeVar("T")
 EngineFactory = Callable[[Settings], "Engine"]
 Source = Callable[["Runtime"], AsyncGenerator[T, None]]
 
-# What stopping may take beyond `drain_timeout` and the graces of the children, before we stop waiting (s).
+# Seconds to wait for the stop, beyond `drain_timeout` and the grace periods of the children.
 STOP_SLACK = 10.0
-# A loop whose engine has stopped ends at once; this bounds the wait for its thread (s).
+# Seconds to wait for the thread's end. A loop whose engine has stopped ends at once.
 JOIN_SLACK = 5.0
 
 _END: Final = object()
@@ -46,7 +46,7 @@ _log = logs.get(__name__)
 
 
 class Runtime:
-    """The loop, the engine (started at first use) and the client for a running `serve` (made at first use)."""
+    """The loop, the engine and the client for a running `serve`; these two are created at their first use."""
 
     def __init__(self, settings: Settings | None = None, engine_factory: EngineFactory | None = None) -> None:
         self._settings = settings
@@ -70,12 +70,12 @@ class Runtime:
         starting = self._starting
         if starting is None or (starting.done() and (starting.cancelled() or starting.exception() is not None)):
             starting = self._starting = asyncio.create_task(self._start())
-        return await asyncio.shield(starting)  # the one who asked first may leave; others wait for it too
+        return await asyncio.shield(starting)  # the first caller may be cancelled; others still wait
 
     def client(self) -> httpx.AsyncClient:
-        """The HTTP client of all calls with an `api_base`. Timeouts are the callers' own."""
+        """The HTTP client of all calls with an `api_base`. The callers set the timeouts."""
         if self._client is None:
-            # HTTP_PROXY is for the world outside: httpx would send loopback there too.
+            # httpx would also send requests to loopback through HTTP_PROXY.
             direct = dict.fromkeys(("all://127.0.0.1", "all://localhost", "all://[::1]"))
             self._client = httpx.AsyncClient(timeout=httpx.Timeout(None), mounts=direct)
         return self._client
@@ -91,7 +91,7 @@ class Runtime:
         finally:
             closing = self._submit(drawn.close())
             if closing is not None:
-                # Shielded: a host that cancels again (anyio's scopes do) must not keep the turn from being left.
+                # Shielded: a second cancellation (as by anyio's scopes) must not prevent the close.
                 await asyncio.shield(asyncio.wrap_future(closing))
 
     def items(self, source: Source[T]) -> Generator[T, None, None]:
@@ -102,7 +102,7 @@ class Runtime:
                 yield item
         finally:
             closing = self._submit(drawn.close())
-            # An abandoned generator may be collected on the loop's own thread, which must not wait for itself.
+            # A generator may be garbage collected on the loop's own thread, which must not wait for itself.
             if closing is not None and threading.current_thread() is not self._thread:
                 closing.result()
 
@@ -119,7 +119,7 @@ class Runtime:
     # --- between the threads --------------------------------------------------------------------------------
 
     def _submit(self, work: Coroutine[Any, Any, T]) -> Future[T] | None:
-        """`work` on the loop; None when the loop is closed, which has closed every generator too."""
+        """Run `work` on the loop; None if the loop is closed, which has also closed all generators."""
         with self._state:
             if not self._closed:
                 return asyncio.run_coroutine_threadsafe(work, self._loop)
@@ -155,14 +155,14 @@ class Runtime:
     def _run(self) -> None:
         try:
             asyncio.run(self._main())
-        except Exception as exc:  # noqa: BLE001  # a thread has nobody to raise to: the caller or the log gets it
+        except Exception as exc:  # noqa: BLE001  # a thread cannot raise to its starter: `__init__` or the log gets it
             if self._ready.done():
                 _log.exception("the engine in this process could not be stopped cleanly")
             else:
                 self._ready.set_exception(exc)
 
     async def _main(self) -> None:
-        """Wait for `close`. `asyncio.run` cancels what still runs then."""
+        """Wait for `close`. After that `asyncio.run` cancels the remaining tasks."""
         self._ready.set_result(asyncio.get_running_loop())
         await self._stop.wait()
         try:
@@ -191,7 +191,7 @@ class Runtime:
         try:
             engine = await self._starting
         except ProxyError:
-            return  # it never started, and its callers were told so
+            return  # it never started, and its callers got this error
         await engine.stop()
 
     def _stop_bound(self) -> float:
@@ -219,7 +219,7 @@ class _Drawn(Generic[T]):
 
 
 class _Process:
-    """Holds the runtime of this process."""
+    """The runtime of this process, and its lock."""
 
     def __init__(self) -> None:
         self.reset()
@@ -231,13 +231,13 @@ class _Process:
 
 
 _process = _Process()
-if sys.platform != "win32":  # which has no fork
+if sys.platform != "win32":  # Windows has no fork
     # Threads do not survive a fork: a child starts its own.
     os.register_at_fork(after_in_child=_process.reset)
 
 
 def current() -> Runtime:
-    """The runtime of this process, made at first use and closed at the interpreter's exit."""
+    """The runtime of this process, created at its first use and closed at the interpreter's exit."""
     with _process.guard:
         if _process.runtime is None:
             _process.runtime = Runtime()
@@ -246,7 +246,7 @@ def current() -> Runtime:
 
 
 def configure(settings: Settings | None = None, *, engine_factory: EngineFactory | None = None) -> None:
-    """Use these settings (None: environment and file) from the next call on. Closes what was running."""
+    """Use these settings (None: environment and file) from the next call on. Closes the present runtime."""
     close()
     with _process.guard:
         _process.runtime = Runtime(settings, engine_factory)
@@ -263,8 +263,8 @@ def close() -> None:
 def _close_at_exit() -> None:
     if _process.closes_at_exit:
         return
-    # `threading`'s own hooks run while threads can still be used, the newest first. concurrent.futures.thread, at its
-    # import, registers the one that shuts the executors down: ours must be newer, because an engine needs executors
-    # to end its children. `atexit` would come after all of them.
+    # `threading`'s exit hooks run while threads still work, in reverse order of registration. The hook that shuts the
+    # executors down is registered at the import of concurrent.futures.thread. Ours must be registered later, because an
+    # engine needs executors to end its children. `atexit` would run after all of these hooks.
     getattr(threading, "_register_atexit", atexit.register)(close)
     _process.closes_at_exit = True

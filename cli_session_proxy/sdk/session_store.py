@@ -3,11 +3,11 @@
     store = ChainSessionStore("ada")
     options = ClaudeAgentOptions(session_store=store, cwd=await store.directory(), continue_conversation=True)
 
-What the application says is part of the agent's chain as soon as the exchange is whole, and what the chain says, by
-whichever client and model, is there when the application resumes. It runs on the engine of this process, as `ask` does,
-beside a `serve` on the same `var/`.
+A complete exchange of the application becomes part of the agent's chain. If the application resumes, it gets the whole
+chain, with turns of all clients and models. The store runs on the engine of this process, as `ask` does; a `serve` may
+use the same `var/` at the same time.
 
-Nothing is deleted through it: the chain keeps what was said, until its agent is deleted.
+Nothing can be deleted through the store: the chain keeps all exchanges until its agent is deleted.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Characters of a key: the SDK's project keys end at about 220, its subpaths are paths within one folder.
+# Characters of a key's part: the SDK's project keys have up to about 220; its subpaths are paths within one folder.
 LONGEST = 1024
 
 
 class ChainSessionStore(SessionStore):
-    """See the module. `agent_id` as for `ask`. Raises `InvalidRequest` for what is no agent, key or entry."""
+    """See the module. `agent_id` as for `ask`. Raises `InvalidRequest` for invalid names, keys and entries."""
 
-    # What the SDK takes as absent: it reads a transcript for its summary, and deletes nothing.
+    # The SDK treats these as not implemented: it reads transcripts for summaries, and deletes nothing.
     list_session_summaries = SessionStore.list_session_summaries
     delete = SessionStore.delete
 
@@ -49,7 +49,7 @@ class ChainSessionStore(SessionStore):
         self.agent_id = checked_agent_id(agent_id)
 
     async def directory(self) -> Path:
-        """The agent's own directory. A session that runs there, in a `cwd` of this, is among the chain's own."""
+        """The agent's own directory. Sessions with this `cwd` are sessions of the chain."""
         return await _on_engine(lambda engine: engine.mirrors.directory(self.agent_id))
 
     async def append(self, key: SessionKey, entries: list[SessionStoreEntry]) -> None:
@@ -81,7 +81,7 @@ class ChainSessionStore(SessionStore):
 
 
 async def _on_engine(work: Callable[[Engine], Awaitable[T]]) -> T:
-    """On the loop of the engine of this process, which is started at first use."""
+    """Run `work` on the loop of this process's engine, which is started at its first use."""
 
     async def source(here: Runtime) -> AsyncGenerator[T, None]:
         yield await work(await here.engine())

@@ -1,8 +1,7 @@
-"""The caller's Python functions as tools: what the model is told of each, and how its calls are run.
+"""The caller's Python functions as tools: describes them to the model and runs its calls.
 
 A function's name, docstring and signature describe it; pydantic makes the JSON Schema of its arguments and checks
-them at each call. Everything a call can raise becomes a result that the model reads: only a cancellation of the
-caller's own ends the round.
+them at each call. A call's exception becomes its result for the model: only the caller's cancellation ends the round.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Function = Callable[..., Any]
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """The model asks for this function with these arguments. `id` is the provider's."""
+    """The model's call of a function. `id` is the provider's."""
 
     id: str
     name: str
@@ -35,7 +34,7 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Returned:
-    """What a call gave, as the model reads it."""
+    """The result of a call, as text for the model."""
 
     call: Call
     text: str
@@ -43,7 +42,7 @@ class Returned:
 
 
 class Toolbox:
-    """The functions of one `ask`. Raises `InvalidRequest` for one that cannot be described to a model."""
+    """The functions of one `ask`. Raises `InvalidRequest` for a function that cannot be described to a model."""
 
     def __init__(self, functions: Sequence[Function]) -> None:
         self._adapters: dict[str, TypeAdapter[Any]] = {}
@@ -57,10 +56,10 @@ class Toolbox:
         self.tools: tuple[Tool, ...] = checked(described)
 
     async def run(self, calls: Sequence[Call]) -> list[Returned]:
-        """All of these calls at once, their results in the order of the calls.
+        """Run all calls concurrently. Returns their results in the order of the calls.
 
         Coroutine functions run on the caller's loop and are cancelled with the caller. Plain functions run in
-        threads, which nobody can interrupt: one that is left runs to its end, and its result is dropped.
+        threads, which cannot be interrupted: after a cancellation they run to their end, and their result is dropped.
         """
         async with asyncio.TaskGroup() as group:
             running = [group.create_task(self._run(call)) for call in calls]
@@ -110,6 +109,6 @@ def _described(function: Any, where: str) -> tuple[Tool, TypeAdapter[Any]]:
 
 
 def faults(exc: ValidationError) -> str:
-    """The faults in one line, without the values, which may be long."""
+    """The validation errors in one line, without the values, which may be long."""
     found = exc.errors(include_url=False, include_input=False, include_context=False)
     return "; ".join(f"{'.'.join(str(part) for part in one['loc']) or 'it'}: {one['msg']}" for one in found)

@@ -1,7 +1,7 @@
-"""The two ways to one turn of an `ask`: the engine of this process, or a running `serve`.
+"""Runs one turn of an `ask`, on the engine of this process or on a running `serve`.
 
-Both are async generators on the runtime's loop with one item. It is drawn once more after that: then the caller has
-the answer, and only then the turn is acknowledged.
+Both functions are async generators on the runtime's loop that yield one item. When the next item is requested, the
+caller has the answer: only then the turn is acknowledged.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ WIRE = "episode"
 
 
 @dataclass(frozen=True, slots=True)
-class Saying:
-    """One request: the prompt, or what the calls before it returned. `continues` is the turn that it goes on from.
+class AskRequest:
+    """One request. `said`: the prompt, or the results of the calls before it. `continues`: id of the previous turn.
 
-    `schema` is the JSON Schema of the answer. `api_key` and `base_url` are of a running `serve`.
+    `schema`: the JSON Schema of the answer. `api_key` and `base_url`: those of a running `serve`.
     """
 
-    said: str | tuple[Returned, ...]
+    said: str | tuple[Returned, ...]  # the fingerprint has this name
     model: str
     timeout: float
     continues: str | None = None
@@ -44,8 +44,8 @@ class Saying:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
-    """The answer: its text, and the calls that it ends with."""
+class AskReply:
+    """An answer: its text, and the calls at its end."""
 
     turn: str
     agent_id: str
@@ -53,30 +53,30 @@ class Heard:
     calls: tuple[Call, ...]
 
 
-async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
+async def embedded(here: Runtime, sent: AskRequest) -> AsyncGenerator[AskReply, None]:
     engine = await here.engine()
-    said = saying.said
+    content = sent.said
     blocks: tuple[Block, ...]
-    if isinstance(said, str):
-        blocks = ({"type": "text", "text": said},)
+    if isinstance(content, str):
+        blocks = ({"type": "text", "text": content},)
     else:
         blocks = tuple(
             {"type": "tool_result", "tool_use_id": one.call.id, "content": one.text, "is_error": one.is_error}
-            for one in said
+            for one in content
         )
-    body: JSON = {name: value for name, value in asdict(saying).items() if name not in ("timeout", "api_key")}
+    body: JSON = {name: value for name, value in asdict(sent).items() if name not in ("timeout", "api_key")}
     request = TurnRequest(
-        model=model_name(saying.model),
+        model=model_name(sent.model),
         messages=(Message("user", blocks),),
-        fingerprint=fingerprint("local", saying.agent_id, WIRE, body),
-        agent_id=saying.agent_id,
-        system=saying.system,
-        continues=saying.continues,
+        fingerprint=fingerprint("local", sent.agent_id, WIRE, body),
+        agent_id=sent.agent_id,
+        system=sent.system,
+        continues=sent.continues,
         wire=WIRE,
-        timeout=saying.timeout,
+        timeout=sent.timeout,
         options=TurnOptions(
-            format=None if saying.schema is None else {"schema": saying.schema},
-            tools=saying.tools,
+            format=None if sent.schema is None else {"schema": sent.schema},
+            tools=sent.tools,
         ),
     )
     answer = await engine.submit(request)
@@ -84,7 +84,7 @@ async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]
     try:
         turn: Turn = await answer.turn()
         calls = [block for block in turn.output if block.get("type") == "tool_use"]
-        yield Heard(
+        yield AskReply(
             turn.id,
             answer.agent_id,
             answer_text(turn.output),
@@ -96,37 +96,37 @@ async def embedded(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]
         taken = True
     finally:
         if not taken:
-            answer.cancel()  # its caller is in this process and does not come back: no time of grace for the turn
+            answer.cancel()  # the caller is in this process and cannot reconnect: no grace period
         answer.leave()
 
 
-async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
-    assert saying.base_url is not None
-    headers = {} if saying.api_key is None else {"Authorization": f"Bearer {saying.api_key}"}
-    if saying.agent_id is not None:
-        headers["X-Agent-Id"] = encoded_agent_id(saying.agent_id)
-    root = saying.base_url.rstrip("/").removesuffix("/v1")
+async def served(here: Runtime, sent: AskRequest) -> AsyncGenerator[AskReply, None]:
+    assert sent.base_url is not None
+    headers = {} if sent.api_key is None else {"Authorization": f"Bearer {sent.api_key}"}
+    if sent.agent_id is not None:
+        headers["X-Agent-Id"] = encoded_agent_id(sent.agent_id)
+    root = sent.base_url.rstrip("/").removesuffix("/v1")
     try:
         answer = await here.client().post(
-            f"{root}/v1/responses", json=_body(saying), headers=headers, timeout=saying.timeout
+            f"{root}/v1/responses", json=_body(sent), headers=headers, timeout=sent.timeout
         )
         data = answer.json()
     except httpx.TimeoutException as exc:
         raise TurnTimeout(
-            f"{saying.base_url} did not answer within {saying.timeout:g} s: ask again, or raise timeout"
+            f"{sent.base_url} did not answer within {sent.timeout:g} s: ask again, or raise timeout"
         ) from exc
     except httpx.TransportError as exc:
-        raise ClaudeUnavailable(f"{saying.base_url} does not answer ({type(exc).__name__}): is `serve` there?") from exc
+        raise ClaudeUnavailable(f"{sent.base_url} does not answer ({type(exc).__name__}): is `serve` there?") from exc
     except ValueError as exc:
-        raise UpstreamError(f"{saying.base_url} does not answer like a cli-session-proxy server") from exc
+        raise UpstreamError(f"{sent.base_url} does not answer like a cli-session-proxy server") from exc
     if answer.status_code != 200:
         error = data.get("error") if isinstance(data, dict) else None
         refused = from_dict(error if isinstance(error, dict) else {})
-        # In this process an unknown episode is a NotFound: the same for both ways.
+        # The engine of this process raises NotFound for an unknown episode: so both functions do.
         raise NotFound(refused.message) if isinstance(refused, PreviousNotFound) else refused
     turn = turn_id_of(str(data.get("id")))
     if turn is None:
-        raise UpstreamError(f"{saying.base_url} does not answer like a cli-session-proxy server")
+        raise UpstreamError(f"{sent.base_url} does not answer like a cli-session-proxy server")
     calls = [item for item in data["output"] if item["type"] == "function_call"]
     texts = [
         {"type": "text", "text": part["text"]}
@@ -135,7 +135,7 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
         for part in item["content"]
         if part["type"] == "output_text"
     ]
-    yield Heard(
+    yield AskReply(
         turn,
         unquote(answer.headers.get("x-agent-id", "")),
         answer_text(texts),
@@ -143,28 +143,28 @@ async def served(here: Runtime, saying: Saying) -> AsyncGenerator[Heard, None]:
     )
 
 
-def _body(saying: Saying) -> JSON:
-    """The request as a body of Responses, which cannot mark a result as an error: its text says so."""
-    said: list[JSON] = [] if saying.system is None else [{"role": "system", "content": saying.system}]
-    if isinstance(saying.said, str):
-        said.append({"role": "user", "content": saying.said})
+def _body(sent: AskRequest) -> JSON:
+    """The body for Responses. It cannot mark a result as an error, but the result's text says so."""
+    items: list[JSON] = [] if sent.system is None else [{"role": "system", "content": sent.system}]
+    if isinstance(sent.said, str):
+        items.append({"role": "user", "content": sent.said})
     else:
-        said += [{"type": "function_call_output", "call_id": one.call.id, "output": one.text} for one in saying.said]
-    body: JSON = {"model": saying.model, "input": said}
-    if saying.continues is not None:
-        body["previous_response_id"] = response_id(saying.continues)
-    if saying.schema is not None:
-        body["text"] = {"format": {"type": "json_schema", "name": "output", "schema": saying.schema}}
-    if saying.tools:
+        items += [{"type": "function_call_output", "call_id": one.call.id, "output": one.text} for one in sent.said]
+    body: JSON = {"model": sent.model, "input": items}
+    if sent.continues is not None:
+        body["previous_response_id"] = response_id(sent.continues)
+    if sent.schema is not None:
+        body["text"] = {"format": {"type": "json_schema", "name": "output", "schema": sent.schema}}
+    if sent.tools:
         body["tools"] = [
             {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
-            for tool in saying.tools
+            for tool in sent.tools
         ]
     return body
 
 
 def _arguments(text: str) -> JSON:
-    """The arguments of a call; none where they are no JSON object."""
+    """The arguments of a call; empty if they are not a JSON object."""
     try:
         value = json.loads(text or "{}")
     except (ValueError, RecursionError):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..settings import Settings
-from .base import Store, Telling
+from .base import MigrationProgress, Store
 from .registry import Registry, StoreRegistry
 from .sql.store import logged
 from .sqlite.store import FILE, SqliteStore
@@ -16,15 +16,14 @@ if TYPE_CHECKING:
     from .sql.moving import Move, Side, Told
 
 
-def store_for(settings: Settings, telling: Telling = logged) -> Store:
-    """The store of these settings, not opened yet. Its directory must exist. `telling` gets the progress of a
-    migration.
+def store_for(settings: Settings, progress: MigrationProgress = logged) -> Store:
+    """The store of these settings, not opened yet. Its directory must exist. `progress` is shown in a migration.
 
     Raises `ConfigError` for a wrong URL or a missing driver.
     """
     if settings.store is None:
-        return SqliteStore(settings.var / FILE, telling=telling)
-    return _postgresql(settings.store.get_secret_value(), telling)
+        return SqliteStore(settings.var / FILE, progress=progress)
+    return _postgresql(settings.store.get_secret_value(), progress)
 
 
 def registry_for(settings: Settings, store: Store, secret: str) -> Registry:
@@ -73,7 +72,7 @@ def _side_of(settings: Settings) -> Side:
     return PostgresqlSide(_postgresql(settings.store.get_secret_value()))
 
 
-def _postgresql(url: str, telling: Telling = logged) -> PostgresqlStore:
+def _postgresql(url: str, progress: MigrationProgress = logged) -> PostgresqlStore:
     try:
         # Imported here: a store on SQLite needs neither the driver nor its 40 ms.
         from .postgresql.store import PostgresqlStore  # noqa: PLC0415
@@ -81,4 +80,4 @@ def _postgresql(url: str, telling: Telling = logged) -> PostgresqlStore:
         raise ConfigError(
             f"a store in PostgreSQL needs its driver ({exc}): pip install 'cli-session-proxy[postgresql]'"
         ) from exc
-    return PostgresqlStore(url, telling=telling)
+    return PostgresqlStore(url, progress=progress)

@@ -46,13 +46,13 @@ from ..domain.searching import Found, Indexed, Search
 ASKED_POLL = 0.05
 
 
-class TellStep(Protocol):
+class ReportStep(Protocol):
     def __call__(self, step: str, done: int, total: int) -> None:
         """Progress of a step of a migration: `done` of `total`. Called on a thread of the store."""
 
 
 # A context manager around the opening of a store. It gives the callback for the progress of a migration.
-Telling = Callable[[], AbstractContextManager[TellStep]]
+MigrationProgress = Callable[[], AbstractContextManager[ReportStep]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -227,7 +227,7 @@ class StreamAnswer(TurnResponse):
             async for events in batches:
                 if any(isinstance(event, Waits) for event in events):
                     await self._tell_wait(client)
-                data = b"".join(piece for event in events for piece in self._said(event))
+                data = b"".join(piece for event in events for piece in self._bytes_of(event))
                 # The finish event and the end of the body are sent together: a client that closes after the event
                 # has the whole answer.
                 last = isinstance(events[-1], Finished)
@@ -252,7 +252,7 @@ class StreamAnswer(TurnResponse):
         await client.write(words, {} if client.started else self._head())
         del self._head_fields["Retry-After"]
 
-    def _said(self, event: TurnEvent) -> Iterable[bytes]:
+    def _bytes_of(self, event: TurnEvent) -> Iterable[bytes]:
         if isinstance(event, Started):
             self._in_session(event)
         elif isinstance(event, Finished):

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cli_session_proxy.domain.models import Agent, Link, Message, Placed, Record, Session, Status, Turn
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.stores.base import ChainPart, NewChain, TellStep, WholeTurn
+from cli_session_proxy.stores.base import ChainPart, NewChain, ReportStep, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import (
     IMAGE,
@@ -225,10 +225,10 @@ async def test_an_older_store_is_summed_up_once_and_who_waits_is_told(tmp_path: 
     heard: list[tuple[str, int, int]] = []
 
     @contextmanager
-    def telling() -> Iterator[TellStep]:
+    def progress() -> Iterator[ReportStep]:
         yield lambda step, done, total: heard.append((step, done, total))
 
-    store = SqliteStore(path, telling=telling)
+    store = SqliteStore(path, progress=progress)
     await store.open()
     try:
         assert await told(store) == expected

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from sqlalchemy import Connection
 
 from ...domain.searching import Found, Indexed, Search
-from ..base import ASKED_POLL, Telling
+from ..base import ASKED_POLL, MigrationProgress
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore, logged
 from . import search
@@ -33,11 +33,11 @@ class PostgresqlStore(SqlStore):
         *,
         busy_timeout: float = BUSY_TIMEOUT,
         migrations: Sequence[Migration] = MIGRATIONS,
-        telling: Telling = logged,
+        progress: MigrationProgress = logged,
     ) -> None:
         self.database = PostgresqlDatabase(url, busy_timeout=busy_timeout)
         self._listener: Listener | None = None
-        super().__init__(self.database, migrations, telling)
+        super().__init__(self.database, migrations, progress)
 
     def prepare(self, conn: Connection) -> None:
         super().prepare(conn)

@@ -1,7 +1,7 @@
 """From an older schema to this one: named steps in a list, and a copy aside before the first.
 
 A new database is created from `tables` directly. A step converts any older version to its own. If older programs could
-not use its result, it waits until no other proxy is on the store. `TellStep` reports the progress on a large store.
+not use its result, it waits until no other proxy is on the store. `ReportStep` reports the progress on a large store.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ...domain import former
 from ...domain.evidence import Evidence
 from ...domain.models import PLAIN, REPAIR_REASONS, Placed
 from ...errors import StoreUnavailable
-from ..base import TellStep
+from ..base import ReportStep
 from .database import Database
 from .rows import dumps, loads, size
 from .tables import (
@@ -167,7 +167,9 @@ def newest(migrations: Sequence[Migration] = MIGRATIONS) -> int:
     return migrations[-1].to if migrations else 1
 
 
-def prepare(conn: Connection, database: Database, tell: TellStep, migrations: Sequence[Migration] = MIGRATIONS) -> None:
+def prepare(
+    conn: Connection, database: Database, tell: ReportStep, migrations: Sequence[Migration] = MIGRATIONS
+) -> None:
     """Create the schema in an empty database, migrate an older one, refuse a newer or a foreign one.
 
     Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
@@ -211,7 +213,7 @@ def moved(name: str, place: str) -> StoreUnavailable:
     )
 
 
-def _migrate(conn: Connection, database: Database, version: int, steps: Sequence[Migration], tell: TellStep) -> None:
+def _migrate(conn: Connection, database: Database, version: int, steps: Sequence[Migration], tell: ReportStep) -> None:
     others = _others(conn, database) if any(step.alone for step in steps) else []
     if others:
         raise StoreUnavailable(

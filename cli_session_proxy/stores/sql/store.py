@@ -36,11 +36,11 @@ from ..base import (
     KeptTurn,
     Lease,
     LeaseHeld,
+    MigrationProgress,
     NewChain,
     Proxy,
+    ReportStep,
     Store,
-    Telling,
-    TellStep,
     TurnFacts,
     TurnOutline,
 )
@@ -66,16 +66,16 @@ OFTEN = 5.0
 
 
 @contextmanager
-def logged() -> Iterator[TellStep]:
-    said = time.monotonic()
+def logged() -> Iterator[ReportStep]:
+    last = time.monotonic()
 
-    def tell(step: str, done: int, total: int) -> None:
-        nonlocal said
-        if time.monotonic() - said > OFTEN:
-            said = time.monotonic()
+    def report(step: str, done: int, total: int) -> None:
+        nonlocal last
+        if time.monotonic() - last > OFTEN:
+            last = time.monotonic()
             log.info("store_migrating", step=step, done=done, total=total)
 
-    yield tell
+    yield report
 
 
 P = ParamSpec("P")
@@ -109,11 +109,11 @@ class SqlStore(Store):
     """
 
     def __init__(
-        self, database: Database, migrations: Sequence[Migration] = MIGRATIONS, telling: Telling = logged
+        self, database: Database, migrations: Sequence[Migration] = MIGRATIONS, progress: MigrationProgress = logged
     ) -> None:
         self._db = database
         self._migrations = migrations
-        self._telling = telling
+        self._progress = progress
 
     # Methods that run one function in a transaction.
 
@@ -193,16 +193,16 @@ class SqlStore(Store):
 
     def prepare(self, conn: Connection) -> None:
         """Create or migrate the schema, in a transaction that excludes other programs."""
-        with self._telling() as tell:
-            migrations.prepare(conn, self._db, tell, self._migrations)
+        with self._progress() as report:
+            migrations.prepare(conn, self._db, report, self._migrations)
         importing.clear(conn, self._db)
 
     async def close(self) -> None:
         await self._db.close()
 
     async def probe(self) -> None:
-        said = uuid.uuid4().hex
-        await self._db.write(lambda conn: writing.probe(conn, said))
+        written = uuid.uuid4().hex
+        await self._db.write(lambda conn: writing.probe(conn, written))
         if await self._db.read(reading.probed) is None:
             raise StoreUnavailable(f"the store {self._db.name} loses what is written to it: see `doctor`")
 
@@ -394,5 +394,5 @@ def _is_small(turn: Turn) -> bool:
 def _is_small_commit(turn: Turn, kept: KeptTurn | None) -> bool:
     """The same for a commit. What a program reports that imitates the CLI is in no record."""
     lines = () if kept is None else kept.records
-    told = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
-    return len(lines) <= FEW and size_of(told, SMALL - sum(len(record.line) for record in lines)) is not None
+    stored = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
+    return len(lines) <= FEW and size_of(stored, SMALL - sum(len(record.line) for record in lines)) is not None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ...domain.searching import Found, Indexed, Search
-from ..base import Expiry, Telling
+from ..base import Expiry, MigrationProgress
 from ..sql.migrations import MIGRATIONS, Migration
 from ..sql.store import SqlStore, logged
 from .database import SqliteDatabase
@@ -35,11 +35,11 @@ class SqliteStore(SqlStore):
         busy_timeout: float = BUSY_TIMEOUT,
         clock: Callable[[], float] = time.time,
         migrations: Sequence[Migration] = MIGRATIONS,
-        telling: Telling = logged,
+        progress: MigrationProgress = logged,
     ) -> None:
         self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
         self.words = SearchIndex(self.database.path, busy_timeout)
-        super().__init__(self.database, migrations, telling)
+        super().__init__(self.database, migrations, progress)
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
         deleted = await super().delete_agent(key, expiry)

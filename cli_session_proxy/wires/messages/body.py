@@ -3,8 +3,8 @@
     POST /v1/messages               ─ read() ─▶ WireCall ─▶ the engine ─▶ message() or EventWriter
     POST /v1/messages/count_tokens  ─ count()
 
-Message threads (beta `message-threads-2026-08-12`) are not kept: the chain is, and the history finds it. A request
-that continues a thread gets the error on which Anthropic's own client sends the whole conversation again.
+Message threads (beta `message-threads-2026-08-12`) are not supported: a chain is found by its history. A request that
+continues a thread gets the error after which Anthropic's own client sends the whole conversation again.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ PARAMETERS: Names = {
     "thinking": "thinking", "tool_choice": "tool_choice",
 }  # fmt: skip
 _STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refusal", "model_context_window_exceeded")
-# What the model says to the client; its calls of the CLI's own tools are not the client's business.
+# Blocks for the client. Calls of the CLI's own tools are not among them.
 _SPOKEN = ("text", "thinking", "redacted_thinking")
 
 
@@ -72,7 +72,7 @@ def read(body: JSON, naming: Naming) -> WireCall:
     body = fields = Fields(body)
     most = required(body, "max_tokens", int, "a whole number")
     optional(body, "metadata", dict, "an object")
-    optional(body, "cache_control", dict, "an object")  # what the CLI does by itself
+    optional(body, "cache_control", dict, "an object")  # the CLI uses the cache by itself
     _refuse_unsupported(body)
     unread: list[str] = []
     system, messages = messages_content.read(body, unread=unread)
@@ -102,14 +102,14 @@ def read(body: JSON, naming: Naming) -> WireCall:
 
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
-    """The answer of count_tokens: an estimate of what was sent (`blocks.estimated_tokens`)."""
+    """The answer of count_tokens: an estimate (`blocks.estimated_tokens`)."""
     tools, _ = read_tools(body)
     model_name(body.get("model"))
     return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False), tools)}
 
 
 def _format(body: Mapping[str, Any]) -> JSON | None:
-    """`output_config.format`, or `output_format` as the beta had it."""
+    """`output_config.format`, or the beta's `output_format`."""
     config = optional(body, "output_config", dict, "an object") or {}
     for where, wanted in (("output_config.format", config.get("format")), ("output_format", body.get("output_format"))):
         if wanted is not None and not isinstance(wanted, dict):
@@ -141,7 +141,7 @@ def _thinking(body: Mapping[str, Any]) -> bool | None:
 
 
 def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -> None:
-    """With tools the budget may be of several answers (Anthropic's interleaved thinking)."""
+    """With tools, a budget may be for several answers (Anthropic's interleaved thinking)."""
     thinking = optional(body, "thinking", dict, "an object") or {}
     budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
     if budget is not None and budget >= most and not tools:
@@ -187,14 +187,14 @@ def message(turn: Turn) -> JSON:
 
 
 def stop_reason(turn: Turn) -> str:
-    # The CLI's own tools have run when a turn is completed: only `requires_action` hands calls to the client.
+    # In a completed turn the CLI's own tools have run: only `requires_action` has calls for the client.
     if turn.status == "requires_action":
         return "tool_use"
     return turn.stop_reason if turn.stop_reason in _STOP_REASONS else "end_turn"
 
 
 def _stop_details(turn: Turn) -> JSON | None:
-    """Of a refusal, in Anthropic's words."""
+    """The details of a refusal, in Anthropic's form."""
     words, refusal = refusal_words(turn), turn.evidence.refusal
     if words is None or refusal is None:
         return None
@@ -202,7 +202,7 @@ def _stop_details(turn: Turn) -> JSON | None:
 
 
 def usage(used: Usage) -> JSON:
-    """Anthropic's usage, the chain's own units; `input_tokens` excludes the cache."""
+    """Anthropic's usage. As in the chain, `input_tokens` excludes the cache."""
     return {
         "input_tokens": used.input_tokens,
         "cache_creation_input_tokens": used.cache_write_tokens,
@@ -219,7 +219,7 @@ def usage(used: Usage) -> JSON:
 
 
 def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
-    """One entry of the models list. The CLI's names stand for whatever it maps them to, so `since` is our start."""
+    """One entry of the models list. `since`: our start, because the CLI may map a name to any model."""
     created = datetime.fromtimestamp(since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     return {
         "id": name, "type": "model", "display_name": name.capitalize(), "created_at": created, "lifecycle": "active",
@@ -228,7 +228,7 @@ def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: A
 
 
 def model_list(models: list[JSON]) -> JSON:
-    """Claude Code keeps only ids that hold `claude` or `anthropic`: each model is listed under such a one too."""
+    """The list. Claude Code only keeps ids with `claude` or `anthropic`: each model is also listed under such an id."""
     unseen = [model for model in models if "claude" not in model["id"]]
     models = [*models, *({**model, "id": f"{MODEL_PREFIXES[0]}{model['id']}"} for model in unseen)]
     return {"data": models, "has_more": False, "first_id": models[0]["id"], "last_id": models[-1]["id"]}
@@ -241,8 +241,8 @@ def _head(turn_id: str, model: str) -> JSON:
     }  # fmt: skip
 
 
-# Fields that Anthropic's types require and the CLI's blocks may lack: its stand-ins for thinking have no signature.
-# A text without citations has no `citations`, as in the provider's own answers.
+# Fields that Anthropic's types require and the CLI's blocks may lack: its placeholders for thinking have no signature.
+# A text without citations has no `citations`, as in Anthropic's own answers.
 _REQUIRED: Mapping[str, JSON] = {
     "thinking": {"signature": ""}, "tool_use": {"caller": {"type": "direct"}},
 }  # fmt: skip
@@ -258,9 +258,9 @@ def writer(call: WireCall, turn_id: str) -> MessagesWriter:
 
 
 class MessagesWriter(EventStream):
-    """Turn events in, server-sent events out, in the order that Anthropic documents. One for each stream.
+    """Converts a turn's events to server-sent events, in Anthropic's documented order. One for each stream.
 
-    Blocks are numbered anew: the indices of a turn may have gaps.
+    Blocks get new indices, because a turn's indices may have gaps.
     """
 
     def __init__(self, turn_id: str, model: str, request_id: str) -> None:
@@ -270,7 +270,7 @@ class MessagesWriter(EventStream):
         self._indices: dict[int, int] = {}
         self._begun = False
         self._next = 0
-        self._calls: set[str] = set()  # ids of those that were sent
+        self._calls: set[str] = set()  # ids of the sent ones
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """The bytes of this event; none for events without a form on this wire."""
@@ -291,21 +291,21 @@ class MessagesWriter(EventStream):
         return []
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """What ends a stream that has begun and failed: Anthropic's client raises on it."""
+        """The end of a failed stream: Anthropic's client raises on it."""
         return [sse_event("error", anthropic_error(error, self._request_id))]
 
     def _begin(self) -> list[bytes]:
         if self._begun:
             return []
         self._begun = True
-        # The CLI tells what was read only with the result: the true numbers come in message_delta.
+        # The CLI reports the input tokens only with the result: message_delta has the true numbers.
         return [_event("message_start", message={**_head(self._turn_id, self._model), "usage": usage(Usage())})]
 
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
         if self._next == 0:  # a CLI without partial messages
-            said = [block for block in turn.output if block.get("type") in _SPOKEN]
-            events += [piece for block in said for piece in self._block(block)]
+            blocks = (block for block in turn.output if block.get("type") in _SPOKEN)
+            events += [piece for block in blocks for piece in self._block(block)]
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]
             events += [piece for block in calls if block["id"] not in self._calls for piece in self._block(block)]
@@ -314,7 +314,7 @@ class MessagesWriter(EventStream):
         return [*events, _event("message_delta", delta=delta, usage=usage(turn.usage)), _event("message_stop")]
 
     def _block(self, block: Block) -> list[bytes]:
-        """A whole block as its three or four events."""
+        """The events of a complete block."""
         opening, deltas = opened(_whole(block))
         index = self._next
         self._next += 1

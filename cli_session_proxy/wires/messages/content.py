@@ -1,6 +1,6 @@
 """The `system` and `messages` of Anthropic's Messages API, field by field. Pure.
 
-Blocks are kept as the chain keeps them: without `cache_control`, `citations` and what else only the provider reads.
+Blocks are converted to the chain's form: without `cache_control`, `citations` and other fields for the provider only.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from ..common import (
     wrong_type,
 )
 
-# How Claude Code begins its system prompt, in a block of its own. Joined with the next one it would make the CLI below
-# take the whole prompt for that header, and send it without a mark for the cache.
+# Claude Code begins its system prompt with this header, in a block of its own. If it were joined with the next block,
+# the CLI would take the whole prompt for the header, and send it without a cache mark.
 BILLING = "x-anthropic-billing-header:"
 
 
@@ -36,8 +36,8 @@ def read(
 ) -> tuple[str | None, tuple[Message, ...]]:
     """(system, conversation). With `answered`, the last message must ask something. Raises `InvalidRequest`.
 
-    What has no effect is added to `unread`. System messages that `messages` begin with follow `system`, joined in
-    order; later ones stay where they are.
+    Names of fields without effect are added to `unread`. System messages at the start of `messages` are appended to
+    `system`; later ones stay where they are.
     """
     system = system_text(body.get("system"))
     instructions = Instructions()
@@ -94,7 +94,7 @@ def _image(block: Part, where: str) -> Block:
 
 
 def _document(block: Part, where: str, *, cited: list[str]) -> Block:
-    """A PDF or a text by its data."""
+    """A PDF or a text, given by its data."""
     _citations(block, where, cited)
     source = required(block, "source", dict, "an object", where=f"{where}.")
     inner = f"{where}.source"
@@ -115,7 +115,7 @@ def _document(block: Part, where: str, *, cited: list[str]) -> Block:
 
 
 def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
-    """What a search of the client's found, in words: with its title and where it is from."""
+    """A result of the client's own search as text, with its title and source."""
     _citations(block, where, cited)
     source = required(block, "source", str, "a string", where=f"{where}.")
     title = required(block, "title", str, "a string", where=f"{where}.")
@@ -134,13 +134,13 @@ def _citations(block: Part, where: str, cited: list[str]) -> None:
 
 
 def _tool_reference(block: Part, where: str) -> Block:
-    """A tool that a search found: all of them are offered here, so its name is enough."""
+    """A tool that a tool search found. Its name is enough, because all tools are offered."""
     name = required(block, "tool_name", str, "a string", where=f"{where}.")
     return {"type": "text", "text": f"[tool: {name}]"}
 
 
 def _nothing(block: Part, where: str) -> None:
-    """What Anthropic ran itself, sealed for its own models."""
+    """Ignore the block: a tool that Anthropic ran itself, encrypted for its own models."""
 
 
 def _thinking(block: Part, where: str) -> Block:

@@ -1,4 +1,4 @@
-"""How an error looks to Anthropic's clients; our stable code is `error.details.error_code`. Pure."""
+"""Errors in Anthropic's form, with our stable code in `error.details.error_code`. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from ...errors import ProxyError
 from ..base import ErrorShape
 from ..schemas import TEXT, error_schema
 
-# anthropic 2.11, types/shared/error_type.py; a 405 or a 499 has no type of its own there.
+# anthropic 2.11, types/shared/error_type.py, which has no type for 405 and 499.
 _ANTHROPIC_TYPES = {
     400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error", 429: "rate_limit_error",

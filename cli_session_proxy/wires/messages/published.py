@@ -1,7 +1,7 @@
-"""Tools that Anthropic publishes and the client runs: its models know them by a type and a date, ours by these schemas.
+"""Tools that Anthropic defines and the client runs: its models know them by type and date, ours get these schemas.
 
-As Anthropic's documentation of each tool has them ("Bash tool", "Text editor tool", "Memory tool", "Computer use tool")
-and the types of anthropic 2.12. A later date of one of them has its newest schema. Pure.
+Schemas as in Anthropic's documentation ("Bash tool", "Text editor tool", "Memory tool", "Computer use tool") and in the
+types of anthropic 2.12. A later date gets the newest schema. Pure.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _LATER_ACTIONS = ("left_mouse_down", "left_mouse_up", "scroll", "hold_key", "wai
 
 
 def read(kind: str, tool: Mapping[str, Any], where: str) -> Tool | None:
-    """The tool as the model is offered it; None for a type that the client does not run. Raises `InvalidRequest`."""
+    """The tool for the model; None for a type that the client does not run. Raises `InvalidRequest`."""
     family, _, date = kind.rpartition("_")
     if family not in _FAMILIES or not date.isdigit():
         return None
@@ -54,7 +54,7 @@ def _text_editor(tool: Mapping[str, Any], date: str, where: str) -> tuple[str, J
     limit = optional(tool, "max_characters", int, "a whole number", where=f"{where}.")
     names = {"command": {"enum": commands}, **_FILES, "insert_text": _TEXT, "view_range": _PLACE}
     if date < "20250728":
-        del names["insert_text"]  # it was new_str
+        del names["insert_text"]  # called new_str before
     return (
         "View, create and edit text files. view shows a file (view_range: its first and last line, -1 for the end) "
         "or lists "

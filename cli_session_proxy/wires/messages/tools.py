@@ -15,12 +15,12 @@ from . import published
 _MODES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
 
 
-# A type of a tool that Anthropic runs: `web_search_20250305`.
+# The type of a tool that Anthropic runs, such as `web_search_20250305`.
 _HOSTED = re.compile(r"[a-z][a-z0-9_]{0,63}")
 
 
 def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
-    """The client's own tools, and the names of those that are not offered. Raises `InvalidRequest`."""
+    """(the client's own tools, the names of tools that are not offered). Raises `InvalidRequest`."""
     own: list[Tool] = []
     hosted: list[str] = []
     for at, tool in enumerate(optional(body, "tools", list, "a list") or []):

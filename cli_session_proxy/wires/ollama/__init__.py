@@ -1,1 +1,1 @@
-"""Ollama's own API: `/api/chat`, `/api/generate` and what its clients ask beside them."""
+"""Ollama's own API: `/api/chat`, `/api/generate`, and the other addresses that its clients use."""

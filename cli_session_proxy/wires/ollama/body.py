@@ -3,8 +3,8 @@
     POST /api/chat      ─ read_chat() ─────┐
     POST /api/generate  ─ read_generate() ─┴▶ OllamaCall ─▶ the engine ─▶ answer() or LineWriter
 
-A chat is found by its history, or by its agent's name. A generate is one prompt: without an agent's name, the `context`
-that an answer gives back names the turn to go on from. It holds that turn's id, and no tokens.
+A chat's chain is found by its history, or by its agent's name. A generate has only a prompt: without an agent's name,
+it continues the turn in its `context`, which it got with the answer. A context is a turn's id, and has no tokens.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from . import messages as ollama_messages
 
 WIRE = "ollama"
 
-# Ollama adds it to a name without a tag.
+# The tag that Ollama appends to names without a tag.
 TAG = ":latest"
-# `think` → the CLI's efforts; `true` leaves the choice to the model.
+# `think` → the CLI's efforts. With `true` the model decides.
 EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
 
 # Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
@@ -70,11 +70,11 @@ _FLAGS = (
 )  # fmt: skip
 IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
 
-# Stands for a piece of text while its line's frame is made.
+# The placeholder of a text, while the bytes around it are made.
 _HERE = "here"
-# The longest id of a turn is far shorter.
+# More than the longest id of a turn.
 _LONGEST_CONTEXT = 128
-# Ollama has no word for a refusal: its clients take any.
+# Ollama has no reason for a refusal; its clients accept any.
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
 Door = Literal["chat", "generate"]
@@ -82,7 +82,7 @@ Door = Literal["chat", "generate"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaCall(WireCall):
-    """`model` is the name as the client wrote it, `door` the address it asked; `thoughts`: it may be shown them."""
+    """`model`: as the client wrote it. `door`: the requested address. `thoughts`: whether to show the thinking."""
 
     door: Door
     model: str
@@ -91,7 +91,7 @@ class OllamaCall(WireCall):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """A request without a word: Ollama loads the model, or unloads it. Here nothing is to be done."""
+    """A request without a prompt, which makes Ollama load or unload the model. Nothing is done here."""
 
     door: Door
     model: str
@@ -107,17 +107,17 @@ def read_chat(body: JSON, naming: Naming) -> OllamaCall | Load:
 
 
 def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
-    """The same of a prompt."""
+    """Like `read_chat`, for a body with a `prompt`."""
     fields = Fields(body)
     if optional(fields, "suffix", str, "a string"):
         raise InvalidRequest("suffix: the Claude CLI completes no text around a gap; leave it out", param="suffix")
     prompt = optional(fields, "prompt", str, "a string") or ""
     images = optional(fields, "images", list, "a list") or []
     system = optional(fields, "system", str, "a string")
-    said = ollama_messages.user_message(prompt, images, "images")
-    if prompt and said.content[-1]["type"] == "text" and not prompt.strip():
+    message = ollama_messages.user_message(prompt, images, "images")
+    if prompt and message.content[-1]["type"] == "text" and not prompt.strip():
         raise InvalidRequest("prompt is empty: send a text or an image", param="prompt")
-    messages = (said,) if said.content else ()
+    messages = (message,) if message.content else ()
     return _read(fields, naming, "generate", system if system and system.strip() else None, messages)
 
 
@@ -156,7 +156,7 @@ def _read(
             parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         ),
         continues=_continues(fields.get("context")) if door == "generate" else None,
-        call={"store": True} if door == "generate" else None,  # its `context` is an id to come back with
+        call={"store": True} if door == "generate" else None,  # its `context` is an id to continue it
     )
     return OllamaCall(
         request=request,
@@ -176,7 +176,7 @@ def _read(
 
 
 def _option(options: Mapping[str, Any], name: str) -> Any:
-    """Below 0 `num_predict` sets no bound."""
+    """The option; None for a negative `num_predict`, which means no bound."""
     value = options.get(name)
     unbound = name == "num_predict" and isinstance(value, int) and not isinstance(value, bool) and value < 0
     return None if unbound else value
@@ -213,12 +213,12 @@ def _ignored_options(options: Fields) -> list[str]:
 
 
 def context_of(turn_id: str) -> list[int]:
-    """The turn's id as Ollama's clients keep a context: a list of numbers."""
+    """The turn's id as a list of numbers, which is Ollama's form of a context."""
     return list(turn_id.encode())
 
 
 def _continues(context: object) -> str | None:
-    """The turn that a context names. Raises `InvalidRequest` for one that was never given out here."""
+    """The turn id in a context. Raises `InvalidRequest` for a context that is not from this proxy."""
     if context is None or context == []:
         return None
     if isinstance(context, list) and len(context) <= _LONGEST_CONTEXT:
@@ -241,8 +241,7 @@ def answer(turn: Turn, call: OllamaCall) -> JSON:
 
 
 def loaded(load: Load) -> JSON:
-    said = _said(load.door, "")
-    return {**_head(load.model, time.time()), **said, "done": True, "done_reason": load.done_reason}
+    return {**_head(load.model, time.time()), **_part(load.door, ""), "done": True, "done_reason": load.done_reason}
 
 
 def done_reason(turn: Turn) -> str:
@@ -257,8 +256,8 @@ def timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _said(door: Door, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
-    """The words of an object, where its door has them."""
+def _part(door: Door, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
+    """An object's text, thinking and calls, in the fields of its address."""
     thought = {"thinking": thinking} if thinking else {}
     if door == "generate":
         return {"response": text, **thought}
@@ -266,14 +265,14 @@ def _said(door: Door, text: str, thinking: str = "", calls: list[JSON] | None = 
 
 
 def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[JSON]) -> JSON:
-    """The object that says `done`, with what Ollama counts; durations in nanoseconds."""
+    """The last object (`done`), with Ollama's counts, and durations in nanoseconds."""
     ended = turn.finished_at or time.time()
     total = max(0.0, ended - turn.created_at)
     ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
     context = {"context": context_of(turn.id)} if call.door == "generate" else {}
     return {
         **_head(turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
-        **_said(call.door, text, thinking, calls),
+        **_part(call.door, text, thinking, calls),
         "done": True,
         "done_reason": done_reason(turn),
         **({} if (words := refusal_words(turn)) is None else {"refusal": words}),
@@ -302,9 +301,9 @@ def _calls(turn: Turn) -> list[JSON]:
 
 
 class LineWriter:
-    """Turn events in, JSON objects out, one a line. One for each stream.
+    """Converts a turn's events to JSON objects, one per line. One for each stream.
 
-    A piece of text is framed by bytes made once, so that a line costs one `json.dumps` of its text.
+    The bytes around a text are made once, so that a line costs one `json.dumps` of its text.
     """
 
     media_type = "application/x-ndjson"
@@ -313,9 +312,9 @@ class LineWriter:
         self._call = call
         self._frames: dict[str, tuple[bytes, bytes]] = {}
         for kind in ("text", "thinking"):
-            said = _said(call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
-            line = _line({**_head(call.model, time.time()), **said, "done": False})
-            # The last one: a client's name of the model stands before it.
+            content = _part(call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
+            line = _line({**_head(call.model, time.time()), **content, "done": False})
+            # The last occurrence: before it is the model's name, as the client wrote it.
             before, _, after = line.rpartition(json.dumps(_HERE).encode())
             self._frames[kind] = before, after
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
@@ -335,29 +334,29 @@ class LineWriter:
         return []
 
     def error(self, error: ProxyError) -> list[bytes]:
-        """What ends a stream that has begun and failed: Ollama's clients raise on it."""
+        """The end of a failed stream: Ollama's clients raise on it."""
         return [_line(error_body(error))]
 
     def keep_alive(self, words: str = "") -> bytes:  # noqa: ARG002 - there is no place for them
-        """An object without words, as Ollama itself sends them. An empty line is no JSON: its clients would fail."""
+        """An object with an empty text, as Ollama also sends. Its clients would fail at an empty line."""
         return self._say("text", "")
 
     def _piece(self, kind: str, of: Block) -> list[bytes]:
         text = of.get(kind)
         if kind not in self._sent or not isinstance(text, str) or (kind == "thinking" and not self._call.thoughts):
             return []
-        said = self._join.feed(text) if kind == "text" else text
-        if not said:
+        piece = self._join.feed(text) if kind == "text" else text
+        if not piece:
             return []
-        self._sent[kind].append(said)
-        return [self._say(kind, said)]
+        self._sent[kind].append(piece)
+        return [self._say(kind, piece)]
 
     def _say(self, kind: str, text: str) -> bytes:
         before, after = self._frames[kind]
         return before + json.dumps(text).encode() + after
 
     def _end(self, turn: Turn) -> list[bytes]:
-        # What was committed but never came as a delta: a replayed turn, or a CLI without partial messages.
+        # Committed text that was not streamed: of a replayed turn, or of a CLI without partial messages.
         rest = {}
         for kind, pieces in self._sent.items():
             whole, sent = answer_text(turn.output, kind), "".join(pieces)
@@ -365,16 +364,16 @@ class LineWriter:
             rest[kind] = whole.removeprefix(sent) if is_sent else ""
         lines = [self._say(kind, rest[kind]) for kind in ("thinking", "text") if rest[kind]]
         if calls := _calls(turn):
-            lines.append(_line({**_head(self._call.model, time.time()), **_said("chat", "", "", calls), "done": False}))
+            lines.append(_line({**_head(self._call.model, time.time()), **_part("chat", "", "", calls), "done": False}))
         return [*lines, _line(_final(turn, self._call, "", "", []))]
 
 
 def _line(data: JSON) -> bytes:
-    """ASCII JSON has no line breaks of its own, so one line is enough."""
+    """One line: ASCII JSON has no line breaks inside."""
     return json.dumps(data, separators=(",", ":")).encode() + b"\n"
 
 
 def error_body(error: ProxyError) -> JSON:
-    """A text, our stable code beside it, and the field that is wrong."""
+    """An error: its text, our stable code, and the invalid field."""
     shown: JSON = {"error": redact.text(error.message), "code": error.code}
     return shown if error.param is None else {**shown, "param": error.param}

@@ -1,7 +1,7 @@
-"""The `messages` of Ollama's chat, and the `prompt` of its generate, in the blocks of the Messages API. Pure.
+"""Converts the `messages` of Ollama's chat and the `prompt` of its generate to blocks of the Messages API. Pure.
 
-A result of a tool names its call by `tool_call_id` (since Ollama 0.12.10), by `tool_name`, or not at all: then it
-answers the oldest call of that function, or the oldest of all, that has no result yet, in the answer before it.
+A tool's result has the `tool_call_id` (since Ollama 0.12.10), only the `tool_name`, or neither. Without an id it
+belongs to the oldest call of that tool, or of any tool, in the answer before it that has no result yet.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ from ..common import Instructions, by_role, checked_conversation, optional, requ
 
 ROLES = ("system", "user", "assistant", "tool")
 
-# First bytes of each image type that the Messages API takes. Ollama names no type with an image.
+# The first bytes of each image type of the Messages API: Ollama's images come without a type.
 _FIRST_BYTES = (
     (b"\x89PNG\r\n\x1a\n", "image/png"), (b"\xff\xd8\xff", "image/jpeg"), (b"GIF8", "image/gif"),
     (b"RIFF", "image/webp"),
 )  # fmt: skip
-# Characters of base64 that hold the longest of them.
+# The characters of base64 that contain the longest of them.
 _FIRST_CHARACTERS = 12
 
 
 def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
-    """(system prompt, conversation). The conversation is empty where the list is. Raises `InvalidRequest`."""
+    """(system prompt, conversation). The conversation is empty if the list is. Raises `InvalidRequest`."""
     if not isinstance(messages, list):
         raise wrong_type("messages", "a list of messages")
     instructions = Instructions()
@@ -58,7 +58,7 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 
 def user_message(text: str, images: list[Any], where: str) -> Message:
-    """A blank text beside an image is left out: the Messages API refuses it."""
+    """A blank text beside images is left out, because the Messages API refuses it."""
     shown = tuple(_image(image, f"{where}[{index}]") for index, image in enumerate(images))
     return Message("user", (*shown, *_text(text)) if text.strip() or not shown else shown)
 
@@ -72,7 +72,7 @@ def _image(data: object, where: str) -> Block:
         raise wrong_type(where, "an image in base64")
     try:
         begins = base64.b64decode(data[:_FIRST_CHARACTERS], validate=True)
-    except (binascii.Error, ValueError) as exc:  # ValueError: letters beyond ASCII
+    except (binascii.Error, ValueError) as exc:  # ValueError: characters outside of ASCII
         raise InvalidRequest(f"{where} is not valid base64", param=where) from exc
     for beginning, media_type in _FIRST_BYTES:
         if begins.startswith(beginning):
@@ -95,10 +95,10 @@ def _calls(message: Mapping[str, Any], where: str, calls: OpenCalls) -> list[Blo
     return blocks
 
 
-def _result(message: Mapping[str, Any], said: Message, where: str, calls: OpenCalls) -> Message:
+def _result(message: Mapping[str, Any], parsed: Message, where: str, calls: OpenCalls) -> Message:
     given = optional(message, "tool_call_id", str, "a string", where=f"{where}.") or None
     name = optional(message, "tool_name", str, "a string", where=f"{where}.") or None
-    [*shown] = said.content
+    [*shown] = parsed.content
     is_text = len(shown) == 1 and shown[0]["type"] == "text"
     content = shown[0]["text"] if is_text else shown or ""
     return Message("user", ({"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content},))

@@ -1,4 +1,4 @@
-"""Ollama's API, for the programs that speak only that: its bodies, routes and addresses."""
+"""Ollama's API, for programs that use no other: its bodies, routes and addresses."""
 
 from __future__ import annotations
 
@@ -46,9 +46,9 @@ SHOW = body({"model": {**MODEL, "type": "string"}})
 
 
 LINES = ("application/json", ollama.LineWriter.media_type)
-# The Ollama whose API this is: clients look here for what they may send. With it came the ids of tool calls.
+# The version of Ollama with this API, from which clients conclude what they may send. It added ids of tool calls.
 API_VERSION = "0.12.10"
-# Tokens, as Anthropic's documentation gives it for the models of today ("Context windows").
+# Tokens, by Anthropic's documentation of today's models ("Context windows").
 CONTEXT_LENGTH = 200_000
 DETAILS: JSON = {
     "parent_model": "", "format": "", "family": "claude", "families": ["claude"], "parameter_size": "",
@@ -90,7 +90,7 @@ class OllamaRoutes:
         )
 
     async def tags(self) -> JSON:
-        """The models, under the names that Ollama gives to those without a tag."""
+        """The models, with the tag that Ollama appends to their names."""
         listed = [
             {
                 "name": name, "model": name, "modified_at": self._since, "size": 0,
@@ -101,7 +101,7 @@ class OllamaRoutes:
         return {"models": listed}
 
     async def show(self, request: Request) -> JSON:
-        """What a client has to know of a model before it sends tools, images or a long text."""
+        """A model's abilities and context length, which clients check before they send tools, images or long texts."""
         name = await read_call(request, self._settings.max_body, _shown)
         if not self._settings.knows_model(name):
             raise NotFound(f"model {name!r} not found: GET /api/tags lists what there is", param="model")
@@ -114,7 +114,7 @@ class OllamaRoutes:
         }  # fmt: skip
 
     async def ps(self) -> JSON:
-        """No model is in this machine's memory."""
+        """No models: none is loaded into this machine's memory."""
         return {"models": []}
 
     async def version(self) -> JSON:
@@ -122,13 +122,13 @@ class OllamaRoutes:
 
 
 def _shown(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
-    """The model's name; older clients send it as `name`."""
+    """The model's name, which older clients send as `name`."""
     given = optional(body, "model", str, "a string") or optional(body, "name", str, "a string")
     return model_name(given.removesuffix(ollama.TAG) if given else None)
 
 
-# An agent's base URL is the server's own with `/agents/{agent_id}` behind it; what clients ask there is listed, so that
-# "/api/" stays a possible part of a name. Those that are not served are there for the words of their refusal.
+# An agent's base URL is the server's with `/agents/{agent_id}` appended. These addresses may follow it; any other
+# "/api/" is part of the agent's name. Addresses that are not served are listed, to be refused in Ollama's form.
 _ASKED = (
     "chat", "generate", "tags", "show", "ps", "version", "embed", "embeddings", "pull", "push", "create", "copy",
     "delete", "blobs",

@@ -107,7 +107,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
             param="previous_response_id",
         )
     given = body.get("input")
-    said = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
+    parsed = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
     offered = responses_tools.read(body, responses_items.brought(given))
     text = Fields(optional(body, "text", dict, "an object") or {})
     reasoning = Fields(optional(body, "reasoning", dict, "an object") or {})
@@ -117,7 +117,7 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         WIRE,
         body,
         model_name(body.get("model")),
-        said.messages,
+        parsed.messages,
         keep_system=False,
         effort=None if effort is None else EFFORTS[effort],
         options=TurnOptions(
@@ -126,12 +126,12 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
             tool_choice=read_choice(responses_tools.choice(body), offered.tools),
             parameters=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
         ),
-        call=_call(body, wanted, reasoning, said.system, conversation, offered),
+        call=_call(body, wanted, reasoning, parsed.system, conversation, offered),
     )
     return ResponsesCall(
         request=request,
         parameters=PARAMETERS,
-        system=said.system,
+        system=parsed.system,
         instructions=body.get("instructions"),
         previous=previous,
         conversation=conversation,

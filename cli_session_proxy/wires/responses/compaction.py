@@ -43,19 +43,19 @@ def unsealed(item: Mapping[str, Any], where: str) -> Message:
 
 
 def _told(message: Message) -> str:
-    said = []
+    out = []
     for block in message.content:
         kind = block["type"]
         if kind == "text":
-            said.append(str(block["text"]))
+            out.append(str(block["text"]))
         elif kind == "tool_use":
-            said.append(f"[called {block['name']} with {json.dumps(block['input'], ensure_ascii=False)}]")
+            out.append(f"[called {block['name']} with {json.dumps(block['input'], ensure_ascii=False)}]")
         elif kind == "tool_result":
             content = block.get("content")
-            said.append(f"[result: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}]")
+            out.append(f"[result: {content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)}]")
         else:
-            said.append(f"[{kind}]")
-    return "\n".join(said)
+            out.append(f"[{kind}]")
+    return "\n".join(out)
 
 
 def compacted(response: str, created_at: float, messages: Sequence[Message], usage: JSON) -> JSON:

@@ -79,10 +79,10 @@ class Dialogues:
         asked = call.request
         delta = all(message.role == "user" for message in asked.messages)
         head = await self._head(call)
-        said = compose(call, head, continues=head.id if delta and head else None, delta=delta)
-        request = replace(said, continues=None)
+        request = compose(call, head, continues=head.id if delta and head else None, delta=delta)
+        request = replace(request, continues=None)
         if delta and asked.agent_id is not None and not asked.fresh:
-            request = replace(request, compose=partial(_behind_head, call, said), composed=said)
+            request = replace(request, compose=partial(_behind_head, call, request), composed=request)
         if own is None and asked.agent_id is None and not (asked.call or {})["store"] and asked.kept:
             request = replace(request, client=call.client)
         return await self._engine.submit(request, has_left)
@@ -207,11 +207,11 @@ class Dialogues:
             return OpenDialogue(notes.metadata, removed, (), (), [item for item in free if item.id not in removed])
         path = await store.path(tip.id)
         written = {item.id: item for item in await store.items(agent_key)}
-        said = [entries_of(turn, written) for turn in path]
+        request = [entries_of(turn, written) for turn in path]
         # After a rewind another turn off the path may have used the items last.
-        known_ids = removed | {entry.id for entries in said for entry in entries}
+        known_ids = removed | {entry.id for entries in request for entry in entries}
         return OpenDialogue(
-            notes.metadata, removed, path, said, [item for item in free if item.id not in known_ids], written
+            notes.metadata, removed, path, request, [item for item in free if item.id not in known_ids], written
         )
 
     # --- a turn in a conversation
@@ -224,10 +224,10 @@ class Dialogues:
         call = replace(call, request=replace(call.request, agent_id=agent.agent_id))
         decide = partial(self._composed, call, agent.key)
         if call.request.messages:
-            said = compose(call, None)  # preliminary, until it runs
+            request = compose(call, None)  # preliminary, until it runs
         else:  # the client's own items are the prompt
-            said = replace(await decide(await self._engine.tip(agent)), messages=(), continues=None)
-        return await self._engine.submit(replace(said, compose=decide), has_left)
+            request = replace(await decide(await self._engine.tip(agent)), messages=(), continues=None)
+        return await self._engine.submit(replace(request, compose=decide), has_left)
 
     async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> TurnRequest:
         held = await self._behind(agent_key, before)

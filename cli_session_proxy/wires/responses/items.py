@@ -300,11 +300,11 @@ def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> lis
         if item_id is not None and item_id in written:
             entries.append(ConversationItem(written[item_id].data, message))
         else:
-            entries += [entry.under(item_id) for entry in _said(message, key, len(entries))]
+            entries += [entry.under(item_id) for entry in _message_entries(message, key, len(entries))]
     return entries
 
 
-def _said(message: Message, key: str, n: int) -> list[ConversationItem]:
+def _message_entries(message: Message, key: str, n: int) -> list[ConversationItem]:
     entries: list[ConversationItem] = []
     texts = [reminded(block) for block in message.content]
     if message.content and None not in texts:
@@ -313,12 +313,12 @@ def _said(message: Message, key: str, n: int) -> list[ConversationItem]:
         return [ConversationItem(item, message)]
     results = [block for block in message.content if block.get("type") == "tool_result"]
     for block in results:
-        said = block.get("content")
-        if not isinstance(said, str):
-            said = "".join(str(part.get("text", "")) for part in said) if isinstance(said, list) else ""
+        text = block.get("content")
+        if not isinstance(text, str):
+            text = "".join(str(part.get("text", "")) for part in text) if isinstance(text, list) else ""
         item = {
             "id": f"fco_{key}_in{n + len(entries)}", "type": "function_call_output", "status": "completed",
-            "call_id": block["tool_use_id"], "output": said,
+            "call_id": block["tool_use_id"], "output": text,
         }  # fmt: skip
         entries.append(ConversationItem(item, Message("user", (block,))))
     rest = tuple(block for block in message.content if block.get("type") in ("text", "image", "document"))

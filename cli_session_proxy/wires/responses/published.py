@@ -128,16 +128,16 @@ def _patched(operation: JSON) -> JSON:
     return {**operation, "diff": operation.get("diff") or ""}
 
 
-def _said(action: JSON) -> JSON:
+def _without_nulls(action: JSON) -> JSON:
     return {name: value for name, value in action.items() if value is not None}
 
 
 # By tool type, except for `computer_use_preview`, whose items are `computer_call`.
 PUBLISHED: Mapping[str, Published] = {
-    "shell": Published("shell", "action", "sh", _shell, read=_said),
+    "shell": Published("shell", "action", "sh", _shell, read=_without_nulls),
     "local_shell": Published("local_shell", "action", "lsh", _local_shell, _executed, _execution),
     "apply_patch": Published("apply_patch", "operation", "apc", _apply_patch, _operation, _patched),
-    "computer": Published("computer", "action", "cu", _computer, read=_said),
+    "computer": Published("computer", "action", "cu", _computer, read=_without_nulls),
 }
 TYPES: Mapping[str, str] = {
     **{kind: kind for kind in PUBLISHED if kind != "computer"},

@@ -70,8 +70,8 @@ def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketReque
         raise InvalidRequest("background is not possible over a WebSocket: send a POST", param="background")
     body = {name: value for name, value in body.items() if name not in ("type", "stream_id", "generate")}
     if ahead is not None and body.get("previous_response_id") == ahead:
-        said = [*_items(before.get("input")), *_items(body.get("input"))]
-        body = {**before, **body, "input": said, "previous_response_id": before.get("previous_response_id")}
+        items = [*_items(before.get("input")), *_items(body.get("input"))]
+        body = {**before, **body, "input": items, "previous_response_id": before.get("previous_response_id")}
     kept = json.dumps(body).encode() if generate is False else None
     return SocketRequest(responses.read(body, naming), stream_id, kept)
 
@@ -86,10 +86,10 @@ def _items(given: object) -> list[Any]:
 
 def error_event(error: ProxyError) -> JSON:
     """An error before the first event of an answer, as OpenAI sends it, and with the fields of its SDK's type."""
-    said: JSON = openai_error(error)["error"]
+    shown: JSON = openai_error(error)["error"]
     headers = {name.lower(): value for name, value in retry_headers(error).items()}
-    fields = {name: said[name] for name in ("code", "message", "param")}
-    return {"type": "error", "status": error.status, "error": said, "headers": headers, "sequence_number": 0, **fields}
+    fields = {name: shown[name] for name in ("code", "message", "param")}
+    return {"type": "error", "status": error.status, "error": shown, "headers": headers, "sequence_number": 0, **fields}
 
 
 class ResponsesSocket:

@@ -63,7 +63,7 @@ class ResponsesRoutes:
         return kept_reply(self._engine, answer, call, self._settings.keepalive, responses.response, ResponsesWriter)
 
     async def input_tokens(self, request: Request) -> JSONAnswer:
-        """An estimate: the CLI counts nothing ahead. What came before is known from its own turn's usage."""
+        """An estimate, because the CLI cannot count before a turn. Earlier turns' tokens are known from their usage."""
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         system = "\n\n".join(text for text in (call.instructions, *call.system) if text)
@@ -74,7 +74,7 @@ class ResponsesRoutes:
         return JSONAnswer(body, headers=ESTIMATED)
 
     async def compact(self, request: Request) -> JSONAnswer:
-        """The conversation as one item, which stands for it in a later input. Nothing is run."""
+        """The conversation as one item, which replaces it in a later input. No model is asked."""
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         path = await self._engine.store.path(parent.id) if parent is not None else []

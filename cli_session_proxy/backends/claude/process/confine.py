@@ -128,15 +128,15 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
         )  # fmt: skip
     except OSError as exc:
         return -1, "", exc.strerror or str(exc)
-    telling = asyncio.ensure_future(child.communicate())
+    output = asyncio.ensure_future(child.communicate())
     try:
-        await asyncio.wait({telling}, timeout=TRIAL)
+        await asyncio.wait({output}, timeout=TRIAL)
         code = child.returncode
     finally:
-        if not telling.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
+        if not output.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-        out, err = await telling
+        out, err = await output
     return code, out.decode(errors="replace"), err.decode(errors="replace")
 
 
