@@ -23,17 +23,17 @@ EVERY = 5.0
 def migrating() -> Iterator[ReportStep]:
     """A short migration prints nothing."""
     shown: Progress | None = None
-    said = began = time.monotonic()
+    last = began = time.monotonic()
     in_terminal = sys.stderr.isatty()  # asked before Rich replaces sys.stderr
     with ExitStack() as until:
 
-        def tell(step: str, done: int, total: int) -> None:
-            nonlocal shown, said
+        def report(step: str, done: int, total: int) -> None:
+            nonlocal shown, last
             now = time.monotonic()
             words = f"bringing the store up to date: {step}"
             if not in_terminal:
-                if now - said > EVERY:
-                    said = now
+                if now - last > EVERY:
+                    last = now
                     print(f"{words}, {100 * done // max(1, total)} %", file=sys.stderr, flush=True)
                 return
             if shown is None and now - began > SOON:
@@ -42,4 +42,4 @@ def migrating() -> Iterator[ReportStep]:
             if shown is not None:
                 shown.update(shown.task_ids[0], description=words, completed=done, total=total)
 
-        yield tell
+        yield report

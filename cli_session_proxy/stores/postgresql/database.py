@@ -346,10 +346,10 @@ class PostgresqlDatabase(Life, Database):
         if isinstance(cause, UnicodeEncodeError) or (isinstance(cause, psycopg.DataError) and cause.sqlstate is None):
             return InvalidRequest("a name holds a NUL or half a surrogate pair: send it as well-formed text")
         code = code_of(exc)
-        said = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
+        message = cause.diag.message_primary if isinstance(cause, psycopg.Error) else None
         if code == MOVED:
-            return moved(self.name, said or "")
-        lines = (said or str(cause) or type(cause).__name__).splitlines()
+            return moved(self.name, message or "")
+        lines = (message or str(cause) or type(cause).__name__).splitlines()
         if code == LOCKED:
             return StoreUnavailable(
                 f"the store {self.name} was locked by another program for more than {self.busy_timeout:g} s: end what "

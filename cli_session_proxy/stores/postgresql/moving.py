@@ -66,10 +66,10 @@ class PostgresqlSide(Side):
         conn.exec_driver_sql(f"DROP FUNCTION IF EXISTS {MOVING}_{table.name}()")
 
     def refuse(self, conn: Connection, table: Table, place: str) -> None:
-        said = place.replace("'", "''").replace("%", "%%")
+        quoted = place.replace("'", "''").replace("%", "%%")
         conn.exec_driver_sql(f"""
             CREATE FUNCTION moved_{table.name}() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
-                RAISE EXCEPTION USING ERRCODE = '{MOVED}', MESSAGE = '{said}';
+                RAISE EXCEPTION USING ERRCODE = '{MOVED}', MESSAGE = '{quoted}';
             END $$;
             CREATE TRIGGER moved BEFORE INSERT OR UPDATE OR DELETE ON {table.name}
                 FOR EACH STATEMENT EXECUTE FUNCTION moved_{table.name}()

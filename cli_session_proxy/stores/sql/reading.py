@@ -170,9 +170,9 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
 
 def named_by(conn: Connection, agent_key: int) -> list[str]:
     own = select(turns.c.id.label("named")).where(turns.c.agent_key == agent_key)
-    said = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
+    answered = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
     opened = select(sessions.c.id).where(sessions.c.agent_key == agent_key)
-    return list(conn.scalars(own.union(said, opened)))
+    return list(conn.scalars(own.union(answered, opened)))
 
 
 def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None) -> list[Agent]:

@@ -50,11 +50,11 @@ class SqliteSide(Side):
             conn.exec_driver_sql(f"DROP TRIGGER IF EXISTS {_trigger(MOVING, table, operation)}")
 
     def refuse(self, conn: Connection, table: Table, place: str) -> None:
-        said = (MOVED + place).replace("'", "''")
+        message = (MOVED + place).replace("'", "''")
         for operation in OPERATIONS:
             conn.exec_driver_sql(
                 f"CREATE TRIGGER {_trigger('moved', table, operation)} BEFORE {operation} ON {table.name} "
-                f"BEGIN SELECT RAISE(ABORT, '{said}'); END"
+                f"BEGIN SELECT RAISE(ABORT, '{message}'); END"
             )
 
     def loosen(self, conn: Connection) -> None:
