@@ -312,11 +312,12 @@ async def test_what_is_kept_in_memory_inside_is_bounded_and_weighed(shells: Shel
 
 def kept_beside(pid: int) -> int:
     """What it is weighed with beyond its processes' own sizes: those shrink while another test's CLI starts."""
-    weighed = weigh([pid])[pid]
-    for one in (psutil.Process(pid), *psutil.Process(pid).children(recursive=True)):
-        with contextlib.suppress(psutil.NoSuchProcess):  # a command of the CLI's own has just ended
-            weighed -= size(one)
-    return weighed
+    while True:
+        with contextlib.suppress(psutil.NoSuchProcess):  # a command of the CLI's own has just ended: look again
+            family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+            weighed = weigh([pid])[pid] - sum(map(size, family))
+            if family == [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]:
+                return weighed
 
 
 def command_pids(word: str) -> list[int]:
