@@ -25,14 +25,14 @@ CLI_DEPTH = 400
 VALUES = 200_000
 # Messages in one body (items, contents, steps). 10,000 turns of a history; the context holds fewer.
 MESSAGES = 20_000
-# Tools in one request; OpenAI takes 128. A tool of MCP costs the model about 200 tokens.
+# Tools in one request; OpenAI takes 128. An MCP tool costs the model about 200 tokens.
 TOOLS = 1_000
 # Objects, lists, texts, numbers in one JSON Schema: OpenAI's own limit of 5,000 properties, each with its description.
 SCHEMA_VALUES = 20_000
 # Stop sequences, and characters of each. OpenAI takes 4, Google 5. Each is searched in every piece of the answer.
 STOPS = 64
 STOP_LENGTH = 256
-# The highest cost of a session in US dollars: JSON has numbers that no float holds.
+# The highest cost of a session in US dollars. JSON may say 1e400, which Python reads as infinity.
 MOST_USD = 1e9
 # The highest count (of tokens etc.) in one answer.
 MOST_COUNTED = 10**12
@@ -54,14 +54,14 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
     """`json.loads` with at most `depth` levels. Raises `TooDeep`, `ValueError`; if `strict`, also for NaN and
     Infinity."""
     # Few texts have one of these words, so most need no special decoder.
-    looked_for = strict and (isinstance(text, bytes) or "NaN" in text or "Infinity" in text)
+    may_have_constants = strict and (isinstance(text, bytes) or "NaN" in text or "Infinity" in text)
     try:
-        value = json.loads(text, parse_constant=no_constant if looked_for else None)
+        value = json.loads(text, parse_constant=no_constant if may_have_constants else None)
     except RecursionError as exc:  # its depth depends on Python's version
         raise TooDeep(depth) from exc
     # Most texts have fewer brackets than allowed levels, and counting them is fast.
-    few = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
-    if few > depth and is_deeper(value, depth):
+    brackets = text.count(b"[") + text.count(b"{") if isinstance(text, bytes) else text.count("[") + text.count("{")
+    if brackets > depth and is_deeper(value, depth):
         raise TooDeep(depth)
     return value
 

@@ -49,10 +49,11 @@ async def _committed(git: Repository, text: str) -> str:
         raise InvalidRequest("a merge is under way in the repository: end it first, or use note", param="note")
     parent = await git.head()
     tree = await git.run("write-tree", writes=True)
-    above = ("-p", parent) if parent else ()
+    parents = ("-p", parent) if parent else ()
     identity = await _identity(git)
-    made = await git.run("commit-tree", tree, *above, "-F", "-", stdin=text, environment=identity, writes=True)
-    # Only if HEAD is still the new commit's parent. Every user of the machine can read this command line.
+    made = await git.run("commit-tree", tree, *parents, "-F", "-", stdin=text, environment=identity, writes=True)
+    # Only if HEAD is still the new commit's parent. The reflog gets "commit" and not the text: every user of this
+    # machine can read a command line.
     await git.run("update-ref", "-m", "commit", "HEAD", made, parent or "", environment=identity, writes=True)
     return made
 

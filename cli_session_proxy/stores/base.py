@@ -42,7 +42,7 @@ from ..domain.models import (
 )
 from ..domain.searching import Found, Indexed, Search
 
-# Seconds between polls for requests of other proxies, if there are no notifications.
+# Seconds between polls for what other proxies request of this one, if the database has no notifications.
 ASKED_POLL = 0.05
 
 
@@ -51,13 +51,13 @@ class ReportStep(Protocol):
         """Progress of a step of a migration: `done` of `total`. Called on a thread of the store."""
 
 
-# A context manager around the opening of a store. It gives the callback for the progress of a migration.
+# Returns a context manager for the time in which a store is opened. Its value is called with a migration's progress.
 MigrationProgress = Callable[[], AbstractContextManager[ReportStep]]
 
 
 @dataclass(frozen=True, slots=True)
 class Proxy:
-    """A proxy as the store knows it. `lease`: for how many seconds a heartbeat counts.
+    """A proxy as the store knows it. `lease`: the seconds for which its leases last after a heartbeat.
 
     `address`: where other proxies reach it; None if they cannot.
     """

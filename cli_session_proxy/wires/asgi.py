@@ -231,10 +231,10 @@ class About:
 
 
 class Address(Route):
-    """A route with one method. `handler` takes `request` and those of the path's parameters that it names; it returns a
+    """A route with one method. `handler` takes `request` and the path parameters in its signature. It returns a
     `Response` or the object of a JSON answer. Its docstring is the route's description.
 
-    `shown`: the documented paths for one with a special form, such as `{model}:{method}`."""
+    `shown`: the documented paths of a route whose path has a special form, such as `{model}:{method}`."""
 
     def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
         super().__init__(path, _endpoint(handler, self), methods=[method])

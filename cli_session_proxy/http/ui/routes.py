@@ -162,7 +162,7 @@ class Ui:
                 "turn": rendered,
                 "links": [shown.link(link) for link in around.links],
                 "told": [one._asdict() for one in brief.events(turn, around.links)],
-                "number": around.newest,
+                "number": around.newest,  # this turn's: the page ends at it
                 "numbers": await self._engine.view.places(agent.key, related[:MAX_PAGE]),
                 "children": children,
                 "is_head": agent.head == turn.id,
@@ -172,7 +172,7 @@ class Ui:
         )
 
     async def image(self, request: Request) -> Response:
-        """An image that was said in this turn, by its hash; only kinds that a browser draws and that run nothing."""
+        """An image in this turn, by its hash. Only of kinds that a browser draws and that cannot run code."""
         turn = await self._turn(request, await self._agent(request))
         wanted = request.path_params["sha256"]
         found = await asyncio.to_thread(views.image, turn, wanted)
@@ -188,7 +188,7 @@ class Ui:
         return await self._shown(large, views.comparison, compared, len(found.records))
 
     async def seen(self, request: Request) -> Response:
-        """What the model was sent in this turn, beside the chain; `verdict` None where no records tell."""
+        """What the model was sent in this turn, beside the chain. `verdict` is null if there are no records."""
         turn = await self._turn(request, await self._agent(request))
         found = await self._engine.backend.request_of(turn)
         if found is None:

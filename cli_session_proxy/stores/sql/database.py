@@ -56,8 +56,8 @@ class ExclusiveName(Protocol):
 class Database(Protocol):
     """Runs transactions, each whole or not at all.
 
-    Errors are a `ProxyError` in words that hold no value of a statement (those are prompts): `StoreUnavailable`, or
-    `InvalidRequest` for a text that cannot be stored. What `work` raises by itself is passed on.
+    Raises `StoreUnavailable`, or `InvalidRequest` for a text that cannot be stored. Their messages never contain a
+    statement's parameters, which may be prompts. What `work` raises by itself is passed on.
     """
 
     @property
@@ -82,8 +82,8 @@ class Database(Protocol):
     ) -> T:
         """Run `work` as one transaction, maybe together with others, and maybe again where it was rolled back.
 
-        `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: a few
-        rows, not `LATER`, which may run on the event loop.
+        `alone`: never together with others, and once; for work that is long or has effects of its own. `quick`: for
+        a few rows; may run on the event loop. Not with `LATER`.
         """
 
     def claim(self, name: str) -> ExclusiveName | None:
@@ -96,7 +96,7 @@ class Database(Protocol):
         """Make a copy before a migration from `version`, inside its transaction. Raises `StoreUnavailable`. `report`
         gets the pages copied and all pages."""
 
-    def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - of a database that can tell
+    def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - for databases with notifications
         """Inside a transaction: notify this proxy at the commit that another one requests something of it. Without
         notifications, proxies poll."""
         return

@@ -224,9 +224,9 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
             )
     if not conversation:
         instructions.ask_last("messages", conversation)
-    messages = checked_conversation(conversation)
-    checked_arguments(messages, "messages")
-    return "\n\n".join(instructions.system) or None, messages
+    checked = checked_conversation(conversation)
+    checked_arguments(checked, "messages")
+    return "\n\n".join(instructions.system) or None, checked
 
 
 def _user(message: Part, where: str) -> Message:
@@ -238,9 +238,9 @@ def _user(message: Part, where: str) -> Message:
 
 
 def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:
-    """The parts after the participant's name, which the model reads as text; a name equal to the role is left out.
+    """The parts, preceded by the participant's name as text. A name equal to the role is left out.
 
-    Not for assistant messages: after a name, the answer would not be recognised.
+    Not for assistant messages: their history would no longer match the stored answer.
     """
     name = optional(message, "name", str, "a string", where=f"{where}.")
     if not name or name.casefold() == message["role"] or not parts:

@@ -36,7 +36,7 @@ class NewConversation:
 def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
     """Parse a body with one of the functions below; also returns its ignored fields. Raises `InvalidRequest`.
 
-    Invalid numbers and texts are checked here, because these bodies have no fingerprint that would refuse them.
+    Invalid numbers and texts are refused here. For other bodies that happens when their fingerprint is computed.
     """
     canonical(body)
     fields = Fields(body)

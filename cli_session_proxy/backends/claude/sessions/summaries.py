@@ -53,16 +53,16 @@ async def summarised(path: Sequence[Record], ask: Ask, *, open_calls: bool) -> P
     size = max(SMALLEST, sum(map(len, texts)) // FIRST_SHARE)
     calls, text = 0, ""
     while True:
-        # Never from the first one: it may begin with a compaction, at which a CLI stops reading.
+        # The first exchange never stays unchanged: it may begin with a compaction, at which a CLI stops reading.
         unchanged = min(_kept(texts, size // 2, at_least=int(open_calls)), len(texts) - 1)
         pieces = list(summarising.pieces(texts[: len(texts) - unchanged], size))
         if not pieces or unchanged < int(open_calls):
             return None
         left_out = 0
-        if (spare := len(pieces) - (MOST_CALLS - calls)) > 0:
+        if (surplus := len(pieces) - (MOST_CALLS - calls)) > 0:
             if calls == MOST_CALLS:
                 raise ContextTooLong("the conversation is too long, and so are its summaries: start a new chain")
-            left_out, pieces = pieces[spare][0], pieces[spare:]
+            left_out, pieces = pieces[surplus][0], pieces[surplus:]  # a piece is (index of its first text, text)
         text = ""
         try:
             for _, piece in pieces:
