@@ -865,7 +865,7 @@ async def test_what_a_shell_says_in_its_clis_place_is_stored_with_a_bound_and_sh
         saying = asyncio.create_task(shells.run(engine, "confined", "python3 left.py $PPID && echo left"))
         await until((sandbox / "said").exists)
         await until(lambda: engine.progress()[0].doing == "retry")
-        assert "is asked again" in feed.progress(engine.progress())[0]["says"]
+        assert "is repeated" in feed.progress(engine.progress())[0]["says"]
         (sandbox / "go").touch()
         assert "left" in await saying
         agent = await engine.store.agent("local", "confined")
