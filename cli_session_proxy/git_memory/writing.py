@@ -52,8 +52,7 @@ async def _committed(git: Repository, text: str) -> str:
     parents = ("-p", parent) if parent else ()
     identity = await _identity(git)
     made = await git.run("commit-tree", tree, *parents, "-F", "-", stdin=text, environment=identity, writes=True)
-    # Only if HEAD is still the new commit's parent. The reflog gets "commit" and not the text: every user of this
-    # machine can read a command line.
+    # Only if HEAD is still its parent. The reflog gets no text of it: every user of this machine sees the command line.
     await git.run("update-ref", "-m", "commit", "HEAD", made, parent or "", environment=identity, writes=True)
     return made
 
