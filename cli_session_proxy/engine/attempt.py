@@ -21,7 +21,7 @@ from .live import LiveTurn, with_end
 MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
 # Most characters of one answer; a model's longest has 4 million. And of a turn's tool entries: those beyond it are kept
 # without their content. To store 200 MB took 4 s of the event loop, and each later read took 2 s.
-MOST_SAID, MOST_TOLD = 16 * 1024 * 1024, 48 * 1024 * 1024
+MOST_ANSWER, MOST_TOOL_TEXT = 16 * 1024 * 1024, 48 * 1024 * 1024
 _NAMES = ("type", "id", "tool_use_id", "name", "parent_tool_use_id")
 
 
@@ -71,8 +71,8 @@ class Attempt:
     partial: set[int] = field(default_factory=set)  # abandoned ones of which a client has a part
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
-    said: int = 0  # characters of `output`
-    told: int = 0  # characters of `tools`
+    output_size: int = 0  # characters of `output`
+    tools_size: int = 0  # characters of `tools`
     used: Used | None = None  # known so far, not counted in budgets yet
     answered_by: str | None = None  # the model, as the backend names it
     asked: bool = False
@@ -117,26 +117,26 @@ class Attempt:
     def check(self) -> None:
         """Raises `UpstreamError` if the backend reported more tools or failures than a real turn has."""
         failures = len(self.retries) + len(self.evidence.cuts)
-        if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES or self.told > 2 * MOST_TOLD:
+        if len(self.tools) > MOST_TOOLS or failures > MOST_FAILURES or self.tools_size > 2 * MOST_TOOL_TEXT:
             count = f"{len(self.tools)} calls of tools and {failures} failures of the provider"
             raise UpstreamError(f"the backend reported {count} in one turn: send it again")
 
-    def says(self, blocks: Sequence[Block]) -> None:
+    def add_output(self, blocks: Sequence[Block]) -> None:
         """Add these blocks to the answer. Raises `UpstreamError` if it becomes longer than any."""
-        size = size_of(blocks, MOST_SAID - self.said)
+        size = size_of(blocks, MOST_ANSWER - self.output_size)
         if size is None:
-            raise UpstreamError(f"the answer has more than {MOST_SAID:,} characters: send it again")
-        self.said += size
+            raise UpstreamError(f"the answer has more than {MOST_ANSWER:,} characters: send it again")
+        self.output_size += size
         self.output.extend(blocks)
 
-    def did(self, entry: JSON) -> None:
+    def add_tool_entry(self, entry: JSON) -> None:
         """Keep a tool's call or result. Raises as `check` does."""
         self.check()
-        size = size_of([entry], MOST_TOLD - self.told)
+        size = size_of([entry], MOST_TOOL_TEXT - self.tools_size)
         if size is None:
             entry = {name: entry[name] for name in _NAMES if name in entry}
-            size = size_of([entry], MOST_TOLD) or 0
-        self.told += size
+            size = size_of([entry], MOST_TOOL_TEXT) or 0
+        self.tools_size += size
         self.tools.append({**entry, "at": self.live.now()})
 
     def abandoned(self, blocks: frozenset[int]) -> None:

@@ -549,12 +549,12 @@ class Executor:
                             attempt.output.append(cutter.last)
                             await exchange.interrupt()
                     case AnswerBlocks() if not cut:
-                        attempt.says(event.blocks)
+                        attempt.add_output(event.blocks)
                         attempt.answered_by = event.model or attempt.answered_by
                     case Abandoned() if not cut:
                         attempt.abandoned(event.blocks)
                     case ToolActivity():
-                        attempt.did(event.entry)
+                        attempt.add_tool_entry(event.entry)
                         if event.entry.get("type") == "tool_use":
                             attempt.live.now_doing("tool", {"name": event.entry.get("name")})
                     case PermissionAsked() if not cut:

@@ -86,7 +86,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
         [asgi.MIDDLING, large_turns.LARGE, pool.READING_SECONDS, pool.READING_MEMORY // mib],
         [pool.CHECKING_SECONDS, pool.CHECKING_MEMORY // mib], [pool.WAITING], [connection.AHEAD], [connection.UNREAD],
         [connection.UNREAD_OF_STRANGERS, connection.STALLED_STRANGER, 1],
-        [entries.MAX_BYTES], [attempt.MOST_SAID, attempt.MOST_TOLD],
+        [entries.MAX_BYTES], [attempt.MOST_ANSWER, attempt.MOST_TOOL_TEXT],
     ]  # fmt: skip
     rows = [line for line in section("Limits").splitlines() if line.startswith("| ")][1:]
     codes = {str(status) for kind in subclasses(errors.ProxyError) for status in [kind.status]}

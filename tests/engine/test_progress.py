@@ -112,8 +112,8 @@ async def test_of_an_answer_and_of_its_tools_as_much_is_kept_as_a_model_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A shell in a CLI's place said 200 MB: it was stored on the event loop, which took 4 s, and read at each look."""
-    monkeypatch.setattr(attempt, "MOST_SAID", 1000)
-    monkeypatch.setattr(attempt, "MOST_TOLD", 1000)
+    monkeypatch.setattr(attempt, "MOST_ANSWER", 1000)
+    monkeypatch.setattr(attempt, "MOST_TOOL_TEXT", 1000)
     long = {**RESULT, "content": "x" * 900, "is_error": False}
     async with Watched(tmp_path, [ToolActivity(long)] * 3) as watched:
         turn = await (await watched.engine.submit(request("hello"))).turn()

@@ -857,7 +857,7 @@ async def test_what_a_shell_says_in_its_clis_place_is_stored_with_a_bound_and_sh
     shells: Shells, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame of 10 MB became 600 MB at the commit, which held everybody up for 20 s; the delay broke the overview."""
-    monkeypatch.setattr(attempt, "MOST_TOLD", 2_000_000)
+    monkeypatch.setattr(attempt, "MOST_TOOL_TEXT", 2_000_000)
     async with running(shells.settings) as engine:
         await shells.run(engine, "confined", "true")
         sandbox = shells.settings.var / "sandbox" / "agents" / "confined"
