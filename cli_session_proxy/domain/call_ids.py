@@ -1,10 +1,10 @@
-"""Ids of tool calls are unique on a path: a result finds its call by its id. Pure.
+"""Ids of tool calls are unique on a path: a result names its call by this id. Pure.
 
 Histories of clients may have an id twice: their provider numbers the calls of each turn from 1, or a part of the
 history is repeated. Run on 2.1.330: of two calls with one id the model gets only the first one, and the second result
 is lost; if "x" is an id, the result of "x_1" is lost, too. 1.0.120 sends both calls, and the API refuses them. So a
-call and its results get another id if theirs is used on the path, or is not valid for the API. The chain has the ids
-that the model is shown.
+call and its results get another id if their id is used on the path already, or is not valid for the API. The chain has
+the ids that the model is shown.
 
 The client still uses its own ids. They are not stored: its next request is matched with the last known answer, which
 has the same calls in the same order.
@@ -48,15 +48,15 @@ class CallIds:
         if (stem := _stem(call)) is not None:
             self._stems.add(stem)
 
-    def free(self, wanted: str) -> str:
-        """Reserve an unused id: the wanted one, or one made of it."""
-        known = wanted if _VALID.fullmatch(wanted) else "call"
-        prefix = known[:_KEPT]
-        while known in self:
+    def reserve(self, call: str) -> str:
+        """Reserve this id if it is valid and unused, else one that is made from it. Returns the reserved id."""
+        reserved = call if _VALID.fullmatch(call) else "call"
+        prefix = reserved[:_KEPT]
+        while reserved in self:
             self._numbers[prefix] += 1
-            known = f"{prefix}-r{self._numbers[prefix] + 1}"
-        self.add(known)
-        return known
+            reserved = f"{prefix}-r{self._numbers[prefix] + 1}"
+        self.add(reserved)
+        return reserved
 
 
 def _stem(call: str) -> str | None:
@@ -65,43 +65,43 @@ def _stem(call: str) -> str | None:
 
 
 def unique(history: Iterable[Past], path: Iterable[Turn] = ()) -> list[Past]:
-    """The exchanges that follow this path, each call under an id of its own, its results with it.
+    """The exchanges that follow this path, with an id of its own for each call and its results.
 
-    Results at the start of the history already have our ids.
+    Results at the start of the history already have the chain's ids.
     """
     ids = CallIds(path)
-    out: list[Past] = []
-    said: Sequence[Block] = ()
-    ours: Sequence[Block] = ()
+    exchanges: list[Past] = []
+    clients_answer: Sequence[Block] = ()
+    answer: Sequence[Block] = ()
     for past in history:
-        asked = in_our_ids(past.input, said, ours)
-        said, ours = (
-            past.output,
-            tuple(
-                {**block, "id": ids.free(str(block.get("id")))} if block.get("type") == "tool_use" else block
-                for block in past.output
-            ),
+        question = in_our_ids(past.input, clients_answer, answer)
+        clients_answer = past.output
+        answer = tuple(
+            {**block, "id": ids.reserve(str(block.get("id")))} if block.get("type") == "tool_use" else block
+            for block in clients_answer
         )
-        changed = sum(was != now for was, now in zip(calls_of(said), calls_of(ours), strict=True))
-        out.append(Past(asked, ours, (*past.notes, Note("ids_rewritten", changed)) if changed else past.notes))
-    return out
+        changed = sum(old != new for old, new in zip(calls_of(clients_answer), calls_of(answer), strict=True))
+        notes = (*past.notes, Note("ids_rewritten", changed)) if changed else past.notes
+        exchanges.append(Past(question, answer, notes))
+    return exchanges
 
 
-def in_our_ids(new: Sequence[Message], said: Sequence[Block], output: Sequence[Block]) -> tuple[Message, ...]:
-    """`new` with the ids of the calls in `output`. `said`: the same calls with the client's ids, or without ids.
+def in_our_ids(new: Sequence[Message], clients_answer: Sequence[Block], answer: Sequence[Block]) -> tuple[Message, ...]:
+    """`new` with its results under the ids of the calls in `answer`. `clients_answer`: the same calls with the client's
+    ids, or without ids.
 
     Results of calls with equal ids are assigned in order.
     """
-    ours: dict[str, deque[str]] = {}
-    for theirs, known in zip(calls_of(said), calls_of(output), strict=False):
-        ours.setdefault(theirs, deque()).append(known)
-    if all(list(known) == [theirs] for theirs, known in ours.items()):
+    ours: dict[str, deque[str]] = {}  # by the client's id
+    for clients_id, call in zip(calls_of(clients_answer), calls_of(answer), strict=False):
+        ours.setdefault(clients_id, deque()).append(call)
+    if all(list(calls) == [clients_id] for clients_id, calls in ours.items()):
         return tuple(new)
 
     def renamed(block: Block) -> Block:
-        known = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
-        if known is None:
+        calls = ours.get(str(block.get("tool_use_id"))) if block.get("type") == "tool_result" else None
+        if calls is None:
             return block
-        return {**block, "tool_use_id": known.popleft() if len(known) > 1 else known[0]}
+        return {**block, "tool_use_id": calls.popleft() if len(calls) > 1 else calls[0]}
 
     return tuple(Message(message.role, tuple(map(renamed, message.content))) for message in new)

@@ -201,7 +201,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
     Either all calls have a result, or none: then the calls stay unanswered. Reminders beside results become part of the
     last one.
     """
-    wanted = dict.fromkeys(calls_of(output))
+    open_calls = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
     rest: list[Block] = []
     for message in new:
@@ -210,24 +210,24 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
                 rest.append(block)
                 continue
             call = str(block.get("tool_use_id"))
-            if call not in wanted:
+            if call not in open_calls:
                 why = f"there is no open call {call!r} that this result could answer"
                 raise InvalidRequest(why, param="tool_call_id")
             if results.setdefault(call, block) != block:
                 raise InvalidRequest(f"there are two different results for the call {call!r}", param="tool_call_id")
     if not results:
         return {}, tuple(rest)
-    missing = [call for call in wanted if call not in results]
+    missing = [call for call in open_calls if call not in results]
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
     if rest and all(reminded(block) is not None for block in rest):
         # Added to the last result, as the CLI does with its own: a process that waits for results accepts nothing else.
-        last = next(call for call in reversed(wanted) if call in results)
+        last = next(call for call in reversed(open_calls) if call in results)
         content = results[last].get("content")
-        said = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-        results[last] = {**results[last], "content": [*said, *rest]}
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
+        results[last] = {**results[last], "content": [*parts, *rest]}
         rest = []
-    return {call: results[call] for call in wanted if call in results}, tuple(rest)
+    return {call: results[call] for call in open_calls if call in results}, tuple(rest)
 
 
 def for_waiting(results: Mapping[str, Block], prompt: Sequence[Block]) -> dict[str, JSON] | None:

@@ -1,7 +1,7 @@
 """What happened to a turn apart from its answer, as codes with data. `export.explain` makes sentences of it.
 
 It is for people: no decision depends on it. Decisions depend on `Placed` and `TurnOptions` in `models`. The JSON in the
-store and in exports leaves out fields that are not set.
+store and in exports leaves out fields with their default.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from .parameters import Name
 # - `left_path`       the path branches off the session: written as a new session
 # - `first_written`   the first turn ran in a shared process, without a session of its own
 # - `open_calls`      no process waits for the results in the request: written with them
-# - `rewritten`       the session was not equal to the path (`found`): written again, under its id or a new one
+# - `rewritten`       the session was not equal to the path (see `found`): written again, under its id or a new one
 # - `moved`           its transcript was in another place
 # - `other_model`     another model answered since the session's last use: its turns were written into it
 # - `window`          turns older than the window were left out, or a wider window needed them again
@@ -57,12 +57,14 @@ RecordsFrom = Literal["transcript", "copy", "replaced", "frames", "unlinked", "c
 
 @dataclass(frozen=True, slots=True)
 class Repair(Sparse):
-    """How a session was made equal to the path, kept with the link and with the attempt that it was done for.
+    """How a session was made equal to the path. Stored with the link, and with the attempt that needed it.
 
-    `found` and `behind` are the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the
-    Claude backend), `note` its measurement in words, `records` how many lines were written, `kept` where what was
-    there has been put, `also_at` where wrong copies lie, `turns` how many were taken back. Evidence that an older
-    version left out is None.
+    - `records`            how many lines were written
+    - `found`, `behind`    the backend's codes for what was wrong (see `transcript.comparing` and `tails` of the Claude
+                           backend); `note`: its measurement in words
+    - `kept`               the path of the copy of the damaged transcript
+    - `also_at`            paths of wrong copies of the transcript
+    - `turns`              how many turns a process was rewound by
     """
 
     code: RepairCode | None = None
@@ -110,22 +112,22 @@ class Refusal(Sparse):
     def words(self) -> str:
         """The message for the client: the provider's words and, if the path itself may be the cause, what to do."""
         why = f" ({self.category})" if self.category else ""
-        said = f"The model refused to answer this{why}."
+        words = f"The model refused to answer this{why}."
         if self.explanation:
-            said += f" {self.explanation}"
+            words += f" {self.explanation}"
         if self.behind:
-            said += (
+            words += (
                 f" {self.behind + 1} requests in a row were refused behind the same answer: something before them may "
                 "be what is refused. `cli-session-proxy rewind AGENT --to -1` takes the last turn off the path, and so "
                 "does POST /v1/chains/{agent_id}/rewind."
             )
-        return said
+        return words
 
 
 @dataclass(frozen=True, slots=True)
 class CacheMiss(Sparse):
-    """Why the provider did not use all of its prompt cache. `reason`: its own code, such as `messages_changed`;
-    `tokens`: about how many were not read."""
+    """Why the provider did not use all of its prompt cache. `reason`: the provider's code, such as `messages_changed`.
+    `tokens`: roughly how many tokens were not read from the cache."""
 
     reason: str
     tokens: int | None = None
@@ -133,7 +135,8 @@ class CacheMiss(Sparse):
 
 @dataclass(frozen=True, slots=True)
 class Recalled(Recorded):
-    """Earlier attempts at a fix that were put in front of the prompt: the commits that they came from, newest first."""
+    """Earlier attempts at a fix that were put in front of the prompt. `commits`: where they are written, newest
+    first."""
 
     fix_id: str
     commits: tuple[str, ...]
@@ -153,13 +156,13 @@ def tool_calls(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
     """The calls in a turn's `tools`, in the order of their begin; without entries that have no time."""
     calls: dict[str, ToolCall] = {}
     for entry in entries:
-        at, of = entry.get("at"), str(entry.get("id") or entry.get("tool_use_id"))
+        at, call_id = entry.get("at"), str(entry.get("id") or entry.get("tool_use_id"))
         if not isinstance(at, int | float):
             continue
         if str(entry.get("type")).endswith("tool_use"):
-            calls[of] = ToolCall(of, str(entry.get("name")), at)
-        elif of in calls:
-            calls[of] = calls[of]._replace(ended=at, failed=bool(entry.get("is_error")))
+            calls[call_id] = ToolCall(call_id, str(entry.get("name")), at)
+        elif call_id in calls:
+            calls[call_id] = calls[call_id]._replace(ended=at, failed=bool(entry.get("is_error")))
     return list(calls.values())
 
 
@@ -167,7 +170,8 @@ def tool_calls(entries: Iterable[Mapping[str, Any]]) -> list[ToolCall]:
 class Evidence(Sparse):
     """What happened to a turn, apart from its links and attempts.
 
-    - `left_off`        a turn before it that is off the path, because its answer never reached its client
+    - `brought`         the turn was not run here
+    - `left_off`        the id of the turn before it, if that was left off the path (undelivered)
     - `sandbox`         the agent's directory was missing, and created again
     - `files_at`        the host with the files of the agent's tools, which was not reached; this host has none
     - `verified`        how the session was found equal to the path
@@ -175,7 +179,7 @@ class Evidence(Sparse):
     - `repaired`        its session was made equal to the path again
     - `waited`          its process had waited for the turn's tool results
     - `shared`          it ran in a shared process for one-shot questions
-    - `exit_code`       of the session's process, which had ended
+    - `exit_code`       of the session's process, which had ended before the turn
     - `reloaded`        how the transcript changed while a process loaded it, each time
     - `output_refused`  the error in the last attempt's structured output
     - `retries`, `cuts` the provider failed, or its stream broke off
@@ -187,7 +191,7 @@ class Evidence(Sparse):
     - `notes`           differences between the messages and what the model was shown
     - `other`           evidence of a newer or older version, unchanged
     - `unmet`           parameters of the request that had no effect
-    - `cache_miss`      why the provider did not use all of its prompt cache, if it says so
+    - `cache_miss`      why the provider did not use all of its prompt cache, if the provider reports it
     - `approvals`       approval requests for tools of the CLI, of every attempt
     """
 
@@ -227,23 +231,23 @@ class Evidence(Sparse):
         """The value of `X-Continuity-Note`: the notes, compaction and retries; "" for none."""
         asked_again = len(self.retries) + len(self.cuts)
         notes = self.header_notes
-        said = [header(notes)] if notes else []
-        said += [] if self.compacted is None else ["cli_compacted=1"]
-        said += [f"cli_asked_again={asked_again}"] if asked_again else []
-        return ", ".join(said)
+        parts = [header(notes)] if notes else []
+        parts += [] if self.compacted is None else ["cli_compacted=1"]
+        parts += [f"cli_asked_again={asked_again}"] if asked_again else []
+        return ", ".join(parts)
 
     def plus(self, other: Evidence) -> Evidence:
         """Merged with the other one, whose fields win."""
         values = _VALUES(other)
-        if values == _NO_VALUES:
+        if values == _DEFAULT_VALUES:
             return self
-        if _VALUES(self) == _NO_VALUES:
+        if _VALUES(self) == _DEFAULT_VALUES:
             return other
-        shown = zip(_NONE.items(), values, strict=True)
-        return replace(self, **{name: value for (name, nothing), value in shown if value != nothing})
+        pairs = zip(_DEFAULTS.items(), values, strict=True)
+        return replace(self, **{name: value for (name, default), value in pairs if value != default})
 
 
 NOTHING = Evidence.from_json({})
-_NONE: dict[str, Any] = {name: getattr(NOTHING, name) for name in Evidence.__slots__}
-_VALUES = attrgetter(*_NONE)
-_NO_VALUES = _VALUES(NOTHING)
+_DEFAULTS: dict[str, Any] = {name: getattr(NOTHING, name) for name in Evidence.__slots__}
+_VALUES = attrgetter(*_DEFAULTS)
+_DEFAULT_VALUES = _VALUES(NOTHING)

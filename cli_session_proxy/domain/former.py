@@ -51,39 +51,38 @@ MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 def reason(old: JSON) -> Reason:
     """Raises one of `MALFORMED`."""
-    rest = dict(old)
+    rest = dict(old)  # without what is converted already
     placed = Placed(**{name: rest.pop(name) for name in _PLACED if name in rest})
     options = TurnOptions.from_json(rest.pop("wants", {}) | {"format": rest.pop("format", None)})
-    said: dict[str, Any] = {}
+    evidence: dict[str, Any] = {}
     for name, (field, convert) in _EVIDENCE.items():
-        if name in rest and (made := convert(rest[name])) is not None:
-            said[field] = made
+        if name in rest and (value := convert(rest[name])) is not None:
+            evidence[field] = value
             del rest[name]
     if isinstance(rest.get("session"), dict):
-        said["written"] = repair(rest.pop("session"))
+        evidence["written"] = repair(rest.pop("session"))
     elif rest.get("session") == _WAITED:
-        said["waited"] = bool(rest.pop("session"))
+        evidence["waited"] = bool(rest.pop("session"))
     if placed.rule == "adopted" and isinstance(rest.get("session"), str):
-        said["brought"] = Brought("adoption", rest.pop("session"), rest.pop("why", None))
+        evidence["brought"] = Brought("adoption", rest.pop("session"), rest.pop("why", None))
     elif rest.get("why") == _BY_CLIENT:
-        said["brought"] = Brought("client")
+        evidence["brought"] = Brought("client")
         del rest["why"]
     stop_sequence = rest.pop("stop_sequence", None)
-    return Reason(
-        placed, options, Evidence(**said, other={k: v for k, v in rest.items() if v is not None}), stop_sequence
-    )
+    evidence["other"] = {name: value for name, value in rest.items() if value is not None}
+    return Reason(placed, options, Evidence(**evidence), stop_sequence)
 
 
 def repair(old: JSON) -> Repair:
     return Repair.from_json(detail("rebuilt", old))
 
 
-def detail(of: LinkReason, old: JSON) -> JSON:
-    """The evidence of a link. A `code` or `note` is dropped: 0.1 wrote neither."""
+def detail(link_reason: LinkReason, old: JSON) -> JSON:
+    """The evidence of a link with this reason. A `code` or `note` is dropped: 0.1 wrote neither."""
     new = {name: value for name, value in old.items() if name not in ("code", "note")}
     if "settled" in new:
         new["settled"] = True
-    if of not in ("rebuilt", "branched", "moved", "adopted"):
+    if link_reason not in ("rebuilt", "branched", "moved", "adopted"):
         return new
     why = new.pop("why", None)
     if str(why) in _WHY:
@@ -106,25 +105,26 @@ def attempt(old: JSON, output_refused: str | None) -> JSON:
 
 
 def _exit_code(value: Any) -> int | None:
-    said = _EXIT_CODE.fullmatch(str(value))
-    return None if said is None else int(said[1])
+    match = _EXIT_CODE.fullmatch(str(value))
+    return None if match is None else int(match[1])
 
 
-def _same(value: Any) -> Any:
+def _unchanged(value: Any) -> Any:
     return value
 
 
+# For each field of `reason`: the field of `Evidence`, and the function that converts its value.
 _EVIDENCE: Mapping[str, tuple[str, Any]] = {
-    "left_off": ("left_off", _same),
-    "sandbox": ("sandbox", _same),
-    "verified": ("verified", _same),
+    "left_off": ("left_off", _unchanged),
+    "sandbox": ("sandbox", _unchanged),
+    "verified": ("verified", _unchanged),
     "repaired": ("repaired", repair),
     "process": ("exit_code", _exit_code),
     "reloaded": ("reloaded", lambda how: tuple(map(str, how))),
-    "output_refused": ("output_refused", _same),
+    "output_refused": ("output_refused", _unchanged),
     "retries": ("retries", tuple),
     "cuts": ("cuts", lambda cuts: tuple(StreamCut(cut["text"], cut["thinking"]) for cut in cuts)),
-    "compacted": ("compacted", _same),
+    "compacted": ("compacted", _unchanged),
     "settled": ("settled", bool),
     "records": ("records", _RECORDS.get),
 }

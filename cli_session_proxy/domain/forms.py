@@ -1,6 +1,6 @@
-"""Converts dataclasses to JSON and back, in one form for the store, exports and dumps. Pure.
+"""Converts dataclasses to JSON and back, in the same form for the store, exports and dumps. Pure.
 
-Fields that are such dataclasses, or tuples of them, are converted, too. A tuple becomes a list.
+A field that is itself a `Recorded`, or a tuple of them, is converted, too. A tuple becomes a list.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from operator import attrgetter, index
 from types import UnionType
 from typing import Any, NamedTuple, Self, Union, get_args, get_origin, get_type_hints
 
-Way = Callable[[Any], Any]
+Convert = Callable[[Any], Any]
 
 
 class Recorded:
@@ -23,17 +23,19 @@ class Recorded:
     def as_json(self) -> dict[str, Any]:
         kind: Any = type(self)
         form = _form(kind)
-        written = zip(form.fields, form.values(self), strict=True)
-        return {one.name: value if one.write is None else one.write(value) for one, value in written}
+        pairs = zip(form.fields, form.values(self), strict=True)
+        return {field.name: value if field.write is None else field.write(value) for field, value in pairs}
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         """From JSON; unknown fields are ignored."""
         kind: Any = cls
         given = {}
-        for one in _form(kind).fields:
-            if one.name in data and (data[one.name] is not None or one.default is None or one.default is MISSING):
-                given[one.name] = data[one.name] if one.read is None else one.read(data[one.name])
+        for field in _form(kind).fields:
+            value = data.get(field.name)
+            # A null counts only where None is the default, or there is no default.
+            if value is not None or (field.name in data and (field.default is None or field.default is MISSING)):
+                given[field.name] = value if field.read is None else field.read(value)
         return cls(**given)
 
 
@@ -49,23 +51,23 @@ class Sparse(Recorded):
         if values == form.defaults:  # nearly every turn's options and evidence: fast, for a dump of 20,000
             return {}
         return {
-            one.name: value if one.write is None else one.write(value)
-            for one, value in zip(form.fields, values, strict=True)
-            if value != one.default
+            field.name: value if field.write is None else field.write(value)
+            for field, value in zip(form.fields, values, strict=True)
+            if value != field.default
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Self:
         kind: Any = cls
-        found: Self = super().from_json(data) if data else _nothing(kind)
-        return found
+        record: Self = super().from_json(data) if data else _of_defaults(kind)
+        return record
 
 
 class _Field(NamedTuple):
     name: str
     default: Any  # MISSING: no default
-    write: Way | None  # None: the value is already JSON
-    read: Way | None
+    write: Convert | None  # None: the value is already JSON
+    read: Convert | None
 
 
 class _Form(NamedTuple):
@@ -75,39 +77,39 @@ class _Form(NamedTuple):
 
 
 @cache
-def _nothing(kind: Any) -> Any:
+def _of_defaults(kind: Any) -> Any:
     return kind()
 
 
 @cache
 def _form(kind: Any) -> _Form:
     types = get_type_hints(kind)
-    found = []
-    for one in fields(kind):
-        default = one.default if one.default_factory is MISSING else one.default_factory()
-        found.append(_Field(one.name, default, *_ways(types[one.name])))
-    # Each record has two fields at least.
-    return _Form(tuple(found), attrgetter(*(one.name for one in found)), tuple(one.default for one in found))
+    out = []
+    for each in fields(kind):
+        default = each.default if each.default_factory is MISSING else each.default_factory()
+        out.append(_Field(each.name, default, *_converters(types[each.name])))
+    # Each record has at least two fields, so `attrgetter` gives a tuple.
+    return _Form(tuple(out), attrgetter(*(field.name for field in out)), tuple(field.default for field in out))
 
 
-def _ways(kind: Any) -> tuple[Way | None, Way | None]:
-    """The functions that write and read a value of this type; None if it is JSON."""
-    of = get_args(kind)
-    if get_origin(kind) in (Union, UnionType):  # with None
-        write, read = _ways(of[0])
+def _converters(kind: Any) -> tuple[Convert | None, Convert | None]:
+    """The functions that write and read a value of this type; None if the value is JSON already."""
+    inner = get_args(kind)
+    if get_origin(kind) in (Union, UnionType):  # `X | None`
+        write, read = _converters(inner[0])
         return write and _or_none(write), read and _or_none(read)
     if get_origin(kind) is tuple:
-        write, read = _ways(of[0])
+        write, read = _converters(inner[0])
         return _each(list, write) if write else list, _each(tuple, read) if read else tuple
     if hasattr(kind, "from_json"):
         return kind.as_json, kind.from_json
-    # A store or a file may hold anything: what is no number, or no object, raises.
+    # A store or a file may hold anything: a value that is no integer or no object raises.
     return None, index if kind is int else dict if get_origin(kind) is dict else None
 
 
-def _or_none(way: Way) -> Way:
-    return lambda value: None if value is None else way(value)
+def _or_none(convert: Convert) -> Convert:
+    return lambda value: None if value is None else convert(value)
 
 
-def _each(into: Way, way: Way) -> Way:
-    return lambda values: into(map(way, values))
+def _each(into: Convert, convert: Convert) -> Convert:
+    return lambda values: into(map(convert, values))

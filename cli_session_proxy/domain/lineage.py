@@ -5,7 +5,7 @@ that survives what clients change on the way back: whitespace trimmed at the end
 string or as parts, messages of one role merged or split, thinking dropped, names added, ids missing.
 Consecutive messages of one role are one *run*; only the end of an assistant's run can be a turn's end.
 
-| the client says | rule | parent | new |
+| the client sends | rule | parent | new |
 |---|---|---|---|
 | an id of ours (`continues`) | `id` | that turn | all it sent |
 | `X-Chain: new` | `fresh` | none: a new root | after the last answer; what is before it is imported |
@@ -44,12 +44,12 @@ class TextJoin:
 
     def __init__(self) -> None:
         self._held = ""
-        self._said = False
+        self._has_text = False
         self._joining = False
 
     def next_text(self) -> None:
         """Begin the next text."""
-        self._joining = self._said
+        self._joining = self._has_text
 
     def feed(self, piece: str) -> str:
         """Add a piece. Returns the part that can be sent now."""
@@ -64,7 +64,7 @@ class TextJoin:
             self._held += piece
             return ""
         out = f"{self._held}{lead}{body}"
-        self._held, self._said = piece[len(body) :], True
+        self._held, self._has_text = piece[len(body) :], True
         return out
 
     def end(self) -> str:
@@ -79,11 +79,11 @@ def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
     if len(texts) < 2 or kind == "thinking":  # the usual case
         return "".join(texts)
     join = TextJoin()
-    said: list[str] = []
+    pieces: list[str] = []
     for text in texts:
         join.next_text()
-        said.append(join.feed(text))
-    return "".join([*said, join.end()])
+        pieces.append(join.feed(text))
+    return "".join([*pieces, join.end()])
 
 
 def _item(block: Block) -> tuple[str, str] | None:
@@ -119,13 +119,13 @@ def _normal(role: str, blocks: Sequence[Block]) -> str:
     if role == "assistant":
         items.sort(key=lambda item: item[0] != "text")
     merged: list[tuple[str, str]] = []
-    for kind, some in groupby(items, itemgetter(0)):
+    for kind, group in groupby(items, itemgetter(0)):
         if kind == "text":
-            merged.append(("text", TEXT_JOIN.join(says for _, says in some)))
+            merged.append(("text", TEXT_JOIN.join(text for _, text in group)))
         else:
-            merged += some
+            merged += group
     # with lengths, so that no text can pass for two items
-    return "".join([f"{kind} {len(says)}:{says}" for kind, says in merged])
+    return "".join([f"{kind} {len(content)}:{content}" for kind, content in merged])
 
 
 def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], int]]:
@@ -136,10 +136,10 @@ def runs(messages: Sequence[Message]) -> Iterator[tuple[str, tuple[Block, ...], 
         at += 1
         while at < count and messages[at].role == role:
             at += 1
-        said = messages[start].content
+        blocks = messages[start].content
         if at > start + 1:
-            said = tuple(chain.from_iterable(message.content for message in messages[start:at]))
-        yield role, said, at
+            blocks = tuple(chain.from_iterable(message.content for message in messages[start:at]))
+        yield role, blocks, at
 
 
 class HistoryEnding(NamedTuple):
@@ -150,15 +150,16 @@ class HistoryEnding(NamedTuple):
 
 
 def endings(messages: Sequence[Message], start: str | None = None) -> list[HistoryEnding]:
-    """All answers in the history, in order; each message is hashed once. `start`: the hash of the path before it."""
+    """All answers in the history, in order; each message is hashed once. `start`: the hash of the path before the
+    history."""
     out: list[HistoryEnding] = []
-    said = [start or ""]
+    hashed = [start or ""]
     for role, blocks, end in runs(messages):
-        said += ["\n", role, "\n", _normal(role, blocks)]
+        hashed += ["\n", role, "\n", _normal(role, blocks)]
         if role == "assistant":
-            above = hashlib.sha256("".join(said).encode("utf-8", "surrogatepass")).hexdigest()
-            out.append(HistoryEnding(above, end))
-            said = [above]
+            digest = hashlib.sha256("".join(hashed).encode("utf-8", "surrogatepass")).hexdigest()
+            out.append(HistoryEnding(digest, end))
+            hashed = [digest]
     return out
 
 
@@ -169,8 +170,8 @@ def path_hash(parent: str | None, new: Sequence[Message], output: Sequence[Block
 
 def answered(turn: Turn, before: Turn | None, output: tuple[Block, ...]) -> Turn:
     """The turn with this answer, and its `path_hash` after `before`."""
-    above, depth = (before.path_hash, before.depth) if before else (None, 0)
-    return replace(turn, output=output, path_hash=path_hash(above, turn.input, output), depth=depth + 1)
+    start, depth = (before.path_hash, before.depth) if before else (None, 0)
+    return replace(turn, output=output, path_hash=path_hash(start, turn.input, output), depth=depth + 1)
 
 
 # --- the decision -----------------------------------------------------------------------------------------
@@ -188,9 +189,9 @@ def decide(
 ) -> tuple[str | None, Placed]:
     """Apply the table above. Returns the parent's id, None for a root or, at the head, for the head when the turn runs.
 
-    `match` is the deepest known turn of the history, where one was looked for.
-    `head` is the agent's as it is now: what continues another turn has left its path, and `placed` says where.
-    `keep_system` is False where a client that sends only what is new wants nothing else to hold on.
+    `match` is the deepest known turn of the history; None if there is none, or the history was not compared.
+    `head` is the agent's present head: a turn that continues another turn leaves the path, at `Placed.diverged_at`.
+    `keep_system`: a request with only new messages keeps the system prompt and tools of the turn that it continues.
     """
     last = next((at for at in range(len(messages), 0, -1) if messages[at - 1].role == "assistant"), 0)
     rule: Rule
@@ -228,12 +229,12 @@ class Past:
 
 def past(messages: Sequence[Message]) -> list[Past]:
     """Split a history into turns. If it begins with an answer, the first turn's input is empty."""
-    out: list[Past] = []
-    waiting: list[Message] = []
+    exchanges: list[Past] = []
+    question: tuple[Message, ...] = ()
     for role, blocks, _ in runs(messages):
         if role == "user":
-            waiting = [Message("user", blocks)]
+            question = (Message("user", blocks),)
         else:
-            out.append(Past(tuple(waiting), blocks))
-            waiting = []
-    return out
+            exchanges.append(Past(question, blocks))
+            question = ()
+    return exchanges

@@ -1,8 +1,8 @@
 """Is a request a side call: a title, tags, a suggestion, a routing question or a ping, which nobody continues? Pure.
 
-It is only suspected: a hand-off, or a change between planning and building, looks the same. So such a turn is stored as
-usual, but runs beside the conversation's own process. When another turn continues it, it counts as ordinary. A request
-at the head of its agent is never suspected: the next turn continues it.
+A side call is only suspected: a hand-off, or a change between planning and building, looks the same. So the turn is
+stored as usual, but runs beside the conversation's own process. It counts as an ordinary turn once another turn
+continues it. A request at the head of its agent is never suspected, because the next turn continues it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _PROMPTS = re.compile(
 
 
 def suspected(request: TurnRequest, rule: Rule | None, parent: Turn | None) -> bool:
-    """`parent`: the turn at which its history ends; None if no turn of it is known."""
+    """Whether the request looks like a side call. `rule` and `parent` are where `lineage` placed it; `parent` is None
+    if no turn of its history is known."""
     last = request.messages[-1].content
     if any(block.get("type") == "tool_result" for block in last):
         return False  # it answers a call
@@ -50,5 +51,5 @@ def suspected(request: TurnRequest, rule: Rule | None, parent: Turn | None) -> b
 
 
 def _is_known(request: TurnRequest) -> bool:
-    said = (str(block["text"]) for block in request.messages[-1].content if block.get("type") == "text")
-    return any(_PROMPTS.match(text) for text in said) or bool(request.system and _PROMPTS.search(request.system))
+    texts = (str(block["text"]) for block in request.messages[-1].content if block.get("type") == "text")
+    return any(_PROMPTS.match(text) for text in texts) or bool(request.system and _PROMPTS.search(request.system))

@@ -17,15 +17,15 @@ BYTES_PER_TOKEN = 4
 class StopCutter:
     """Cuts the texts of one answer. Once it has `ended`, it emits nothing.
 
-    `tokens` are estimated. `hit`: the sequence that ended the answer.
+    `tokens`: the limit; tokens are estimated. `hit`: the sequence that ended the answer.
     """
 
     def __init__(self, sequences: Sequence[str], tokens: int | None = None) -> None:
         self._sequences = [sequence for sequence in sequences if sequence]
         self._longest = max(map(len, self._sequences), default=0)
-        self._left = None if tokens is None else tokens * BYTES_PER_TOKEN
+        self._left = None if tokens is None else tokens * BYTES_PER_TOKEN  # bytes that may still be emitted
         self._held = ""
-        self._said = ""
+        self._emitted = ""
         self._text: int | None = None  # the text block that is open
         self.hit: str | None = None
         self.ended: Literal["stop_sequence", "max_tokens"] | None = None
@@ -33,7 +33,7 @@ class StopCutter:
     @property
     def last(self) -> Block:
         """The emitted part of the text block that was cut."""
-        return {"type": "text", "text": self._said}
+        return {"type": "text", "text": self._emitted}
 
     def feed(self, event: BlockStart | BlockDelta | BlockStop) -> list[TurnEvent]:
         if self.ended is not None:
@@ -43,27 +43,27 @@ class StopCutter:
         if isinstance(event, BlockStart):
             if event.block.get("type") != "text":
                 return [event]
-            self._text, self._held, self._said = event.index, "", ""
+            self._text, self._held, self._emitted = event.index, "", ""
             begun = str(event.block.get("text", ""))
-            return [BlockStart(event.index, {**event.block, "text": ""}), *self._text_of(event.index, begun)]
+            return [BlockStart(event.index, {**event.block, "text": ""}), *self._add_text(event.index, begun)]
         if event.index != self._text:
             return [event]
         if isinstance(event, BlockDelta):
-            return self._text_of(event.index, str(event.delta.get("text", "")))
+            return self._add_text(event.index, str(event.delta.get("text", "")))
         held, self._held, self._text = self._held, "", None
-        return [*self._say(event.index, held), *([] if self.ended else [event])]
+        return [*self._emit(event.index, held), *([] if self.ended else [event])]
 
-    def _text_of(self, index: int, piece: str) -> list[TurnEvent]:
+    def _add_text(self, index: int, piece: str) -> list[TurnEvent]:
         self._held += piece
         found = [(at, sequence) for sequence in self._sequences if (at := self._held.find(sequence)) >= 0]
         if found:
             # The first complete sequence, as if the text came letter by letter: it must not depend on the pieces.
             at, hit = min(found, key=lambda one: (one[0] + len(one[1]), one[0]))
-            said = self._say(index, self._held[:at])
+            events = self._emit(index, self._held[:at])
             if self.ended is None:
                 self.hit, self.ended = hit, "stop_sequence"
-                said.append(BlockStop(index))
-            return said
+                events.append(BlockStop(index))
+            return events
         # The last characters wait for the next piece if they may be the beginning of a sequence.
         keep = next(
             (
@@ -74,10 +74,10 @@ class StopCutter:
             0,
         )
         ready, self._held = self._held[: len(self._held) - keep], self._held[len(self._held) - keep :]
-        return self._say(index, ready)
+        return self._emit(index, ready)
 
-    def _say(self, index: int, text: str) -> list[TurnEvent]:
-        """Emit as much as the token limit leaves room for; end the block where there is more."""
+    def _emit(self, index: int, text: str) -> list[TurnEvent]:
+        """Emit as much of the text as the token limit allows. If that is not all, end the block there."""
         ends: list[TurnEvent] = []
         if self._left is not None:
             whole = text.encode("utf-8", "surrogatepass")
@@ -85,5 +85,5 @@ class StopCutter:
                 text = whole[: self._left].decode("utf-8", "ignore")
                 self.ended, ends = "max_tokens", [BlockStop(index)]
             self._left -= min(self._left, len(whole))
-        self._said += text
+        self._emitted += text
         return [*([BlockDelta(index, {"type": "text_delta", "text": text})] if text else []), *ends]

@@ -47,20 +47,20 @@ class InvalidOutput(Exception):
         return UpstreamError(f"invalid structured output: {self.fault}; send it again, or loosen the schema")
 
 
-def read_format(wanted: Mapping[str, Any], where: str) -> JSON | None:
+def read_format(given: Mapping[str, Any], where: str) -> JSON | None:
     """The format of OpenAI's `response_format` or `text.format`; None for text. Raises `InvalidRequest`.
 
     The schema is in `json_schema` (Chat Completions) or in the object itself (Responses).
     """
-    kind = wanted.get("type")
+    kind = given.get("type")
     if kind == "text":
         return None
     if kind == "json_object":
         return {"schema": None}
     if kind != "json_schema":
         raise InvalidRequest(f"{where}.type must be text, json_object or json_schema", param=f"{where}.type")
-    inner = wanted.get("json_schema", wanted) if "schema" not in wanted else wanted
-    place = where if inner is wanted else f"{where}.json_schema"
+    inner = given.get("json_schema", given) if "schema" not in given else given
+    place = where if inner is given else f"{where}.json_schema"
     if not isinstance(inner, dict):
         raise InvalidRequest(f"{place} must be an object", param=place)
     return {"schema": checked_schema(inner.get("schema"), f"{place}.schema")}

@@ -61,7 +61,7 @@ def reminder(before: str, now: str) -> Block:
     old, new = before.splitlines(), now.splitlines()
     if is_same_but_for_values(before, now) and len(old) == len(new):
         changed = [line for was, line in zip(old, new, strict=True) if was != line]
-        said = "The system prompt has new values. These lines of it read now:\n" + "\n".join(changed)
+        text = "The system prompt has new values. These lines of it read now:\n" + "\n".join(changed)
     else:
-        said = f"The system prompt is this one from here on, in place of the one before:\n{now}"
-    return {"type": "text", "text": f"<system-reminder>\n{said}\n</system-reminder>"}
+        text = f"The system prompt is this one from here on, in place of the one before:\n{now}"
+    return {"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"}

@@ -47,7 +47,7 @@ def test_an_id_and_the_same_with_a_number_do_not_stand_beside_each_other(taken: 
     ids = CallIds()
     ids.add(taken)
     assert wanted in ids
-    assert ids.free(wanted) == f"{wanted}-r2"
+    assert ids.reserve(wanted) == f"{wanted}-r2"
     assert "a_2" not in ids or taken == "a"
     assert "a_x" not in ids
 
