@@ -255,7 +255,7 @@ class Routes:
     async def rewind(self, request: Request) -> JSON:
         """Move the head back along its path, to a turn or by `-N`: the tree stays, the next turn branches there."""
         body = parse_body(await read_body(request, REWIND_LIMIT))
-        to = required(body, "to", str, "a turn's id or -N")
+        to = required(body, "to", str, expected="a turn's id or -N")
         rewound = await self._engine.rewind(owner_of(request), _agent_in_path(request, BACK), to)
         _note(request, was=rewound.was, head=rewound.head)
         return rewound.as_json()
@@ -304,7 +304,7 @@ class Routes:
     async def approve(self, request: Request) -> JSON:
         """Allow or deny a tool call that waits for approval. The first decision counts."""
         body = parse_body(await read_body(request, APPROVE_LIMIT))
-        named = required(body, "approval", str, "the id of what waits")
+        named = required(body, "approval", str, expected="the id of what waits")
         decision, word = body.get("decision"), body.get("word")
         if decision not in DECISIONS:
             raise InvalidRequest(f"decision must be one of {', '.join(DECISIONS)}", param="decision")

@@ -319,34 +319,63 @@ class Fields(dict[str, Any]):
         return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD))
 
 
-def wrong_type(param: str, wanted: str) -> InvalidRequest:
-    return InvalidRequest(f"{param} must be {wanted}", param=param)
-
-
-def optional(
-    body: Mapping[str, Any], name: str, kind: type[T] | tuple[type[T], ...], wanted: str, *, where: str = ""
-) -> T | None:
-    """The field's value; None if it is absent or null; `InvalidRequest` for another type.
-
-    A boolean is no number, although it is an `int` in Python.
-    """
-    value = body.get(name)
-    if value is None:
-        return None
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong_type(f"{where}{name}", wanted)
-    return value
+def wrong_type(param: str, expected: str) -> InvalidRequest:
+    return InvalidRequest(f"{param} must be {expected}", param=param)
 
 
 # JSON's numbers.
 NUMBER: tuple[type[int], type[float]] = (int, float)
+# The types of fields, as error messages name them.
+TYPE_NAMES: Mapping[object, str] = {
+    str: "a string", bool: "true or false", int: "a whole number", NUMBER: "a number", dict: "an object",
+    list: "a list",
+}  # fmt: skip
 
 
-def required(body: Mapping[str, Any], name: str, kind: type[T], wanted: str, *, where: str = "") -> T:
-    value = optional(body, name, kind, wanted, where=where)
-    if value is None:
-        raise InvalidRequest(f"{where}{name} is missing: it must be {wanted}", param=f"{where}{name}")
+def optional(
+    part: Part, name: str, kind: type[T] | tuple[type[T], ...], where: str = "", *, expected: str | None = None
+) -> T | None:
+    """The value of a field of the object at `where` in the body ("": the body itself); None if it is absent or null.
+
+    Raises `InvalidRequest` for another type, which names the `expected` one. A boolean is no number, although it is an
+    `int` in Python.
+    """
+    value = part.get(name)
+    return None if value is None else checked_type(value, kind, where, name, expected)
+
+
+def checked_type(
+    value: Any, kind: type[T] | tuple[type[T], ...], where: str, name: str, expected: str | None = None
+) -> T:
+    """The value of the field `name`, which is not null. Raises `InvalidRequest` as `optional` does."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise wrong_type(f"{where}.{name}" if where else name, expected or TYPE_NAMES[kind])
     return value
+
+
+def required(part: Part, name: str, kind: type[T], where: str = "", *, expected: str | None = None) -> T:
+    """Like `optional`, but raises `InvalidRequest` if the field is absent or null."""
+    value = optional(part, name, kind, where, expected=expected)
+    if value is None:
+        param = f"{where}.{name}" if where else name
+        raise InvalidRequest(f"{param} is missing: it must be {expected or TYPE_NAMES[kind]}", param=param)
+    return value
+
+
+def check_types(part: Part, types: Mapping[Any, Iterable[str]], where: str = "") -> None:
+    """Raise `InvalidRequest` if one of the fields listed for a type has another type."""
+    for kind, names in types.items():
+        for name in names:
+            optional(part, name, kind, where)
+
+
+def objects(values: Iterable[object], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """(place in the body, object) of each value of the list at `where`. Raises `InvalidRequest` for other values."""
+    for index, value in enumerate(values):
+        here = f"{where}[{index}]"
+        if not isinstance(value, dict):
+            raise wrong_type(here, "an object")
+        yield here, value
 
 
 def read_parameters(
@@ -386,21 +415,15 @@ def read_parameters(
 def by_role(messages: Sequence[object]) -> Iterator[tuple[str, str, Part]]:
     """(place in the body, role, message) of each message. Raises `InvalidRequest`."""
     limits.at_most(messages, limits.MESSAGES, "messages")
-    for index, message in enumerate(messages):
-        where = f"messages[{index}]"
-        if not isinstance(message, dict):
-            raise wrong_type(where, "an object")
-        yield where, required(message, "role", str, "a string", where=f"{where}."), message
+    for where, message in objects(messages, "messages"):
+        yield where, required(message, "role", str, where), message
 
 
 def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader]) -> list[Block]:
     """Read each part with the reader in `kinds` for its `type`; empty parts are left out. Raises `InvalidRequest`."""
     read: list[Block] = []
-    for index, part in enumerate(parts):
-        here = f"{where}[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, "an object")
-        kind = required(part, "type", str, "a string", where=f"{here}.")
+    for here, part in objects(parts, where):
+        kind = required(part, "type", str, here)
         if kind not in kinds:
             raise InvalidRequest(f"{here}: {kind!r} is not supported here; send {' or '.join(kinds)}", param=here)
         if (block := kinds[kind](part, here)) is not None:
@@ -420,7 +443,7 @@ def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: 
 
 def read_text(part: Part, where: str) -> Block | None:
     """A part of type `text`; None if it is empty."""
-    text = required(part, "text", str, "a string", where=f"{where}.")
+    text = required(part, "text", str, where)
     return {"type": "text", "text": text} if text else None
 
 

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..domain.client_tools import checked_choice
 from ..domain.models import Tool, ToolChoice
 from ..errors import InvalidRequest
-from .common import Part, model_name, wrong_type
+from .common import Part, checked_type, model_name
 
 T = TypeVar("T")
 
@@ -30,17 +30,18 @@ def checked_model(name: str) -> str:
 
 
 def either(
-    body: Part, name: str, kind: type[T] | tuple[type[T], ...] | None = None, wanted: str = "", *, where: str = ""
+    part: Part,
+    name: str,
+    kind: type[T] | tuple[type[T], ...] | None = None,
+    where: str = "",
+    *,
+    expected: str | None = None,
 ) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
-    """The field under its camelCase or snake_case name, checked as `common.optional` does where a `kind` is given."""
-    value = body.get(name)
+    """The field under its camelCase or snake_case name; with a `kind`, checked as `common.optional` does."""
+    value = part.get(name)
     if value is None:
-        value = body.get(_snake_case(name))
-    if value is None or kind is None:
-        return value
-    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
-        raise wrong_type(f"{where}{name}", wanted)
-    return value
+        value = part.get(_snake_case(name))
+    return value if value is None or kind is None else checked_type(value, kind, where, name, expected)
 
 
 def standard_base64(data: str) -> str:

@@ -49,8 +49,8 @@ OPENAI = ErrorShape(
 
 @dataclass(frozen=True, slots=True)
 class Offered:
-    """The tools of a body: `custom` are the names of those that take a text, `hosted` what the vendor would run itself,
-    which is not offered."""
+    """The tools of a body. `custom`: the names of those that take a text. `hosted`: tools that the vendor would run, as
+    X-Ignored-Params names them; the model is not offered these."""
 
     tools: tuple[Tool, ...] = ()
     custom: tuple[str, ...] = ()
@@ -62,13 +62,13 @@ def read_tools(body: Mapping[str, Any]) -> Offered:
     own: list[Tool] = []
     custom: list[str] = []
     hosted: list[str] = []
-    for at, tool in enumerate(optional(body, "tools", list, "a list") or []):
+    for at, tool in enumerate(optional(body, "tools", list) or []):
         here = f"tools[{at}]"
-        kind = optional(tool, "type", str, "a string", where=f"{here}.") if isinstance(tool, dict) else None
+        kind = optional(tool, "type", str, here) if isinstance(tool, dict) else None
         if kind in (None, "function"):
             own.append(read_tool(tool, here))
         elif kind == "custom":
-            inner = required(tool, "custom", dict, "an object", where=f"{here}.")
+            inner = required(tool, "custom", dict, here)
             own.append(custom_tool(inner, f"{here}.custom"))
             custom.append(own[-1].name)
         else:
@@ -82,30 +82,31 @@ def hosted_name(kind: str, where: str) -> str:
 
 
 def custom_tool(tool: Mapping[str, Any], where: str) -> Tool:
-    """A tool that takes a text. Its grammar is told in words: the model is asked to keep to it."""
-    wanted = optional(tool, "format", dict, "an object", where=f"{where}.") or {}
-    wanted = optional(wanted, "grammar", dict, "an object", where=f"{where}.format.") or wanted
-    description = optional(tool, "description", str, "a string", where=f"{where}.") or ""
-    grammar = optional(wanted, "definition", str, "a string", where=f"{where}.format.")
+    """A tool that takes a text. Its grammar is added to its description: the model is asked to keep to it."""
+    tool_format = optional(tool, "format", dict, where) or {}
+    tool_format = optional(tool_format, "grammar", dict, f"{where}.format") or tool_format
+    description = optional(tool, "description", str, where) or ""
+    grammar = optional(tool_format, "definition", str, f"{where}.format")
     if grammar:
-        syntax = optional(wanted, "syntax", str, "a string", where=f"{where}.format.") or "given"
+        syntax = optional(tool_format, "syntax", str, f"{where}.format") or "given"
         description += f"\n\n`input` must match this {syntax} grammar:\n\n{grammar}"
-    name = required(tool, "name", str, "a string", where=f"{where}.")
+    name = required(tool, "name", str, where)
     return Tool(name, description.strip(), FREEFORM, strict=True)
 
 
 def read_tool(tool: object, where: str) -> Tool:
     fields, here = _function(tool, where)
-    schema = optional(fields, "parameters", dict, "a JSON Schema", where=here)
+    schema = optional(fields, "parameters", dict, here, expected="a JSON Schema")
     return Tool(
-        name=required(fields, "name", str, "a string", where=here),
-        description=optional(fields, "description", str, "a string", where=here) or "",
+        name=required(fields, "name", str, here),
+        description=optional(fields, "description", str, here) or "",
         schema=schema or {"type": "object", "properties": {}},
-        strict=bool(optional(fields, "strict", bool, "true or false", where=here)),
+        strict=bool(optional(fields, "strict", bool, here)),
     )
 
 
 def _function(tool: object, where: str) -> tuple[Mapping[str, Any], str]:
+    """The object with a function's fields, and its place in the body."""
     if not isinstance(tool, dict):
         raise wrong_type(where, "an object")
     kind = tool.get("type") or "function"
@@ -115,31 +116,30 @@ def _function(tool: object, where: str) -> tuple[Mapping[str, Any], str]:
             param=f"{where}.type",
         )
     if kind not in tool:
-        return tool, f"{where}."
-    return required(tool, kind, dict, "an object", where=f"{where}."), f"{where}.{kind}."
+        return tool, where
+    return required(tool, kind, dict, where), f"{where}.{kind}"
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
     """Which tools may be called. Raises `InvalidRequest`."""
-    wanted = body.get("tool_choice")
-    several = optional(body, "parallel_tool_calls", bool, "true or false")
-    parallel = several is not False
-    if wanted in (None, ""):
+    choice = body.get("tool_choice")
+    parallel = optional(body, "parallel_tool_calls", bool) is not False
+    if choice in (None, ""):
         return ToolChoice(parallel=parallel)
-    if isinstance(wanted, str):
-        mode = _MODES.get(wanted)
+    if isinstance(choice, str):
+        mode = _MODES.get(choice)
         if mode is None:
             raise InvalidRequest("tool_choice must be auto, none, required or a tool", param="tool_choice")
         return checked_choice(ToolChoice(mode, None, parallel), tools)
-    if not isinstance(wanted, dict):
+    if not isinstance(choice, dict):
         raise wrong_type("tool_choice", "a string or an object")
-    if wanted.get("type") == "allowed_tools":
-        inner = optional(wanted, "allowed_tools", dict, "an object", where="tool_choice.") or wanted
-        listed = required(inner, "tools", list, "a list", where="tool_choice.")
-        found = [_function(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(listed)]
-        names = tuple(required(fields, "name", str, "a string", where=here) for fields, here in found)
-        must = inner.get("mode") == "required"
-        return checked_choice(ToolChoice("required" if must else "auto", names, parallel), tools)
-    fields, here = _function(wanted, "tool_choice")
-    name = required(fields, "name", str, "a string", where=here)
+    if choice.get("type") == "allowed_tools":
+        inner = optional(choice, "allowed_tools", dict, "tool_choice") or choice
+        allowed = required(inner, "tools", list, "tool_choice")
+        functions = [_function(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(allowed)]
+        names = tuple(required(fields, "name", str, here) for fields, here in functions)
+        must_call = inner.get("mode") == "required"
+        return checked_choice(ToolChoice("required" if must_call else "auto", names, parallel), tools)
+    fields, here = _function(choice, "tool_choice")
+    name = required(fields, "name", str, here)
     return checked_choice(ToolChoice("required", (name,), parallel), tools)

@@ -31,7 +31,7 @@ ASKED = body({"ask": TEXT})
 
 
 def read(given: JSON, naming: Naming) -> WireCall:
-    said = required(given, "ask", str, "a string")
+    said = required(given, "ask", str)
     asked = naming.request("toy", given, "sonnet", (Message.user(said),))
     return WireCall(request=asked, stream=bool(given.get("stream")))
 

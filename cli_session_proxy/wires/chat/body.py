@@ -108,10 +108,10 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     effort, thinks, unread = _thinking(body) if fields.given(THINKING) else (None, None, ())
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
     stop = body.get("stop")
-    wanted = optional(body, "response_format", dict, "an object")
+    wanted = optional(body, "response_format", dict)
     # A field of ours: the id of an earlier answer (`chatcmpl-…`) to continue, for hosts that bridge a stateful wire to
     # this one.
-    previous = optional(body, "previous_response_id", str, "a string")
+    previous = optional(body, "previous_response_id", str)
     request = naming.request(
         WIRE,
         body,
@@ -129,16 +129,16 @@ def read(body: JSON, naming: Naming) -> ChatCall:
         continues=None if previous is None else previous.removeprefix(ID_PREFIX),
         call={"custom": list(offered.custom)} if offered.custom else None,
     )
-    options = optional(body, "stream_options", dict, "an object") or {}
+    options = optional(body, "stream_options", dict) or {}
     return ChatCall(
         request=request,
-        stream=bool(optional(body, "stream", bool, "true or false")),
-        include_usage=bool(optional(options, "include_usage", bool, "true or false", where="stream_options.")),
+        stream=bool(optional(body, "stream", bool)),
+        include_usage=bool(optional(options, "include_usage", bool, "stream_options")),
         parameters=PARAMETERS,
         ignored=(
             *offered.hosted,
             *fields.given(IGNORED),
-            *(("store",) if optional(body, "store", bool, "true or false") else ()),
+            *(("store",) if optional(body, "store", bool) else ()),
             *(
                 ("messages.name",)
                 if any("name" in one and one["role"] == "assistant" for one in body["messages"])
@@ -153,17 +153,17 @@ def read(body: JSON, naming: Naming) -> ChatCall:
 def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[str, ...]]:
     """(effort of the CLI, whether to think, fields without effect), from OpenAI's field, OpenRouter's `reasoning` or
     Anthropic's `thinking`."""
-    reasoning, thinking = (Fields(optional(body, name, dict, "an object") or {}) for name in THINKING[1:])
-    where, effort = THINKING[0], optional(body, THINKING[0], str, "a string")
+    reasoning, thinking = (Fields(optional(body, name, dict) or {}) for name in THINKING[1:])
+    where, effort = THINKING[0], optional(body, THINKING[0], str)
     if effort is None:
-        where, effort = "reasoning.effort", optional(reasoning, "effort", str, "a string", where="reasoning.")
+        where, effort = "reasoning.effort", optional(reasoning, "effort", str, "reasoning")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"{where} must be one of {', '.join(EFFORTS)}", param=where)
-    enabled = optional(reasoning, "enabled", bool, "true or false", where="reasoning.")
-    kind = optional(thinking, "type", str, "a string", where="thinking.")
-    budget = optional(reasoning, "max_tokens", int, "a whole number", where="reasoning.")
+    enabled = optional(reasoning, "enabled", bool, "reasoning")
+    kind = optional(thinking, "type", str, "thinking")
+    budget = optional(reasoning, "max_tokens", int, "reasoning")
     if budget is None:
-        budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+        budget = optional(thinking, "budget_tokens", int, "thinking")
     unread = (*reasoning.unread("reasoning."), *thinking.unread("thinking."))
     if effort is not None:
         return EFFORTS[effort], effort != "none", unread
@@ -175,10 +175,10 @@ def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[s
 
 def _check(body: Mapping[str, Any]) -> None:
     """Raises `InvalidRequest` for parameters that cannot be ignored, and for wrong types of those that are ignored."""
-    n = optional(body, "n", int, "a whole number")
+    n = optional(body, "n", int)
     if n is not None and n != 1:
         raise InvalidRequest("n must be 1: the Claude CLI gives one answer a turn; send the request again", param="n")
-    if optional(body, "logprobs", bool, "true or false"):
+    if optional(body, "logprobs", bool):
         raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
     if body.get("top_logprobs"):
         raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
@@ -191,11 +191,11 @@ def _check(body: Mapping[str, Any]) -> None:
     if body.get("audio") is not None:
         raise InvalidRequest("audio: the Claude CLI speaks in text only; leave it out", param="audio")
     for name in _NUMBERS:
-        optional(body, name, NUMBER, "a number")
+        optional(body, name, NUMBER)
     for name in ("metadata", "logit_bias"):
-        optional(body, name, dict, "an object")
+        optional(body, name, dict)
     for name in ("user", "service_tier", "verbosity"):
-        optional(body, name, str, "a string")
+        optional(body, name, str)
 
 
 # --- messages, in the blocks of the Messages API ------------------------------------------------------------
@@ -242,7 +242,7 @@ def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block
 
     Not for assistant messages: their history would no longer match the stored answer.
     """
-    name = optional(message, "name", str, "a string", where=f"{where}.")
+    name = optional(message, "name", str, where)
     if not name or name.casefold() == message["role"] or not parts:
         return parts
     first = parts[0]
@@ -258,13 +258,13 @@ def _assistant(message: Part, where: str) -> Message:
     blocks: tuple[Block, ...] = ()
     if message.get("content") is not None:
         blocks = read_content(message, where, {"text": read_text, "refusal": _refusal}, "parts")
-    calls = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
+    calls = optional(message, "tool_calls", list, where) or []
     uses = tuple(_tool_use(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls))
     return Message("assistant", blocks + uses)
 
 
 def _tool(message: Part, where: str) -> Message:
-    call_id = required(message, "tool_call_id", str, "a string", where=f"{where}.")
+    call_id = required(message, "tool_call_id", str, where)
     content = message.get("content")
     result: str | list[Block]
     if isinstance(content, str):
@@ -278,22 +278,22 @@ _READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant
 
 
 def _refusal(part: Part, where: str) -> Block | None:
-    text = required(part, "refusal", str, "a string", where=f"{where}.")
+    text = required(part, "refusal", str, where)
     return {"type": "text", "text": text} if text else None
 
 
 def _image(part: Part, where: str) -> Block:
-    image = required(part, "image_url", dict, "an object", where=f"{where}.")
-    url: str = required(image, "url", str, "a string", where=f"{where}.image_url.")
+    image = required(part, "image_url", dict, where)
+    url: str = required(image, "url", str, f"{where}.image_url")
     return image_block(url, f"{where}.image_url.url")
 
 
 def _file(part: Part, where: str) -> Block:
-    file = required(part, "file", dict, "an object", where=f"{where}.")
-    data = optional(file, "file_data", str, "a string", where=f"{where}.file.")
+    file = required(part, "file", dict, where)
+    data = optional(file, "file_data", str, f"{where}.file")
     if data is None:
         raise InvalidRequest(f"{where}.file: {BY_DATA}", param=f"{where}.file.file_data")
-    name = optional(file, "filename", str, "a string", where=f"{where}.file.")
+    name = optional(file, "filename", str, f"{where}.file")
     return named_file(data, name, f"{where}.file.file_data")
 
 
@@ -302,21 +302,21 @@ def _tool_use(call: object, where: str) -> Block:
         raise wrong_type(where, "an object")
     kind = call.get("type", "function")
     if kind == "custom":
-        custom = required(call, "custom", dict, "an object", where=f"{where}.")
+        custom = required(call, "custom", dict, where)
         return {
             "type": "tool_use",
-            "id": required(call, "id", str, "a string", where=f"{where}."),
-            "name": required(custom, "name", str, "a string", where=f"{where}.custom."),
-            "input": {"input": optional(custom, "input", str, "a string", where=f"{where}.custom.") or ""},
+            "id": required(call, "id", str, where),
+            "name": required(custom, "name", str, f"{where}.custom"),
+            "input": {"input": optional(custom, "input", str, f"{where}.custom") or ""},
         }
     if kind != "function":
         raise InvalidRequest(f"{where}.type must be function or custom", param=f"{where}.type")
-    function = required(call, "function", dict, "an object", where=f"{where}.")
-    given = optional(function, "arguments", str, "a string", where=f"{where}.function.")
+    function = required(call, "function", dict, where)
+    given = optional(function, "arguments", str, f"{where}.function")
     return {
         "type": "tool_use",
-        "id": required(call, "id", str, "a string", where=f"{where}."),
-        "name": required(function, "name", str, "a string", where=f"{where}.function."),
+        "id": required(call, "id", str, where),
+        "name": required(function, "name", str, f"{where}.function"),
         "input": arguments(given, f"{where}.function.arguments"),
     }
 

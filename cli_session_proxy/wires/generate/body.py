@@ -63,15 +63,15 @@ class GenerateCall(WireCall):
 def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> GenerateCall:
     """Read a body. `model` and `stream` are from the path. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
-    config = Fields(either(body, _CONFIG, dict, "an object") or {})
+    config = Fields(either(body, _CONFIG, dict) or {})
     for name in _NUMBERS:
-        either(config, name, NUMBER, "a number", where=f"{_CONFIG}.")
+        either(config, name, NUMBER, _CONFIG)
     _refuse_unsupported(body, config)
     system, messages = generate_content.read(body)
-    thinking = Fields(either(config, "thinkingConfig", dict, "an object", where=f"{_CONFIG}.") or {})
+    thinking = Fields(either(config, "thinkingConfig", dict, _CONFIG) or {})
     fields.get("model")  # some clients also send it here; the address decides
     # 0 turns it off; -1 lets the model decide
-    budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
+    budget = either(thinking, "thinkingBudget", int, "thinkingConfig")
     thinks = None if budget is None or budget < 0 else budget > 0
     if either(thinking, "thinkingLevel") is not None:
         thinks = True
@@ -99,7 +99,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         request=request,
         parameters=PARAMETERS,
         stream=stream,
-        thoughts=bool(either(thinking, "includeThoughts", bool, "true or false", where="thinkingConfig.")),
+        thoughts=bool(either(thinking, "includeThoughts", bool, "thinkingConfig")),
         ignored=(
             *ignored,
             *(name for name in IGNORED_OUTSIDE if either(body, name) is not None),
@@ -112,13 +112,13 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
 
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of countTokens: an estimate (`blocks.estimated_tokens`)."""
-    inner = either(body, "generateContentRequest", dict, "an object") or body
+    inner = either(body, "generateContentRequest", dict) or body
     tools, _ = read_tools(inner)
     return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
 
 
 def _effort(thinking: Mapping[str, Any]) -> str | None:
-    level = either(thinking, "thinkingLevel", str, "a string", where="thinkingConfig.")
+    level = either(thinking, "thinkingLevel", str, "thinkingConfig")
     if level is not None:
         if level.upper() not in EFFORTS:
             raise InvalidRequest(
@@ -126,13 +126,13 @@ def _effort(thinking: Mapping[str, Any]) -> str | None:
                 param=f"{_CONFIG}.thinkingConfig.thinkingLevel",
             )
         return EFFORTS[level.upper()]
-    budget = either(thinking, "thinkingBudget", int, "a whole number", where="thinkingConfig.")
+    budget = either(thinking, "thinkingBudget", int, "thinkingConfig")
     # -1: the model decides, as without an effort. 0: no thinking.
     return None if budget is None or budget <= 0 else effort_of_budget(budget)
 
 
 def _format(config: Mapping[str, Any]) -> JSON | None:
-    mime = either(config, "responseMimeType", str, "a string", where=f"{_CONFIG}.") or "text/plain"
+    mime = either(config, "responseMimeType", str, _CONFIG) or "text/plain"
     if mime == ENUM:  # the answer is one bare value of the schema, not JSON: it cannot be checked
         return None
     if mime not in ("text/plain", "application/json"):
@@ -142,7 +142,7 @@ def _format(config: Mapping[str, Any]) -> JSON | None:
     if (schema := either(config, "responseJsonSchema")) is not None:
         schema = lowered(schema) if isinstance(schema, dict) else schema
         return {"schema": checked_schema(schema, f"{_CONFIG}.responseJsonSchema")}
-    if (schema := either(config, "responseSchema", dict, "an object", where=f"{_CONFIG}.")) is not None:
+    if (schema := either(config, "responseSchema", dict, _CONFIG)) is not None:
         return {"schema": checked_schema(json_schema(schema), f"{_CONFIG}.responseSchema")}
     return {"schema": None} if mime == "application/json" else None
 
@@ -150,14 +150,14 @@ def _format(config: Mapping[str, Any]) -> JSON | None:
 def _refuse_unsupported(body: Mapping[str, Any], config: Mapping[str, Any]) -> None:
     if either(body, "cachedContent") is not None:
         raise InvalidRequest("cachedContent: there is none here; send the contents themselves", param="cachedContent")
-    candidates = either(config, "candidateCount", int, "a whole number", where=f"{_CONFIG}.")
+    candidates = either(config, "candidateCount", int, _CONFIG)
     if candidates not in (None, 1):
         raise InvalidRequest(
             "candidateCount must be 1: the Claude CLI gives one answer a turn", param=f"{_CONFIG}.candidateCount"
         )
-    if either(config, "responseLogprobs", bool, "true or false", where=f"{_CONFIG}."):
+    if either(config, "responseLogprobs", bool, _CONFIG):
         raise InvalidRequest("responseLogprobs: the Claude CLI gives none", param=f"{_CONFIG}.responseLogprobs")
-    modalities = either(config, "responseModalities", list, "a list", where=f"{_CONFIG}.")
+    modalities = either(config, "responseModalities", list, _CONFIG)
     if modalities and [str(one).upper() for one in modalities] != ["TEXT"]:
         raise InvalidRequest('responseModalities: only ["TEXT"] is supported', param=f"{_CONFIG}.responseModalities")
 

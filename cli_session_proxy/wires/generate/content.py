@@ -35,7 +35,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
         where = f"contents[{index}]"
         if not isinstance(content, dict):
             raise wrong_type(where, "an object")
-        role = either(content, "role", str, "a string", where=f"{where}.") or "user"
+        role = either(content, "role", str, where) or "user"
         if role == "model":
             if answer is None:
                 answer = []
@@ -93,23 +93,23 @@ def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
 
 
 def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
-    text = either(part, "text", str, "a string", where=f"{where}.")
-    if either(part, "thought", bool, "true or false", where=f"{where}."):
+    text = either(part, "text", str, where)
+    if either(part, "thought", bool, where):
         return None  # a summary; the chain has the signed thinking itself
     if text is not None:
         return {"type": "text", "text": text} if text else None
     if calls is None:
         raise InvalidRequest(f"{where} must be a text", param=where)
     for name, reader in (("inlineData", _inline), ("fileData", _file)):
-        if (data := either(part, name, dict, "an object", where=f"{where}.")) is not None:
+        if (data := either(part, name, dict, where)) is not None:
             return reader(data, f"{where}.{name}")
-    if (call := either(part, "functionCall", dict, "an object", where=f"{where}.")) is not None:
+    if (call := either(part, "functionCall", dict, where)) is not None:
         name, given = _named(call, f"{where}.functionCall")
-        arguments = either(call, "args", dict, "an object", where=f"{where}.functionCall.") or {}
+        arguments = either(call, "args", dict, f"{where}.functionCall") or {}
         return {"type": "tool_use", "id": calls.call(given, name), "name": name, "input": arguments}
-    if (result := either(part, "functionResponse", dict, "an object", where=f"{where}.")) is not None:
+    if (result := either(part, "functionResponse", dict, where)) is not None:
         name, given = _named(result, f"{where}.functionResponse")
-        response = either(result, "response", dict, "an object", where=f"{where}.functionResponse.") or {}
+        response = either(result, "response", dict, f"{where}.functionResponse") or {}
         content = json.dumps(response, ensure_ascii=False)
         return {"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content}
     if either(part, "thoughtSignature") is not None:
@@ -118,22 +118,22 @@ def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
 
 
 def _named(call: Part, where: str) -> tuple[str, str | None]:
-    name = either(call, "name", str, "a string", where=f"{where}.")
+    name = either(call, "name", str, where)
     if not name:
         raise InvalidRequest(f"{where}.name is missing: it must be a string", param=f"{where}.name")
-    return name, either(call, "id", str, "a string", where=f"{where}.") or None
+    return name, either(call, "id", str, where) or None
 
 
 def _inline(data: Part, where: str) -> Block:
-    mime = either(data, "mimeType", str, "a string", where=f"{where}.") or ""
-    encoded = either(data, "data", str, "a string", where=f"{where}.") or ""
-    name = either(data, "displayName", str, "a string", where=f"{where}.")
+    mime = either(data, "mimeType", str, where) or ""
+    encoded = either(data, "data", str, where) or ""
+    name = either(data, "displayName", str, where)
     return base64_file(mime, standard_base64(encoded), f"{where}.data", name)
 
 
 def _file(data: Part, where: str) -> Block:
-    uri = either(data, "fileUri", str, "a string", where=f"{where}.") or ""
-    mime = either(data, "mimeType", str, "a string", where=f"{where}.") or "image/"
+    uri = either(data, "fileUri", str, where) or ""
+    mime = either(data, "mimeType", str, where) or "image/"
     if not is_web_address(uri) or not mime.startswith("image/"):
         raise InvalidRequest(
             f"{where}.fileUri must be the http(s) URL of an image; of other files send inlineData",

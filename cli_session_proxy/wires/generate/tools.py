@@ -17,14 +17,14 @@ _HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ...]]:
     """(the client's own tools, names of those that Google would run: not offered). Raises `InvalidRequest`."""
-    tools = either(body, "tools", list, "a list") or []
+    tools = either(body, "tools", list) or []
     found: list[Tool] = []
     hosted: list[str] = []
     for at, tool in enumerate(tools):
         where = f"tools[{at}]"
         if not isinstance(tool, dict):
             raise wrong_type(where, "an object")
-        declared = either(tool, "functionDeclarations", list, "a list", where=f"{where}.")
+        declared = either(tool, "functionDeclarations", list, where)
         found += [_declared(one, f"{where}.functionDeclarations[{n}]") for n, one in enumerate(declared or [])]
         others = [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
         if declared is None and not others:
@@ -36,23 +36,23 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
 def _declared(one: object, where: str) -> Tool:
     if not isinstance(one, dict):
         raise wrong_type(where, "an object")
-    schema: JSON | None = either(one, "parametersJsonSchema", dict, "a JSON Schema", where=f"{where}.")
+    schema: JSON | None = either(one, "parametersJsonSchema", dict, where, expected="a JSON Schema")
     if schema is None:
-        older = either(one, "parameters", dict, "a schema", where=f"{where}.")
+        older = either(one, "parameters", dict, where, expected="a schema")
         schema = json_schema(older) if older else {"type": "object", "properties": {}}
     else:
         schema = lowered(schema)
     return Tool(
-        name=required(one, "name", str, "a string", where=f"{where}."),
-        description=optional(one, "description", str, "a string", where=f"{where}.") or "",
+        name=required(one, "name", str, where),
+        description=optional(one, "description", str, where) or "",
         schema=schema,
     )
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
-    config = either(body, "toolConfig", dict, "an object") or {}
-    calling = either(config, "functionCallingConfig", dict, "an object", where="toolConfig.") or {}
-    mode = str(either(calling, "mode", str, "a string", where="functionCallingConfig.") or "AUTO").upper()
-    allowed = either(calling, "allowedFunctionNames", list, "a list", where="functionCallingConfig.")
+    config = either(body, "toolConfig", dict) or {}
+    calling = either(config, "functionCallingConfig", dict, "toolConfig") or {}
+    mode = str(either(calling, "mode", str, "functionCallingConfig") or "AUTO").upper()
+    allowed = either(calling, "allowedFunctionNames", list, "functionCallingConfig")
     where = "toolConfig.functionCallingConfig"
     return checked_mode(mode.removeprefix("MODE_UNSPECIFIED") or "AUTO", allowed, tools, where)

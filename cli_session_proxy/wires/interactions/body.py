@@ -50,14 +50,14 @@ def read(body: JSON, naming: Naming) -> KeptCall:
     body = fields = Fields(body)
     _check_types(body)
     _refuse_unsupported(body)
-    config = Fields(optional(body, "generation_config", dict, "an object") or {})
+    config = Fields(optional(body, "generation_config", dict) or {})
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
     offered = read_tools(body)
     request = naming.request(
         WIRE,
         body,
-        checked_model(required(body, "model", str, "a string")),
+        checked_model(required(body, "model", str)),
         interactions_steps.read(body.get("input")),
         system=system if system and system.strip() else None,
         # By Google's documentation each interaction has its own instruction: an id keeps only the conversation.
@@ -100,7 +100,7 @@ def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
 
 
 def _effort(config: Mapping[str, Any]) -> str | None:
-    level = optional(config, "thinking_level", str, "a string", where="generation_config.")
+    level = optional(config, "thinking_level", str, "generation_config")
     if level is not None and level not in EFFORTS:
         raise InvalidRequest(
             f"generation_config.thinking_level must be one of {', '.join(EFFORTS)}",
@@ -129,10 +129,10 @@ def _format(body: JSON) -> JSON | None:
 
 def _check_types(body: JSON) -> None:
     for name in _TEXTS:
-        optional(body, name, str, "a string")
+        optional(body, name, str)
     for name in _FLAGS:
-        optional(body, name, bool, "true or false")
-    optional(body, "generation_config", dict, "an object")
+        optional(body, name, bool)
+    optional(body, "generation_config", dict)
     if body.get("background") and body.get("store") is False:
         raise InvalidRequest(
             "background needs store: an interaction that is not kept cannot be asked for", param="store"
@@ -145,7 +145,7 @@ def _refuse_unsupported(body: JSON) -> None:
     for name in ("cached_content", "continuation_token", "environment"):
         if body.get(name) is not None:
             raise InvalidRequest(f"{name}: there is none here; leave it out", param=name)
-    modalities = optional(body, "response_modalities", list, "a list")
+    modalities = optional(body, "response_modalities", list)
     if modalities and [str(one).lower() for one in modalities] != ["text"]:
         raise InvalidRequest('response_modalities: only ["text"] is supported', param="response_modalities")
 

@@ -74,7 +74,7 @@ def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
             raise wrong_type(here, "an object")
         kind = part.get("type")
         if kind == "text":
-            if text := required(part, "text", str, "a string", where=f"{here}."):
+            if text := required(part, "text", str, here):
                 blocks.append({"type": "text", "text": text})
         elif kind in ("image", "document"):
             blocks.append(_file(part, kind, here))
@@ -86,15 +86,15 @@ def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
 
 
 def _file(part: Part, kind: str, where: str) -> Block:
-    uri = optional(part, "uri", str, "a string", where=f"{where}.")
+    uri = optional(part, "uri", str, where)
     if uri is not None:
         if kind == "document":
             raise InvalidRequest(f"{where}.uri: {BY_DATA}", param=f"{where}.uri")
         if not is_web_address(uri):
             raise InvalidRequest(f"{where}.uri must be an http(s) URL", param=f"{where}.uri")
         return {"type": "image", "source": {"type": "url", "url": uri}}
-    mime = required(part, "mime_type", str, "a string", where=f"{where}.")
-    data = required(part, "data", str, "a string", where=f"{where}.")
+    mime = required(part, "mime_type", str, where)
+    data = required(part, "data", str, where)
     read = base64_image if kind == "image" else base64_file
     return read(mime, standard_base64(data), f"{where}.data")
 
@@ -110,9 +110,9 @@ def _model(step: Part, where: str) -> Message:
 def _call(step: Part, where: str) -> Message:
     block = {
         "type": "tool_use",
-        "id": required(step, "id", str, "a string", where=f"{where}."),
-        "name": required(step, "name", str, "a string", where=f"{where}."),
-        "input": required(step, "arguments", dict, "an object", where=f"{where}."),
+        "id": required(step, "id", str, where),
+        "name": required(step, "name", str, where),
+        "input": required(step, "arguments", dict, where),
     }
     return Message("assistant", (block,))
 
@@ -128,9 +128,9 @@ def _result(step: Part, where: str) -> Message:
         content = json.dumps(result, ensure_ascii=False)
     else:
         raise wrong_type(f"{where}.result", "a text, an object or a list of contents")
-    call_id = required(step, "call_id", str, "a string", where=f"{where}.")
+    call_id = required(step, "call_id", str, where)
     block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
-    if optional(step, "is_error", bool, "true or false", where=f"{where}."):
+    if optional(step, "is_error", bool, where):
         block["is_error"] = True
     return Message("user", (block,))
 

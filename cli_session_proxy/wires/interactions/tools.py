@@ -17,6 +17,6 @@ def read_choice(config: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoic
         return checked_mode((wanted or "auto").upper(), None, tools, "generation_config.tool_choice")
     if not isinstance(wanted, dict):
         raise wrong_type("generation_config.tool_choice", "a string or an object")
-    inner = optional(wanted, "allowed_tools", dict, "an object", where="tool_choice.") or {}
-    names = optional(inner, "tools", list, "a list", where="tool_choice.allowed_tools.")
+    inner = optional(wanted, "allowed_tools", dict, "tool_choice") or {}
+    names = optional(inner, "tools", list, "tool_choice.allowed_tools")
     return checked_mode(str(inner.get("mode") or "auto").upper(), names, tools, "generation_config.tool_choice")

@@ -70,9 +70,9 @@ _SPOKEN = ("text", "thinking", "redacted_thinking")
 def read(body: JSON, naming: Naming) -> WireCall:
     """Read a body. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
-    most = required(body, "max_tokens", int, "a whole number")
-    optional(body, "metadata", dict, "an object")
-    optional(body, "cache_control", dict, "an object")  # the CLI uses the cache by itself
+    most = required(body, "max_tokens", int)
+    optional(body, "metadata", dict)
+    optional(body, "cache_control", dict)  # the CLI uses the cache by itself
     _refuse_unsupported(body)
     unread: list[str] = []
     system, messages = messages_content.read(body, unread=unread)
@@ -96,7 +96,7 @@ def read(body: JSON, naming: Naming) -> WireCall:
     return WireCall(
         request=request,
         parameters=PARAMETERS,
-        stream=bool(optional(body, "stream", bool, "true or false")),
+        stream=bool(optional(body, "stream", bool)),
         ignored=(*hosted, *fields.given(IGNORED), *dict.fromkeys(unread), *fields.unread()),
     )
 
@@ -110,7 +110,7 @@ def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of
 
 def _format(body: Mapping[str, Any]) -> JSON | None:
     """`output_config.format`, or the beta's `output_format`."""
-    config = optional(body, "output_config", dict, "an object") or {}
+    config = optional(body, "output_config", dict) or {}
     for where, wanted in (("output_config.format", config.get("format")), ("output_format", body.get("output_format"))):
         if wanted is not None and not isinstance(wanted, dict):
             raise wrong_type(where, "an object")
@@ -120,30 +120,30 @@ def _format(body: Mapping[str, Any]) -> JSON | None:
 
 
 def _effort(body: Mapping[str, Any]) -> str | None:
-    config = optional(body, "output_config", dict, "an object") or {}
-    effort = optional(config, "effort", str, "a string", where="output_config.")
+    config = optional(body, "output_config", dict) or {}
+    effort = optional(config, "effort", str, "output_config")
     if effort is not None:
         if effort not in EFFORTS:
             raise InvalidRequest(
                 f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort"
             )
         return effort
-    thinking = optional(body, "thinking", dict, "an object") or {}
-    budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+    thinking = optional(body, "thinking", dict) or {}
+    budget = optional(thinking, "budget_tokens", int, "thinking")
     return None if budget is None else effort_of_budget(budget)
 
 
 def _thinking(body: Mapping[str, Any]) -> bool | None:
-    thinking = optional(body, "thinking", dict, "an object") or {}
-    kind = optional(thinking, "type", str, "a string", where="thinking.")
+    thinking = optional(body, "thinking", dict) or {}
+    kind = optional(thinking, "type", str, "thinking")
     asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
     return kind not in ("disabled", "between_tools") if asked else None
 
 
 def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -> None:
     """With tools, a budget may be for several answers (Anthropic's interleaved thinking)."""
-    thinking = optional(body, "thinking", dict, "an object") or {}
-    budget = optional(thinking, "budget_tokens", int, "a whole number", where="thinking.")
+    thinking = optional(body, "thinking", dict) or {}
+    budget = optional(thinking, "budget_tokens", int, "thinking")
     if budget is not None and budget >= most and not tools:
         raise InvalidRequest(
             "max_tokens must be greater than thinking.budget_tokens: the budget is a part of it",
@@ -152,14 +152,14 @@ def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -
 
 
 def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    thread = optional(body, "thread", dict, "an object") or {}
+    thread = optional(body, "thread", dict) or {}
     if thread.get("type") == "continue":
         raise NotFound(
             "message threads are not kept here: send the whole conversation, its history is recognised",
             param="thread.previous_message_id",
             detail={"error_code": "thread_not_found"},
         )
-    if optional(body, "mcp_servers", list, "a list"):
+    if optional(body, "mcp_servers", list):
         raise InvalidRequest(
             "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
         )

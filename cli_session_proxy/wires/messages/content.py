@@ -79,33 +79,33 @@ def system_text(system: object) -> str:
 
 
 def _image(block: Part, where: str) -> Block:
-    source = required(block, "source", dict, "an object", where=f"{where}.")
+    source = required(block, "source", dict, where)
     inner = f"{where}.source"
-    kind = required(source, "type", str, "a string", where=f"{inner}.")
+    kind = required(source, "type", str, inner)
     if kind == "url":
-        url = required(source, "url", str, "a string", where=f"{inner}.")
+        url = required(source, "url", str, inner)
         if not is_web_address(url):
             raise InvalidRequest(f"{inner}.url must be an http(s) URL", param=f"{inner}.url")
         return {"type": "image", "source": {"type": "url", "url": url}}
     if kind != "base64":
         raise InvalidRequest(f"{inner}.type must be base64 or url: there are no files here", param=f"{inner}.type")
-    media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
-    return base64_image(media_type, required(source, "data", str, "a string", where=f"{inner}."), f"{inner}.data")
+    media_type = required(source, "media_type", str, inner)
+    return base64_image(media_type, required(source, "data", str, inner), f"{inner}.data")
 
 
 def _document(block: Part, where: str, *, cited: list[str]) -> Block:
     """A PDF or a text, given by its data."""
     _citations(block, where, cited)
-    source = required(block, "source", dict, "an object", where=f"{where}.")
+    source = required(block, "source", dict, where)
     inner = f"{where}.source"
-    kind = required(source, "type", str, "a string", where=f"{inner}.")
-    title, context = (optional(block, name, str, "a string", where=f"{where}.") for name in ("title", "context"))
+    kind = required(source, "type", str, inner)
+    title, context = (optional(block, name, str, where) for name in ("title", "context"))
     if kind == "base64":
-        media_type = required(source, "media_type", str, "a string", where=f"{inner}.")
-        data = required(source, "data", str, "a string", where=f"{inner}.")
+        media_type = required(source, "media_type", str, inner)
+        data = required(source, "data", str, inner)
         read = base64_file(media_type, data, f"{inner}.data", title)
     elif kind == "text":
-        text: str = required(source, "data", str, "a string", where=f"{inner}.")
+        text: str = required(source, "data", str, inner)
         if not text.strip():
             raise InvalidRequest(f"{inner}.data holds no words", param=f"{inner}.data")
         read = document({"type": "text", "media_type": "text/plain", "data": text}, title)
@@ -117,10 +117,10 @@ def _document(block: Part, where: str, *, cited: list[str]) -> Block:
 def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
     """A result of the client's own search as text, with its title and source."""
     _citations(block, where, cited)
-    source = required(block, "source", str, "a string", where=f"{where}.")
-    title = required(block, "title", str, "a string", where=f"{where}.")
+    source = required(block, "source", str, where)
+    title = required(block, "title", str, where)
     texts = typed_blocks(
-        required(block, "content", list, "a list of text blocks", where=f"{where}."),
+        required(block, "content", list, where, expected="a list of text blocks"),
         f"{where}.content",
         {"text": read_text},
     )
@@ -128,14 +128,14 @@ def _search_result(block: Part, where: str, *, cited: list[str]) -> Block:
 
 
 def _citations(block: Part, where: str, cited: list[str]) -> None:
-    wanted = optional(block, "citations", dict, "an object", where=f"{where}.") or {}
+    wanted = optional(block, "citations", dict, where) or {}
     if wanted.get("enabled"):
         cited.append("citations")
 
 
 def _tool_reference(block: Part, where: str) -> Block:
     """A tool that a tool search found. Its name is enough, because all tools are offered."""
-    name = required(block, "tool_name", str, "a string", where=f"{where}.")
+    name = required(block, "tool_name", str, where)
     return {"type": "text", "text": f"[tool: {name}]"}
 
 
@@ -146,21 +146,21 @@ def _nothing(block: Part, where: str) -> None:
 def _thinking(block: Part, where: str) -> Block:
     return {
         "type": "thinking",
-        "thinking": optional(block, "thinking", str, "a string", where=f"{where}.") or "",
-        "signature": optional(block, "signature", str, "a string", where=f"{where}.") or "",
+        "thinking": optional(block, "thinking", str, where) or "",
+        "signature": optional(block, "signature", str, where) or "",
     }
 
 
 def _redacted_thinking(block: Part, where: str) -> Block:
-    return {"type": "redacted_thinking", "data": required(block, "data", str, "a string", where=f"{where}.")}
+    return {"type": "redacted_thinking", "data": required(block, "data", str, where)}
 
 
 def _tool_use(block: Part, where: str) -> Block:
     return {
         "type": "tool_use",
-        "id": required(block, "id", str, "a string", where=f"{where}."),
-        "name": required(block, "name", str, "a string", where=f"{where}."),
-        "input": required(block, "input", dict, "an object", where=f"{where}."),
+        "id": required(block, "id", str, where),
+        "name": required(block, "name", str, where),
+        "input": required(block, "input", dict, where),
     }
 
 
@@ -173,9 +173,9 @@ def _tool_result(block: Part, where: str, *, kinds: Mapping[str, Reader]) -> Blo
         result = typed_blocks(content, f"{where}.content", {**kinds, "tool_reference": _tool_reference})
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
-    call_id = required(block, "tool_use_id", str, "a string", where=f"{where}.")
+    call_id = required(block, "tool_use_id", str, where)
     read: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result}
-    if optional(block, "is_error", bool, "true or false", where=f"{where}."):
+    if optional(block, "is_error", bool, where):
         read["is_error"] = True
     return read
 

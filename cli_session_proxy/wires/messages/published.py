@@ -29,10 +29,8 @@ def read(kind: str, tool: Mapping[str, Any], where: str) -> Tool | None:
     if family not in _FAMILIES or not date.isdigit():
         return None
     description, schema = _FAMILIES[family](tool, date, where)
-    name = required(tool, "name", str, "a string", where=f"{where}.")
-    return Tool(
-        name, description, schema, strict=bool(optional(tool, "strict", bool, "true or false", where=f"{where}."))
-    )
+    name = required(tool, "name", str, where)
+    return Tool(name, description, schema, strict=bool(optional(tool, "strict", bool, where)))
 
 
 def _object(names: Mapping[str, JSON], *wanted: str) -> JSON:
@@ -51,7 +49,7 @@ def _text_editor(tool: Mapping[str, Any], date: str, where: str) -> tuple[str, J
     commands = ["view", "create", "str_replace", "insert"]
     if date < "20250429":
         commands.append("undo_edit")
-    limit = optional(tool, "max_characters", int, "a whole number", where=f"{where}.")
+    limit = optional(tool, "max_characters", int, where)
     names = {"command": {"enum": commands}, **_FILES, "insert_text": _TEXT, "view_range": _PLACE}
     if date < "20250728":
         del names["insert_text"]  # called new_str before
@@ -82,10 +80,8 @@ def _memory(tool: Mapping[str, Any], date: str, where: str) -> tuple[str, JSON]:
 
 
 def _computer(tool: Mapping[str, Any], date: str, where: str) -> tuple[str, JSON]:
-    wide, high = (
-        required(tool, f"display_{name}_px", int, "a whole number", where=f"{where}.") for name in ("width", "height")
-    )
-    zooms = bool(optional(tool, "enable_zoom", bool, "true or false", where=f"{where}."))
+    wide, high = (required(tool, f"display_{name}_px", int, where) for name in ("width", "height"))
+    zooms = bool(optional(tool, "enable_zoom", bool, where))
     actions = [*_ACTIONS, *(() if date < "20250124" else _LATER_ACTIONS), *(("zoom",) if zooms else ())]
     names: dict[str, JSON] = {"action": {"enum": actions}, "coordinate": _PLACE, "text": _TEXT}
     if date >= "20250124":

@@ -23,9 +23,9 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
     """(the client's own tools, the names of tools that are not offered). Raises `InvalidRequest`."""
     own: list[Tool] = []
     hosted: list[str] = []
-    for at, tool in enumerate(optional(body, "tools", list, "a list") or []):
+    for at, tool in enumerate(optional(body, "tools", list) or []):
         here = f"tools[{at}]"
-        kind = optional(tool, "type", str, "a string", where=f"{here}.") if isinstance(tool, dict) else None
+        kind = optional(tool, "type", str, here) if isinstance(tool, dict) else None
         if kind in (None, "custom"):
             own.append(_tool(tool, here))
         elif (known := published.read(kind, tool, here)) is not None:
@@ -39,19 +39,19 @@ def _tool(tool: object, where: str) -> Tool:
     if not isinstance(tool, dict):
         raise wrong_type(where, "an object")
     return Tool(
-        name=required(tool, "name", str, "a string", where=f"{where}."),
-        description=optional(tool, "description", str, "a string", where=f"{where}.") or "",
-        schema=required(tool, "input_schema", dict, "a JSON Schema", where=f"{where}."),
-        strict=bool(optional(tool, "strict", bool, "true or false", where=f"{where}.")),
+        name=required(tool, "name", str, where),
+        description=optional(tool, "description", str, where) or "",
+        schema=required(tool, "input_schema", dict, where, expected="a JSON Schema"),
+        strict=bool(optional(tool, "strict", bool, where)),
     )
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
-    wanted = optional(body, "tool_choice", dict, "an object") or {"type": "auto"}
+    wanted = optional(body, "tool_choice", dict) or {"type": "auto"}
     kind = wanted.get("type")
-    single = bool(optional(wanted, "disable_parallel_tool_use", bool, "true or false", where="tool_choice."))
+    single = bool(optional(wanted, "disable_parallel_tool_use", bool, "tool_choice"))
     if kind == "tool":
-        name = required(wanted, "name", str, "a string", where="tool_choice.")
+        name = required(wanted, "name", str, "tool_choice")
         return checked_choice(ToolChoice("required", (name,), not single), tools)
     if not isinstance(kind, str) or kind not in _MODES:
         raise InvalidRequest("tool_choice.type must be auto, any, tool or none", param="tool_choice.type")

@@ -109,11 +109,11 @@ def read_chat(body: JSON, naming: Naming) -> OllamaCall | Load:
 def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
     """Like `read_chat`, for a body with a `prompt`."""
     fields = Fields(body)
-    if optional(fields, "suffix", str, "a string"):
+    if optional(fields, "suffix", str):
         raise InvalidRequest("suffix: the Claude CLI completes no text around a gap; leave it out", param="suffix")
-    prompt = optional(fields, "prompt", str, "a string") or ""
-    images = optional(fields, "images", list, "a list") or []
-    system = optional(fields, "system", str, "a string")
+    prompt = optional(fields, "prompt", str) or ""
+    images = optional(fields, "images", list) or []
+    system = optional(fields, "system", str)
     message = ollama_messages.user_message(prompt, images, "images")
     if prompt and message.content[-1]["type"] == "text" and not prompt.strip():
         raise InvalidRequest("prompt is empty: send a text or an image", param="prompt")
@@ -124,10 +124,10 @@ def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
 def _read(
     fields: Fields, naming: Naming, door: Door, system: str | None, messages: tuple[Message, ...]
 ) -> OllamaCall | Load:
-    model = optional(fields, "model", str, "a string")
+    model = optional(fields, "model", str)
     named = model_name(model.removesuffix(TAG) if model else None)
-    stream = optional(fields, "stream", bool, "true or false")
-    if optional(fields, "logprobs", bool, "true or false"):
+    stream = optional(fields, "stream", bool)
+    if optional(fields, "logprobs", bool):
         raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
     if fields.get("top_logprobs"):
         raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
@@ -136,7 +136,7 @@ def _read(
         raise wrong_type("keep_alive", "a number of seconds or a duration")
     if not messages:
         return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
-    options = Fields(optional(fields, "options", dict, "an object") or {})
+    options = Fields(optional(fields, "options", dict) or {})
     effort, thoughts = _think(fields.get("think"))
     stop = options.get("stop")
     offered = read_tools(fields) if door == "chat" else Offered()
@@ -203,9 +203,9 @@ def _format(wanted: object) -> JSON | None:
 
 def _ignored_options(options: Fields) -> list[str]:
     for name in _NUMBERS:
-        optional(options, name, NUMBER, "a number", where="options.")
+        optional(options, name, NUMBER, "options")
     for name in _FLAGS:
-        optional(options, name, bool, "true or false", where="options.")
+        optional(options, name, bool, "options")
     return [f"options.{name}" for name in (*_NUMBERS, *_FLAGS) if options.get(name) is not None]
 
 

@@ -35,8 +35,8 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     conversation: list[tuple[str, Message]] = []
     calls = OpenCalls()
     for where, role, message in by_role(messages):
-        text = optional(message, "content", str, "a string", where=f"{where}.") or ""
-        images = optional(message, "images", list, "a list", where=f"{where}.") or []
+        text = optional(message, "content", str, where) or ""
+        images = optional(message, "images", list, where) or []
         if images and role not in ("user", "tool"):
             raise InvalidRequest(f"{where}.images: only a user or a tool shows images", param=f"{where}.images")
         if role == "system":
@@ -81,23 +81,23 @@ def _image(data: object, where: str) -> Block:
 
 
 def _calls(message: Mapping[str, Any], where: str, calls: OpenCalls) -> list[Block]:
-    given = optional(message, "tool_calls", list, "a list", where=f"{where}.") or []
+    given = optional(message, "tool_calls", list, where) or []
     blocks: list[Block] = []
     for index, call in enumerate(given):
         here = f"{where}.tool_calls[{index}]"
         if not isinstance(call, dict):
             raise wrong_type(here, "an object")
-        function = required(call, "function", dict, "an object", where=f"{here}.")
-        name = required(function, "name", str, "a string", where=f"{here}.function.")
-        arguments = optional(function, "arguments", dict, "an object", where=f"{here}.function.") or {}
-        made = calls.call(optional(call, "id", str, "a string", where=f"{here}."), name)
+        function = required(call, "function", dict, here)
+        name = required(function, "name", str, f"{here}.function")
+        arguments = optional(function, "arguments", dict, f"{here}.function") or {}
+        made = calls.call(optional(call, "id", str, here), name)
         blocks.append({"type": "tool_use", "id": made, "name": name, "input": arguments})
     return blocks
 
 
 def _result(message: Mapping[str, Any], parsed: Message, where: str, calls: OpenCalls) -> Message:
-    given = optional(message, "tool_call_id", str, "a string", where=f"{where}.") or None
-    name = optional(message, "tool_name", str, "a string", where=f"{where}.") or None
+    given = optional(message, "tool_call_id", str, where) or None
+    name = optional(message, "tool_name", str, where) or None
     [*shown] = parsed.content
     is_text = len(shown) == 1 and shown[0]["type"] == "text"
     content = shown[0]["text"] if is_text else shown or ""

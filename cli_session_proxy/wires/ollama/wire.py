@@ -123,7 +123,7 @@ class OllamaRoutes:
 
 def _shown(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
     """The model's name, which older clients send as `name`."""
-    given = optional(body, "model", str, "a string") or optional(body, "name", str, "a string")
+    given = optional(body, "model", str) or optional(body, "name", str)
     return model_name(given.removesuffix(ollama.TAG) if given else None)
 
 

@@ -109,9 +109,9 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     given = body.get("input")
     parsed = responses_items.Input((), ()) if given is None else responses_items.read(given, references=True)
     offered = responses_tools.read(body, responses_items.brought(given))
-    text = Fields(optional(body, "text", dict, "an object") or {})
-    reasoning = Fields(optional(body, "reasoning", dict, "an object") or {})
-    wanted = optional(text, "format", dict, "an object", where="text.") or {"type": "text"}
+    text = Fields(optional(body, "text", dict) or {})
+    reasoning = Fields(optional(body, "reasoning", dict) or {})
+    wanted = optional(text, "format", dict, "text") or {"type": "text"}
     effort = _effort(reasoning)
     request = naming.request(
         WIRE,
@@ -183,13 +183,13 @@ def _call(
 
 def _check_types(body: Mapping[str, Any]) -> None:
     for name in _NUMBERS:
-        optional(body, name, NUMBER, "a number")
+        optional(body, name, NUMBER)
     for name in _TEXTS:
-        optional(body, name, str, "a string")
+        optional(body, name, str)
     for name in _FLAGS:
-        optional(body, name, bool, "true or false")
-    optional(body, "stream_options", dict, "an object")
-    if _LOGPROBS in (optional(body, "include", list, "a list") or []):
+        optional(body, name, bool)
+    optional(body, "stream_options", dict)
+    if _LOGPROBS in (optional(body, "include", list) or []):
         raise InvalidRequest(f"include: {_LOGPROBS}: the Claude CLI gives none; leave it out", param="include")
     checked_metadata(body.get("metadata"))
     if body.get("background") and body.get("store") is False:
@@ -212,15 +212,15 @@ def _conversation(value: object) -> str | None:
         return value
     if not isinstance(value, dict):
         raise wrong_type("conversation", "an id or an object with an id")
-    found: str = required(value, "id", str, "a string", where="conversation.")
+    found: str = required(value, "id", str, "conversation")
     return found
 
 
 def _effort(reasoning: Mapping[str, Any]) -> str | None:
-    effort = optional(reasoning, "effort", str, "a string", where="reasoning.")
+    effort = optional(reasoning, "effort", str, "reasoning")
     if effort is not None and effort not in EFFORTS:
         raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
-    summary = optional(reasoning, "summary", str, "a string", where="reasoning.")
+    summary = optional(reasoning, "summary", str, "reasoning")
     if summary not in (None, "auto", "concise", "detailed", "none"):
         raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")
     return effort

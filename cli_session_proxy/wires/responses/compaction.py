@@ -32,7 +32,7 @@ def sealed(messages: Sequence[Message]) -> str:
 def unsealed(item: Mapping[str, Any], where: str) -> Message:
     """The message that replaces the item: the earlier conversation. An item of another server is encrypted and cannot
     be read."""
-    content = optional(item, "encrypted_content", str, "a string", where=f"{where}.")
+    content = optional(item, "encrypted_content", str, where)
     if content is None or not content.startswith(_SEAL):
         return reminder(UNKNOWN)
     try:

@@ -57,11 +57,11 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
         here = f"{where}[{index}]"
         if not isinstance(item, dict):
             raise wrong_type(here, "an object")
-        kind = optional(item, "type", str, "a string", where=f"{here}.") or "message"
+        kind = optional(item, "type", str, here) or "message"
         if kind in _SILENT or kind.removesuffix("_call") in _HOSTED:
             continue
         if kind == "item_reference" and references:
-            item_id = required(item, "id", str, "a string", where=f"{here}.")
+            item_id = required(item, "id", str, here)
             messages.append(Message("assistant", ({"type": "item_reference", "id": item_id, "where": here},)))
             continue
         if kind not in _READERS:
@@ -93,7 +93,7 @@ def turn_id_of_item(item_id: str) -> str | None:
 
 
 def _message(item: Mapping[str, Any], where: str) -> Message | str:
-    role = required(item, "role", str, "a string", where=f"{where}.")
+    role = required(item, "role", str, where)
     if role in ("system", "developer"):
         return "".join(block["text"] for block in _content(item, where, _TEXTS))
     if role == "assistant":
@@ -111,18 +111,18 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
 def _call(item: Mapping[str, Any], where: str) -> Message:
     """A call of a function, or of a custom tool, which takes a text."""
     if item["type"] == "custom_tool_call":
-        given: JSON = {"input": optional(item, "input", str, "a string", where=f"{where}.") or ""}
+        given: JSON = {"input": optional(item, "input", str, where) or ""}
     else:
-        given = arguments(optional(item, "arguments", str, "a string", where=f"{where}."), f"{where}.arguments")
-    call_id = required(item, "call_id", str, "a string", where=f"{where}.")
-    name = required(item, "name", str, "a string", where=f"{where}.")
-    space = optional(item, "namespace", str, "a string", where=f"{where}.")
+        given = arguments(optional(item, "arguments", str, where), f"{where}.arguments")
+    call_id = required(item, "call_id", str, where)
+    name = required(item, "name", str, where)
+    space = optional(item, "namespace", str, where)
     name = flat(space, name) if space else name
     return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))
 
 
 def _function_output(item: Mapping[str, Any], where: str) -> Message:
-    call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
+    call_id = item.get("call_id") or required(item, "id", str, where)
     output = item.get("output")
     content: str | list[Block]
     if isinstance(output, str):
@@ -163,16 +163,16 @@ def _content(
 
 
 def _text(part: Mapping[str, Any], where: str) -> Block:
-    text: str = required(part, "text", str, "a string", where=f"{where}.")
+    text: str = required(part, "text", str, where)
     return {"type": "text", "text": text}
 
 
 def _refusal(part: Mapping[str, Any], where: str) -> Block:
-    return {"type": "text", "text": required(part, "refusal", str, "a string", where=f"{where}.")}
+    return {"type": "text", "text": required(part, "refusal", str, where)}
 
 
 def _image(part: Mapping[str, Any], where: str) -> Block:
-    url = optional(part, "image_url", str, "a string", where=f"{where}.")
+    url = optional(part, "image_url", str, where)
     if url is None:
         raise InvalidRequest(
             f"{where}: files are not kept here; send the image in image_url, as a URL or data URL", param=where
@@ -181,10 +181,10 @@ def _image(part: Mapping[str, Any], where: str) -> Block:
 
 
 def _file(part: Mapping[str, Any], where: str) -> Block:
-    data = optional(part, "file_data", str, "a string", where=f"{where}.")
+    data = optional(part, "file_data", str, where)
     if data is None:
         raise InvalidRequest(f"{where}: {BY_DATA}", param=f"{where}.file_data")
-    name = optional(part, "filename", str, "a string", where=f"{where}.")
+    name = optional(part, "filename", str, where)
     return named_file(data, name, f"{where}.file_data")
 
 

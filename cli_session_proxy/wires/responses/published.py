@@ -41,8 +41,8 @@ class Published:
 
     def message(self, item: Mapping[str, Any], where: str) -> Message:
         """The message of such an item in a client's history."""
-        call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
-        given = optional(item, self.key, dict, "an object", where=f"{where}.") or {}
+        call_id = item.get("call_id") or required(item, "id", str, where)
+        given = optional(item, self.key, dict, where) or {}
         return Message(
             "assistant", ({"type": "tool_use", "id": str(call_id), "name": self.name, "input": self.read(given)},)
         )
@@ -54,7 +54,7 @@ def _object(names: Mapping[str, JSON], *wanted: str) -> JSON:
 
 def _shell(tool: Mapping[str, Any], where: str) -> Tool | None:
     """The shell tool; None if OpenAI would run its container."""
-    environment = optional(tool, "environment", dict, "an object", where=f"{where}.") or {}
+    environment = optional(tool, "environment", dict, where) or {}
     if environment.get("type") not in (None, "local"):
         return None
     return Tool(
@@ -90,10 +90,8 @@ def _apply_patch(tool: Mapping[str, Any], where: str) -> Tool:  # noqa: ARG001 -
 
 
 def _computer(tool: Mapping[str, Any], where: str) -> Tool:
-    wide, high = (
-        required(tool, f"display_{name}", int, "a whole number", where=f"{where}.") for name in ("width", "height")
-    )
-    system = required(tool, "environment", str, "a string", where=f"{where}.")
+    wide, high = (required(tool, f"display_{name}", int, where) for name in ("width", "height"))
+    system = required(tool, "environment", str, where)
     kinds = ["click", "double_click", "drag", "keypress", "move", "screenshot", "scroll", "type", "wait"]
     names: dict[str, JSON] = {
         "type": {"enum": kinds}, "x": _NUMBER, "y": _NUMBER, "text": _TEXT, "keys": _TEXTS, "scroll_x": _NUMBER,
@@ -147,11 +145,11 @@ TYPES: Mapping[str, str] = {
 
 def result(item: Mapping[str, Any], where: str) -> Message:
     """The result of such a tool: a shell's outputs, or a computer's screenshot."""
-    call_id = item.get("call_id") or required(item, "id", str, "a string", where=f"{where}.")
+    call_id = item.get("call_id") or required(item, "id", str, where)
     output = item.get("output")
     content: str | list[Block]
     if isinstance(output, dict):
-        url = required(output, "image_url", str, "a string", where=f"{where}.output.")
+        url = required(output, "image_url", str, f"{where}.output")
         content = [image_block(url, f"{where}.output.image_url")]
     elif output is None or isinstance(output, str):
         content = output or ""

@@ -61,11 +61,11 @@ def read(body: JSON, naming: Naming, *, ahead: str | None = None) -> SocketReque
     """
     before: JSON = {}
     if ahead is not None:
-        before, body = body["ahead"], required(body, "message", dict, "an object")
+        before, body = body["ahead"], required(body, "message", dict)
     if body.get("type") != CREATE:
         raise InvalidRequest(f"type must be {CREATE}: nothing else is understood here", param="type")
-    stream_id = optional(body, "stream_id", str, "a string")
-    generate = optional(body, "generate", bool, "true or false")
+    stream_id = optional(body, "stream_id", str)
+    generate = optional(body, "generate", bool)
     if body.get("background"):
         raise InvalidRequest("background is not possible over a WebSocket: send a POST", param="background")
     body = {name: value for name, value in body.items() if name not in ("type", "stream_id", "generate")}

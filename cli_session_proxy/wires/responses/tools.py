@@ -68,7 +68,7 @@ def flat(namespace: str, name: str) -> str:
 def read(body: Mapping[str, Any], more: list[object]) -> Given:
     """Parse the tools. `more`: from items of the conversation. Raises `InvalidRequest`, which names the field."""
     offers = _Offers()
-    for at, tool in enumerate([*(optional(body, "tools", list, "a list") or []), *more]):
+    for at, tool in enumerate([*(optional(body, "tools", list) or []), *more]):
         offers.add(tool, f"tools[{at}]")
     ignored = tuple(dict.fromkeys(offers.ignored))
     return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, ignored, len(more))
@@ -109,8 +109,8 @@ class _Offers:
                 shown |= {"parameters": own.schema, "strict": own.strict}
             self.shown.append(shown)
             return
-        space = required(tool, "name", str, "a string", where=f"{here}.")
-        for n, inner in enumerate(required(tool, "tools", list, "a list", where=f"{here}.")):
+        space = required(tool, "name", str, here)
+        for n, inner in enumerate(required(tool, "tools", list, here)):
             if not isinstance(inner, dict):
                 raise wrong_type(f"{here}.tools[{n}]", "an object")
             self._offered(inner, f"{here}.tools[{n}]", space)
@@ -118,7 +118,7 @@ class _Offers:
 
     def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
         """The tool for the model; None for one that OpenAI would run, or without a known schema."""
-        kind = optional(tool, "type", str, "a string", where=f"{here}.") or "function"
+        kind = optional(tool, "type", str, here) or "function"
         if kind in TYPES and not space and (known := PUBLISHED[TYPES[kind]].tool(tool, here)) is not None:
             self.shapes[known.name] = [TYPES[kind], "", known.name]
             self.tools.append(known)
@@ -156,7 +156,7 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _chosen(wanted: JSON) -> JSON | None:
     """A tool of a choice as a function; None if it is not offered."""
-    kind = optional(wanted, "type", str, "a string", where="tool_choice.") or "function"
+    kind = optional(wanted, "type", str, "tool_choice") or "function"
     if kind in ("function", "custom"):
         return {**wanted, "type": "function"}
     return {"type": "function", "name": PUBLISHED[TYPES[kind]].name} if kind in TYPES else None
