@@ -14,8 +14,7 @@ from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.claude import transcript
 from ..backends.claude.process import environment
-from ..backends.claude.sessions.adoption import Adopted, adopt_session
-from ..backends.claude.sessions.fitting import ImportFitting, Look
+from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
 from ..domain.models import Block, Record
 from ..domain.notes import Code
 from ..errors import NotFound, printable
@@ -62,7 +61,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
 class _KeptByClaude:
     """Implements `incoming.KeptRecords`: sessions of any working directory, and files beside a transcript."""
 
-    def __init__(self, settings: Settings, look: Look) -> None:
+    def __init__(self, settings: Settings, look: Replacement) -> None:
         self._projects = environment.config_dir(settings) / "projects"
         self._fitting = ImportFitting(look)
 
@@ -110,7 +109,7 @@ async def _ready(settings: Settings) -> AsyncIterator[Store]:
 
 
 @asynccontextmanager
-async def _looking() -> AsyncIterator[Look]:
+async def _looking() -> AsyncIterator[Replacement]:
     """Inspects images and documents in a helper process. Call it on another thread."""
     aside, loop = Aside(), asyncio.get_running_loop()
     media = Media(aside)

@@ -24,7 +24,7 @@ from ..backends.claude.process.events import Asks
 from ..backends.claude.process.observed import Name, Observation
 from ..backends.claude.process.parameters import EXTRA_BODY, MAX_TOKENS
 from ..backends.claude.process.process import ClaudeProcess
-from ..backends.claude.sessions.reopening import closing
+from ..backends.claude.sessions.composing import closing_record
 from ..backends.claude.transcript import Entry, Scribe
 from ..domain.approvals import Verdict
 from ..domain.client_tools import Offers, ToolPolicy, cli_name
@@ -356,7 +356,7 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
             scribe.record(Message("user", (result,)), MODEL),
         ]
         known = [*first.records, *exchange]
-        _write(stage, launch, [*known, closing(scribe, turn_uuid)])
+        _write(stage, launch, [*known, closing_record(scribe, turn_uuid)])
         async with stage.running(launch) as process:
             if not await stage.bounded(process, process.adapt(replace(launch, offers=OFFERS))):
                 raise Differs("it did not take the client's tools")

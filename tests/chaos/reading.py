@@ -12,8 +12,8 @@ from itertools import groupby
 from typing import Any
 
 from cli_session_proxy.backends.claude.sessions import summaries
+from cli_session_proxy.backends.claude.sessions.composing import CLOSING
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
-from cli_session_proxy.backends.claude.sessions.reopening import CLOSING
 from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN

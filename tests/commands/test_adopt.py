@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import adoption
+from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
 from cli_session_proxy.backends.claude.sessions.exchanges import exchanges
-from cli_session_proxy.backends.claude.sessions.foreign import survey
 from cli_session_proxy.backends.claude.transcript import Entry
 from cli_session_proxy.commands import upkeep, verifying
 from cli_session_proxy.commands.stored import made
@@ -62,7 +62,7 @@ def write(path: Path, lines: list[dict[str, Any]], rest: str = "") -> Path:
 
 
 def cut(path: Path) -> list[tuple[str, str, bool]]:
-    found = survey(path)
+    found = ForeignTranscript(path)
     return [
         (one.input[0].content[0]["text"] if one.input else "", "".join(b["text"] for b in one.output), one.complete)
         for one in exchanges(found.entries(lambda _done, _whole: None))
@@ -95,7 +95,7 @@ def test_records_are_cut_at_each_prompt_of_a_person(tmp_path: Path) -> None:
     ]  # fmt: skip
     path = write(tmp_path / "s.jsonl", lines)
     assert cut(path) == [("one", "first", True), ("two", "second", True), ("three", "third", True)]
-    groups = list(exchanges(survey(path).entries(lambda _done, _whole: None)))
+    groups = list(exchanges(ForeignTranscript(path).entries(lambda _done, _whole: None)))
     assert [entry.data["type"] for group in groups for entry in group.entries] == [one["type"] for one in lines]
     assert [block["type"] for block in groups[1].tools] == ["tool_use", "tool_result"]
 
@@ -128,7 +128,7 @@ def test_only_the_path_to_the_last_record_is_kept_with_its_parallel_tools(tmp_pa
         line("u2", "a1", "user", "two"), call("c1", "u2", 1), call("c2", "c1", 2),
         result("r2", "c2", 2), result("r1", "c1", 1), line("a2", "r1", "assistant", said("second")),
     ]  # fmt: skip
-    found = survey(write(tmp_path / "s.jsonl", lines))
+    found = ForeignTranscript(write(tmp_path / "s.jsonl", lines))
     assert found.kept == {"u1", "a1", "u2", "c1", "c2", "r1", "r2", "a2"}
     assert found.dropped == 2
     assert cut(found.path) == [("one", "first", True), ("two", "second", True)]
@@ -136,7 +136,7 @@ def test_only_the_path_to_the_last_record_is_kept_with_its_parallel_tools(tmp_pa
 
 def test_a_record_that_hangs_on_nothing_is_joined_and_a_broken_line_is_told(tmp_path: Path) -> None:
     lines = [*TALK[:2], line("u2", "gone", "user", "two"), TALK[3]]
-    found = survey(write(tmp_path / "s.jsonl", lines, '{"cut'))
+    found = ForeignTranscript(write(tmp_path / "s.jsonl", lines, '{"cut'))
     entries: list[Entry] = list(found.entries(lambda _done, _whole: None))
     assert [entry.parent for entry in entries] == [None, "u1", "a1", "u2"]
     assert json.loads(entries[2].line)["parentUuid"] == "a1"
@@ -150,7 +150,7 @@ def test_a_path_goes_on_before_a_compaction(tmp_path: Path) -> None:
     summary = line("s", "b", "user", "summary", isCompactSummary=True)
     lines = [*TALK, boundary, summary, line("u3", "s", "user", "three"), line("a3", "u3", "assistant", said("third"))]
     path = write(tmp_path / "s.jsonl", lines)
-    groups = list(exchanges(survey(path).entries(lambda _done, _whole: None)))
+    groups = list(exchanges(ForeignTranscript(path).entries(lambda _done, _whole: None)))
     assert [one[0] for one in cut(path)] == ["one", "two", "three"]
     assert [group.compacted for group in groups] == [None, None, {"n": 1}]
 

@@ -11,7 +11,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.guardian import start_time
-from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, invented
+from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, has_invented_result
 from cli_session_proxy.backends.claude.sessions.tails import Tails
 from cli_session_proxy.commands import verifying
 from cli_session_proxy.domain.models import Agent, Message, Turn
@@ -224,17 +224,17 @@ def test_only_results_that_we_brought_answer_a_clients_tool() -> None:
         )  # fmt: skip
         return one
 
-    assert invented(talk("mcp__client__get_weather").entries)
-    assert not invented(talk("mcp__client__get_weather").entries, [GIVEN])
-    assert invented(talk("mcp__client__get_weather").entries, [{**GIVEN, "content": "rainy"}])
-    assert not invented(talk("Read").entries)
-    assert not invented(talk("mcp__other__get_weather").entries)
+    assert has_invented_result(talk("mcp__client__get_weather").entries)
+    assert not has_invented_result(talk("mcp__client__get_weather").entries, [GIVEN])
+    assert has_invented_result(talk("mcp__client__get_weather").entries, [{**GIVEN, "content": "rainy"}])
+    assert not has_invented_result(talk("Read").entries)
+    assert not has_invented_result(talk("mcp__other__get_weather").entries)
 
 
 def test_a_result_to_a_call_from_before_is_none_of_somebody_elses() -> None:
     [one] = cut(record("user", "r", "c", GIVEN), record("assistant", "a", "r", said("It is sunny.")))
-    assert invented(one.entries)
-    assert not invented(one.entries, [GIVEN])
+    assert has_invented_result(one.entries)
+    assert not has_invented_result(one.entries, [GIVEN])
 
 
 def test_an_exchange_with_results_that_the_cli_made_up_is_not_complete() -> None:

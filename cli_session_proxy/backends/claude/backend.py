@@ -52,7 +52,7 @@ from . import transcript
 from .process import capability, environment, events, failures, logged_in, observed, permissions
 from .process.child import Launch, end_stray
 from .process.pool import STALE, Pool
-from .sessions import adoption, history, paths, reopening, seeing, settling
+from .sessions import adoption, composing, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
 from .sessions.manager import FailedTurn, Foreign, Sessions
 from .sessions.verifying import Verifier, compare
@@ -116,8 +116,8 @@ class ClaudeBackend(Backend):
         scribe = self.sessions.scribe(agent, len(history_of), leaf)
         open_calls: dict[str, str] = {}
         if above is not None and calls_of(above.output):
-            dangling = reopening.open_calls(transcript.parse_records(known).path)
-            open_calls = reopening.in_records(above, dangling)
+            dangling = composing.open_calls(transcript.parse_records(known).path)
+            open_calls = composing.ids_in_records(above, dangling)
         mender = history.Mender(open_calls)
         for one in history_of:
             yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))

@@ -13,7 +13,7 @@ import pytest
 
 from cli_session_proxy.backends.claude.process.parameters import Takes, fields_of
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess
-from cli_session_proxy.backends.claude.sessions import stopping
+from cli_session_proxy.backends.claude.sessions import composing
 from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn, TurnOptions
@@ -154,7 +154,7 @@ def test_a_prompt_behind_words_of_the_clis_own_is_kept_where_its_answer_is_cut()
     asked = scribe.record(Message("user", ({"type": "text", "text": "both"},)), "sonnet")
     said = scribe.record(Message("assistant", ({"type": "text", "text": "I am"},)), "sonnet")
     added = parse_records([own, asked, said]).entries
-    *whole, last = stopping.cut(added, ({"type": "text", "text": "I"},), scribe, "sonnet", unseen=True)
+    *whole, last = composing.cut_answer(added, ({"type": "text", "text": "I"},), scribe, "sonnet", unseen=True)
     assert [record.uuid for record in whole] == [own.uuid, asked.uuid]
     assert json.loads(last.line)["message"]["content"] == [{"type": "text", "text": "I"}]
 
@@ -165,7 +165,7 @@ def test_what_the_old_cli_writes_in_the_place_of_an_answer_that_was_stopped_is_n
     texts = "[Request interrupted by user] was shown", "[Request interrupted by user]"  # a person may say so, too
     asked, stopped = [scribe.record(Message("user", ({"type": "text", "text": said},)), "sonnet") for said in texts]
     added = parse_records([asked, stopped]).entries
-    *whole, last = stopping.cut(added, ({"type": "text", "text": "word"},), scribe, "sonnet", unseen=True)
+    *whole, last = composing.cut_answer(added, ({"type": "text", "text": "word"},), scribe, "sonnet", unseen=True)
     assert [record.uuid for record in whole] == [asked.uuid]
     said = json.loads(last.line)
     assert (said["parentUuid"], said["message"]["content"]) == (asked.uuid, [{"type": "text", "text": "word"}])

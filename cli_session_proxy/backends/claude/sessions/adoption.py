@@ -1,6 +1,7 @@
-"""Adoption: makes turns of exchanges that a person had in a session outside the proxy.
+"""Adoption: makes turns of exchanges that the proxy did not run.
 
-    adopt           the tail that a person added to a session of ours (`claude --resume` in the sandbox)
+    adoptable       the tail that a person added to a session of ours (`claude --resume` in the sandbox)
+    turns_from_sdk  the exchanges of a session that an application runs with the Claude Agent SDK
     adopt_session   a session that the proxy has never seen, with its whole history, into a new agent's chain
 
 Records are stored unchanged, with marks for images that the model would refuse. The source file is only read.
@@ -12,15 +13,17 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
 from ....domain.evidence import Brought, Evidence
-from ....domain.limits import is_model, is_session_id
-from ....domain.models import JSON, Agent, Link, Placed, Record, Session, Turn
+from ....domain.limits import is_model, is_session_id, is_version
+from ....domain.models import JSON, Agent, Block, Link, Placed, Record, Session, Turn
+from ....domain.notes import Code, Note
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
@@ -28,16 +31,25 @@ from ....stores.base import ChainPart, NewChain, Store, WholeTurn
 from ...base import Adoptable
 from .. import transcript
 from ..process import environment
+from ..transcript import Entry
+from ..transcript.entries import opened
 from . import paths
-from .exchanges import TranscriptExchange, exchanges
-from .fitting import ImportFitting, Look
-from .foreign import ForeignFile, Progress, survey
+from .exchanges import TranscriptExchange, exchanges, is_compaction, is_prompt, time_of
 from .manager import Foreign
+
+# Called with the bytes done and the bytes in all.
+Progress = Callable[[int, int], None]
+# The replacement of an image or document with the code of its note; None: it can stay. Called on a thread.
+Replacement = Callable[[Block], tuple[Code, Block] | None]
+
+# Lines that are read before a file without records is refused.
+FIRST_LINES = 200
 
 
 @dataclass(slots=True)
 class Adopter:
-    """Makes turns of exchanges, each the child of the last one; the first is a child of `parent`."""
+    """Makes turns of exchanges, each the child of the last one; the first is a child of `parent`. `note`: evidence of
+    their origin."""
 
     agent_key: int
     session_id: str
@@ -45,7 +57,7 @@ class Adopter:
     parent: Turn | None = None
     model: str = "default"
 
-    def turn(self, exchange: TranscriptExchange) -> WholeTurn:
+    def adopt(self, exchange: TranscriptExchange) -> WholeTurn:
         before = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
         at = exchange.at or time.time()
@@ -76,7 +88,7 @@ class Adopter:
 def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
     """Exchanges that a person had in the session, as turns after `parent`."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
-    turns = tuple(adopter.turn(exchange) for exchange in exchanges(foreign.entries))
+    turns = tuple(adopter.adopt(exchange) for exchange in exchanges(foreign.entries))
     session = replace(foreign.session, tip_turn_id=turns[-1].turn.id, mark=None)
     return Adoptable(turns, session, {"note": foreign.note}, transcript.has_ended(foreign.entries))
 
@@ -88,8 +100,8 @@ BY_SDK = "said with the Claude Agent SDK"
 
 async def lines_of(store: Store, session: Session) -> list[str]:
     """The transcript of the path to the session's tip, under the session's id."""
-    shown = await paths.shown(store, session.tip_turn_id)
-    lines = (record.line for record in shown if not transcript.is_file(record))
+    records = await paths.shown(store, session.tip_turn_id)
+    lines = (record.line for record in records if not transcript.is_file(record))
     return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in lines])
 
 
@@ -100,27 +112,26 @@ def turns_from_sdk(
 
     If the chain has grown meanwhile, the chain's new leaf becomes the parent of the first of these records.
     """
-    entries = transcript.parse_records(lines).entries
-    found = list(exchanges(entries))
-    while found and not (found[-1].complete and transcript.has_ended(found[-1].entries)):
-        found.pop()
-    if not found:
+    complete = list(exchanges(transcript.parse_records(lines).entries))
+    while complete and not (complete[-1].complete and transcript.has_ended(complete[-1].entries)):
+        complete.pop()
+    if not complete:
         return None
     leaf = transcript.parse_records(known).leaf
-    first = next(entry for exchange in found for entry in exchange.path)
+    first = next(entry for exchange in complete for entry in exchange.path)
     if not transcript.unbroken([first], leaf):
-        hung = first.hung_on(leaf)
-        found = [
-            TranscriptExchange(tuple(hung if entry is first else entry for entry in exchange.entries))
-            for exchange in found
+        linked = first.with_parent(leaf)
+        complete = [
+            TranscriptExchange(tuple(linked if entry is first else entry for entry in exchange.entries))
+            for exchange in complete
         ]
     adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
-    turns = tuple(adopter.turn(exchange) for exchange in found)
+    turns = tuple(adopter.adopt(exchange) for exchange in complete)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
     return Adoptable(turns, session, {"note": BY_SDK}, True)
 
 
-# --- a whole session ----------------------------------------------------------------------------------------
+# --- a whole session
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,80 +153,75 @@ async def adopt_session(
     store: Store,
     owner: str,
     agent_id: str | None,
-    wanted: str,
-    look: Look,
+    source: str,
+    replacement: Replacement,
     progress: Progress,
 ) -> Adopted:
     """Adopt a session as a new agent (named after the session if `agent_id` is None).
 
-    `wanted`: a session id in the CLI's own directory, or the path of a transcript. Raises `NotFound` (with the places
+    `source`: a session id in the CLI's own directory, or the path of a transcript. Raises `NotFound` (with the places
     that were searched) and `InvalidRequest` (no transcript, a known session, an existing agent).
     """
     sandboxes = Sandboxes(settings)
     projects = transcript.Projects(settings, sandboxes, environment.config_dir(settings))
-    source = await asyncio.to_thread(find_source, projects.root, wanted)
-    history = await asyncio.to_thread(survey, source)
-    agent_id = agent_id or history.session_id
-    await _refuse_known(store, owner, agent_id, history)
+    path = await asyncio.to_thread(find_source, projects.root, source)
+    foreign = await asyncio.to_thread(ForeignTranscript, path)
+    agent_id = agent_id or foreign.session_id
+    # Refuse known sessions and agents before the long work. The store checks the agent again.
+    known = await store.session(foreign.session_id)
+    owning = await store.agent_by_key(known.agent_key) if known else None
+    if owning is not None:
+        raise InvalidRequest(
+            f"session {foreign.session_id} is agent {owning.agent_id!r}'s already: use that agent, or copy it with "
+            "export and import"
+        )
+    agent = await store.agent(owner, agent_id)
+    if agent is not None:
+        async for _ in store.turns(agent.key):
+            advice = "choose another --agent-id, or `delete` it first"
+            raise InvalidRequest(f"agent {agent_id!r} has turns already: {advice}", param="agent_id")
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
-    place = projects.path(sandboxes.path(directory), session_id)
-    files = await asyncio.to_thread(transcript.copy_beside, source, place)
-    bringing = _Bringing(history, session_id, files, ImportFitting(look), progress)
-    created = history.started or time.time()
-    new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: bringing.head)
+    target = projects.path(sandboxes.path(directory), session_id)
+    files = await asyncio.to_thread(transcript.copy_beside, path, target)
+    adoption = _Adoption(foreign, session_id, files, ImportFitting(replacement), progress)
+    created = foreign.started or time.time()
+    new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: adoption.head)
     try:
-        await store.import_chain(new, bringing.parts())
+        await store.import_chain(new, adoption.parts())
     except BaseException:
-        await asyncio.to_thread(transcript.remove, place)
+        await asyncio.to_thread(transcript.remove, target)
         raise
-    return bringing.adopted(agent_id)
+    notes = tuple(adoption.notes())
+    return Adopted(agent_id, path, foreign.session_id, session_id, adoption.turns, adoption.records, files, notes)
 
 
-def find_source(projects: Path, wanted: str) -> Path:
+def find_source(projects: Path, source: str) -> Path:
     """The transcript that a person means: a path, or the session id of a file in the CLI's directory."""
-    if wanted.endswith(".jsonl") or os.sep in wanted:
-        path = Path(wanted)
+    if source.endswith(".jsonl") or os.sep in source:
+        path = Path(source)
         with suppress(OSError, RuntimeError):  # a too long name, an unknown home
             path = path.expanduser()
             if path.is_file():
                 return path.resolve()
         raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
-    found = sorted(projects.glob(f"*/{wanted}.jsonl")) if is_session_id(wanted) else []
-    if len(found) > 1:
-        listed = ", ".join(map(str, found))
-        raise InvalidRequest(f"session {wanted} has several files: name the one to adopt ({listed})")
-    if not found:
+    files = sorted(projects.glob(f"*/{source}.jsonl")) if is_session_id(source) else []
+    if len(files) > 1:
+        listed = ", ".join(map(str, files))
+        raise InvalidRequest(f"session {source} has several files: name the one to adopt ({listed})")
+    if not files:
         raise NotFound(
-            f"no session {wanted!r}: looked for {projects}/*/<session id>.jsonl; name the file itself, or another "
+            f"no session {source!r}: looked for {projects}/*/<session id>.jsonl; name the file itself, or another "
             "directory of the CLI with --claude-config-dir"
         )
-    return found[0].resolve()
-
-
-async def _refuse_known(store: Store, owner: str, agent_id: str, history: ForeignFile) -> None:
-    """An early check, before the long work; the store checks the agent again."""
-    known = await store.session(history.session_id)
-    theirs = await store.agent_by_key(known.agent_key) if known else None
-    if theirs is not None:
-        raise InvalidRequest(
-            f"session {history.session_id} is agent {theirs.agent_id!r}'s already: use that agent, or copy it with "
-            "export and import"
-        )
-    agent = await store.agent(owner, agent_id)
-    if agent is None:
-        return
-    async for _ in store.turns(agent.key):
-        raise InvalidRequest(
-            f"agent {agent_id!r} has turns already: choose another --agent-id, or `delete` it first", param="agent_id"
-        )
+    return files[0].resolve()
 
 
 @dataclass(slots=True)
-class _Bringing:
+class _Adoption:
     """Reads the file while the store imports it. Runs on the store's thread."""
 
-    history: ForeignFile
+    foreign: ForeignTranscript
     session_id: str
     files: int
     fitting: ImportFitting
@@ -227,44 +233,203 @@ class _Bringing:
     cut: int = 0
 
     def parts(self) -> Iterator[ChainPart]:
-        adopter = Adopter(0, self.history.session_id, f"adopted from {self.history.path}")
-        for exchange, last in _with_last(exchanges(self.history.entries(self.progress))):
-            if last and not exchange.complete:
+        adopter = Adopter(0, self.foreign.session_id, f"adopted from {self.foreign.path}")
+        reading = exchanges(self.foreign.entries(self.progress))
+        following = next(reading, None)
+        while (exchange := following) is not None:
+            following = next(reading, None)
+            if following is None and not exchange.complete:
                 self.cut = len(exchange.entries)
-                continue
-            whole = adopter.turn(exchange)
+                break
+            whole = adopter.adopt(exchange)
             self.head = whole.turn.id
             self.turns += 1
             self.records += len(whole.records)
             self.compactions += exchange.compacted is not None
             yield replace(whole, records=self.fitting.records(whole.turn.id, whole.turn.parent_id, whole.records))
         if self.head is None:
-            raise InvalidRequest(f"{self.history.path} holds no finished exchange: there is nothing to adopt yet")
+            raise InvalidRequest(f"{self.foreign.path} holds no finished exchange: there is nothing to adopt yet")
         now = time.time()
-        yield Session(self.session_id, 0, self.head, "", self.history.version, now)
-        detail: JSON = {"source": str(self.history.path), "turns": self.turns, "records": self.records}
+        yield Session(self.session_id, 0, self.head, "", self.foreign.version, now)
+        detail: JSON = {"source": str(self.foreign.path), "turns": self.turns, "records": self.records}
         detail |= {"files": self.files, "notes": list(self.notes())}
-        yield Link(self.history.session_id, self.session_id, self.head, "adopted", detail, now)
+        yield Link(self.foreign.session_id, self.session_id, self.head, "adopted", detail, now)
 
     def notes(self) -> Iterator[str]:
         if self.cut:
             yield f"the last exchange was still open: its {self.cut} records were left out"
         if self.compactions:
             yield f"compacted by the CLI {self.compactions} times: the model knows what is before only by the summary"
-        yield from self.history.notes()
-
-    def adopted(self, agent_id: str) -> Adopted:
-        return Adopted(
-            agent_id, self.history.path, self.history.session_id, self.session_id, self.turns, self.records, self.files,
-            tuple(self.notes()),
-        )  # fmt: skip
+        yield from self.foreign.notes()
 
 
-def _with_last(found: Iterator[TranscriptExchange]) -> Iterator[tuple[TranscriptExchange, bool]]:
-    held: TranscriptExchange | None = None
-    for exchange in found:
-        if held is not None:
-            yield held, False
-        held = exchange
-    if held is not None:
-        yield held, True
+# --- transcripts from elsewhere
+
+# A real session's file is a tree: an edited prompt or a second try leaves a dead branch, and results of parallel tools
+# are beside the path. It is read twice, so that only an index is in memory.
+
+
+@dataclass(slots=True)
+class _IndexEntry:
+    """One record of the conversation. `previous`: the uuid of the record before it in the file; `message`: the id of
+    the model's message."""
+
+    parent: str | None
+    previous: str | None
+    message: str | None
+    is_prompt: bool
+    is_compaction: bool
+
+
+class ForeignTranscript:
+    """The first pass over a transcript, and the path that the CLI would load of it.
+
+    `kept`: the uuids of the path. `mended`: new parents for records whose parent is missing. `started`: seconds;
+    `size`: bytes; `broken` and `dropped` count lines and records that are left out. Raises `InvalidRequest` if the file
+    is no transcript with a message.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.version = ""
+        self.started: float | None = None
+        self.broken = 0
+        self._index: dict[str, _IndexEntry] = {}
+        self._last: str | None = None  # the uuid of the last record: the leaf
+        self._messages = 0
+        # Not trusted: its ids become parts of file names and command lines.
+        session_id = path.stem if is_session_id(path.stem) else None
+        lines = 0
+        try:
+            with opened(path) as file:
+                self.size = os.fstat(file.fileno()).st_size
+            for entry, _ in self._lines():
+                lines += 1
+                if entry is None:
+                    self.broken += 1
+                    if not self._messages and self.broken > FIRST_LINES:
+                        break
+                elif entry.on_path:
+                    self._add(entry)
+                    if is_session_id(entry.data.get("sessionId")):
+                        session_id = entry.data["sessionId"]
+        except OSError as exc:
+            raise InvalidRequest(
+                f"{path} cannot be read ({exc.strerror}): give a file that this user may read"
+            ) from exc
+        if not self._messages:
+            raise InvalidRequest(
+                f"{path} is not a transcript of the Claude CLI: none of its {lines} lines is a message "
+                f"({self.broken} are not JSON)"
+            )
+        if session_id is None:
+            raise InvalidRequest(
+                f"{path} names no session: neither its records nor its name hold a UUID; rename it to <UUID>.jsonl"
+            )
+        self.session_id: str = session_id
+        self.kept, self.mended = self._path()
+        messages = {self._index[kept].message for kept in self.kept} - {None}
+        for name, indexed in self._index.items():
+            # Parallel tools: calls of one message and their results are beside the path.
+            is_result = indexed.parent in self.kept and not indexed.is_prompt
+            if indexed.message in messages if indexed.message else is_result:
+                self.kept.add(name)
+        self.dropped = len(self._index) - len(self.kept)
+        self._index.clear()
+
+    def _add(self, entry: Entry) -> None:
+        assert entry.uuid is not None
+        message = entry.data.get("message")
+        if entry.kind in ("user", "assistant") and isinstance(message, dict):
+            self._messages += 1
+        if is_version(entry.data.get("version")):
+            self.version = entry.data["version"]
+        self.started = self.started or time_of(entry)
+        parent = entry.parent
+        if parent is None and is_compaction(entry):
+            parent = entry.data.get("logicalParentUuid")
+        message_id = message.get("id") if isinstance(message, dict) and entry.kind == "assistant" else None
+        self._index[entry.uuid] = _IndexEntry(parent, self._last, message_id, is_prompt(entry), is_compaction(entry))
+        self._last = entry.uuid
+
+    def _path(self) -> tuple[set[str], dict[str, str | None]]:
+        """`kept` and `mended` for the way from the leaf to the root. If a parent is missing, go to the record before it
+        in the file."""
+        kept: set[str] = set()
+        mended: dict[str, str | None] = {}
+        at = self._last
+        while at is not None and at not in kept:
+            kept.add(at)
+            entry = self._index[at]
+            if entry.parent is None and not entry.is_compaction:
+                break
+            if entry.parent in self._index and entry.parent not in kept:
+                at = entry.parent
+                continue
+            if not entry.is_compaction:
+                mended[at] = entry.previous
+            at = entry.previous
+        return kept, mended
+
+    def _lines(self) -> Iterator[tuple[Entry | None, int]]:
+        """Each line of the first `size` bytes (the file may grow), parsed, with the bytes read; None: broken."""
+        done = 0
+        with opened(self.path) as file:
+            while done < self.size and (raw := file.readline(self.size - done)):
+                done += len(raw)
+                if raw.strip():
+                    parsed = transcript.parse(raw)
+                    yield parsed.entries[0] if parsed.entries else None, done
+
+    def entries(self, progress: Progress) -> Iterator[Entry]:
+        """The second pass: the path's records with sub-agents' and notes between them, in the order of the file."""
+        for entry, done in self._lines():
+            progress(done, self.size)
+            if entry is None or (entry.on_path and entry.uuid not in self.kept):
+                continue
+            is_mended = entry.on_path and entry.uuid in self.mended
+            yield entry.with_parent(self.mended[entry.uuid or ""]) if is_mended else entry
+
+    def notes(self) -> Iterator[str]:
+        """Notes for a person on what was left out."""
+        if self.dropped:
+            yield f"{self.dropped} records of branches that nobody continued (edited prompts) were left out"
+        if self.broken:
+            yield f"{self.broken} lines are no JSON or no record of a CLI's (a cut last line is one) and were left out"
+        if self.mended:
+            yield f"{len(self.mended)} records named a parent that is missing: linked to the record before"
+
+
+class ImportFitting:
+    """Fits images of adopted and imported turns to the model's limits. One per chain; parents before children.
+
+    The records stay unchanged; marks name the replacements, and thinking that becomes invalid.
+    """
+
+    def __init__(self, replacement: Replacement) -> None:
+        self._replacement = replacement
+        # For turns after the first change on their path: counts of changes.
+        self._changed: dict[str, Counter[Code]] = {}
+
+    def records(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
+        """The turn's records, with marks for its images."""
+        changed = Counter(self._changed.get(parent_id or ""))
+        instead: dict[str, Block] = {}
+        since = next((record.uuid for record in records if record.uuid is not None), None) if changed else None
+        for record_uuid, sha256, block in transcript.media_of(records):
+            if sha256 not in instead and (new := self._replacement(block)) is not None:
+                instead[sha256] = new[1]
+                changed[new[0]] += 1
+                since = since or record_uuid
+        if not changed:
+            return tuple(records)
+        self._changed[turn_id] = changed
+        marks = [transcript.fitted(instead)] if instead else []
+        # Thinking after a changed image is invalid: its signature covers the original.
+        uuids = [record.uuid for record in records]
+        invalid = records[uuids.index(since) :] if since is not None else ()
+        if thoughts := transcript.count(invalid, "thinking"):
+            changed["thinking_left_out"] += thoughts
+            marks.append(transcript.leave_out("thinking", since))
+        marks.append(transcript.imported(Note(code, number) for code, number in changed.items()))
+        return (*records, *marks)

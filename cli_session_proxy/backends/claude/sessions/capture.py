@@ -21,11 +21,11 @@ from .. import transcript
 from ..process.events import WrongTranscript
 from ..process.frames import printable
 from ..process.process import ClaudeProcess
+from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry, Head, Parsed, Reader, Scribe
 from ..transcript.entries import MAX_BYTES, MuchMore, contents
-from . import partials, paths, stopping
+from . import composing, paths
 from .exchanges import exchanges, is_prompt
-from .reopening import SYNTHETIC_MODEL, closing
 from .rewinding import Held
 from .sharing import SharedUse
 
@@ -92,6 +92,10 @@ class LiveSession:
     unmet: tuple[Name, ...] = ()
     taken_back: frozenset[str] = frozenset()
     shared: SharedUse | None = None
+
+    def scribe(self, session_id: str) -> Scribe:
+        """Makes records that follow the path."""
+        return Scribe(session_id, self.process.cwd, self.process.version, time.time(), self.leaf)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +173,7 @@ class Captures:
             known = (await paths.parsed(await self._path(ready))).path
         if not await asyncio.to_thread(_goes_on, path, ready, known, outcome):
             raise WrongTranscript("conversation")
-        return replace(taken, records=_made(ready, turn, outcome))
+        return replace(taken, records=_composed(ready, turn, outcome))
 
     async def _take(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The records that the turn appended to the session's file or, if it was replaced, to the new one."""
@@ -259,12 +263,14 @@ class Captures:
     ) -> CapturedRecords:
         """The answer was cut: cut its records, and rewrite the transcript."""
         added = await asyncio.to_thread(_added, path, ready, outcome, known)
-        scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+        scribe = ready.scribe(outcome.session_id)
         if any(entry.kind == "user" for entry in added) or (added and ready.quiet):
             unseen = ready.process.launch.capability.takes_tools
-            records = stopping.cut(added, outcome.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet)
+            records = composing.cut_answer(
+                added, outcome.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet
+            )
         elif await asyncio.to_thread(_goes_on, path, ready, known, outcome):
-            records = _made(ready, turn, outcome)
+            records = _composed(ready, turn, outcome)
         else:
             return CapturedRecords([], None, "unlinked")
         mark = await self._written(ready, path, outcome.session_id, records)
@@ -281,9 +287,11 @@ class Captures:
         self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome, taken: CapturedRecords
     ) -> CapturedRecords:
         """Add the text that a client received of a cut stream, and rewrite the transcript. Its process is dead."""
-        missing = partials.words(outcome.output, outcome.partial)
-        scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
-        records = await asyncio.to_thread(partials.placed, taken.records, missing, outcome.calls, scribe, turn.model)
+        missing = composing.partial_texts(outcome.output, outcome.partial)
+        scribe = ready.scribe(outcome.session_id)
+        records = await asyncio.to_thread(
+            composing.with_partial_texts, taken.records, missing, outcome.calls, scribe, turn.model
+        )
         mark = await self._written(ready, path, outcome.session_id, records)
         return replace(taken, records=records, mark=mark, more=False)
 
@@ -293,28 +301,27 @@ class Captures:
         return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
 
 
-def _made(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Record]:
-    scribe = Scribe(outcome.session_id, ready.process.cwd, ready.process.version, time.time(), ready.leaf)
+def _composed(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Record]:
+    scribe = ready.scribe(outcome.session_id)
     content = ready.prompt or tuple(block for message in turn.input for block in message.content)
     if ready.prewritten:  # the results are already written
         content = tuple(block for block in content if block.get("type") != "tool_result")
     elif ready.results:
-        content = tuple({**block, "content": _as_sent(block)} for block in content)
-    asked = [scribe.record(Message("user", content), turn.model, record_uuid=outcome.frame_uuid)] if content else []
+        # The CLI sends results from MCP in this form: texts as blocks, an error as one text (run on 2.1.330). Any other
+        # form would break the provider's cache.
+        sent: list[Block] = []
+        for block in content:
+            result: str | list[Block] | None = block.get("content")
+            texts: list[Block] = [{"type": "text", "text": result}] if isinstance(result, str) else list(result or ())
+            if any(part["text"].strip() for part in texts):  # else the CLI adds a text of its own
+                result = "\n".join(part["text"] for part in texts).strip() if block.get("is_error") else texts
+            sent.append({**block, "content": result})
+        content = tuple(sent)
+    prompt = [scribe.record(Message("user", content), turn.model, record_uuid=outcome.frame_uuid)] if content else []
     if not outcome.finished and ready.process.launch.capability.takes_tools:
         # A CLI drops an empty answer when it loads it, and adds a message of its own after the prompt.
-        return [*asked, closing(scribe)]
-    return [*asked, scribe.record(Message("assistant", client_tools.as_cli(outcome.finished)), turn.model)]
-
-
-def _as_sent(result: Block) -> str | list[Block] | None:
-    """The content of a client's result in the form in which the CLI sends it from MCP: texts as blocks, an error as one
-    text (run on 2.1.330). Any other form would break the provider's cache."""
-    content: str | list[Block] | None = result.get("content")
-    texts: list[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
-    if not any(part["text"].strip() for part in texts):
-        return content  # the CLI adds a text of its own
-    return "\n".join(part["text"] for part in texts).strip() if result.get("is_error") else texts
+        return [*prompt, composing.closing_record(scribe)]
+    return [*prompt, scribe.record(Message("assistant", client_tools.as_cli(outcome.finished)), turn.model)]
 
 
 def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
@@ -340,7 +347,7 @@ def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> lis
     if leaf is None or any(entry.uuid == leaf for entry in path):
         return behind(parsed.entries, leaf)
     at = next((at for at, entry in enumerate(parsed.entries) if start < len(path) and entry is path[start]), None)
-    return [] if at is None else [parsed.entries[at].hung_on(leaf), *parsed.entries[at + 1 :]]
+    return [] if at is None else [parsed.entries[at].with_parent(leaf), *parsed.entries[at + 1 :]]
 
 
 def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[Entry]) -> list[Entry]:

@@ -25,10 +25,10 @@ from ....stores.base import Store
 from ...base import Job, Remedy
 from .. import transcript
 from ..process import failures
+from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Head, LeftOut
 from . import paths
 from .capture import LiveSession
-from .reopening import SYNTHETIC_MODEL
 from .repair import TurnContext
 
 # How many turns' heads are cached; others are read from the chain.

@@ -13,19 +13,17 @@ from ....domain.client_tools import PREFIX
 from ....domain.limits import count
 from ....domain.models import JSON, Block, Message, Usage
 from .. import transcript
+from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry
 
 # Beginnings of user records that are no prompts of a person (seen on 1.0.120 and 2.1.329).
 _COMMAND = "<command-"
-_STOPPED = "[Request interrupted by user"
-_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", _STOPPED)
+_INTERRUPTION = "[Request interrupted by user"
+_COMMAND_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", _INTERRUPTION)
 
 # The CLI's own result for a call without one, after its proxy had died (run on 2.1.330).
 _DENIAL = "toolDenialKind"
 _INTERRUPTED = "interrupted"
-
-# The model's name in answers that the CLI itself wrote.
-_NO_MODEL = "<synthetic>"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,23 +42,24 @@ class TranscriptExchange:
         path = self.path
         if not transcript.is_complete(path):
             return False
-        names = _calls(path)
-        marked = [entry for entry in path if entry.data.get(_DENIAL) == _INTERRUPTED]
-        callers = (names.get(str(block.get("tool_use_id")), PREFIX) for block in _results(marked))
-        return not any(name.startswith(PREFIX) for name in callers)
+        names = _tools_by_call(path)
+        interrupted = [entry for entry in path if entry.data.get(_DENIAL) == _INTERRUPTED]
+        tools = (names.get(str(block.get("tool_use_id")), PREFIX) for block in _results(interrupted))
+        return not any(name.startswith(PREFIX) for name in tools)
 
     @property
     def input(self) -> tuple[Message, ...]:
         """The prompt, without tool results and the CLI's own texts. A command counts only if there is nothing else."""
-        asking = [entry for entry in self.path if is_prompt(entry)] or [entry for entry in self.path if _asks(entry)]
-        asked = tuple(block for entry in asking for block in entry.content if _is_words(block))
-        return (Message("user", asked),) if asked else ()
+        entries = [entry for entry in self.path if is_prompt(entry)]
+        entries = entries or [entry for entry in self.path if _is_request(entry)]
+        prompt = tuple(block for entry in entries for block in entry.content if block.get("type") != "tool_result")
+        return (Message("user", prompt),) if prompt else ()
 
     @property
     def output(self) -> tuple[Block, ...]:
         """The answer, without calls of the CLI's own tools, as in a turn of ours."""
-        said = (block for entry in self._answers() for block in entry.content)
-        return tuple(block for block in said if block.get("type") != "tool_use")
+        blocks = (block for entry in self._answers() for block in entry.content)
+        return tuple(block for block in blocks if block.get("type") != "tool_use")
 
     @property
     def tools(self) -> tuple[JSON, ...]:
@@ -69,8 +68,8 @@ class TranscriptExchange:
 
     @property
     def model(self) -> str | None:
-        named = (str(entry.data["message"].get("model") or _NO_MODEL) for entry in self._answers())
-        return next((name for name in named if name != _NO_MODEL), None)
+        names = (str(entry.data["message"].get("model") or SYNTHETIC_MODEL) for entry in self._answers())
+        return next((name for name in names if name != SYNTHETIC_MODEL), None)
 
     @property
     def usage(self) -> Usage:
@@ -79,13 +78,8 @@ class TranscriptExchange:
         for entry in self._answers():
             message = entry.data["message"]
             per_message[str(message.get("id") or entry.uuid)] = message.get("usage") or {}
-        every = list(per_message.values())
-        return Usage(
-            input_tokens=_sum(every, "input_tokens"),
-            output_tokens=_sum(every, "output_tokens"),
-            cache_read_tokens=_sum(every, "cache_read_input_tokens"),
-            cache_write_tokens=_sum(every, "cache_creation_input_tokens"),
-        )
+        fields = ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
+        return Usage(*(sum(count(usage.get(name)) for usage in per_message.values()) for name in fields))
 
     @property
     def compacted(self) -> JSON | None:
@@ -99,7 +93,7 @@ class TranscriptExchange:
     @property
     def at(self) -> float | None:
         """The time of its first record that has one."""
-        return next((at for entry in self.entries if (at := began(entry)) is not None), None)
+        return next((at for entry in self.entries if (at := time_of(entry)) is not None), None)
 
     def _answers(self) -> list[Entry]:
         return [entry for entry in self.path if entry.kind == "assistant"]
@@ -121,7 +115,7 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
         waiting.append(entry)
         # after an answer, records that are no messages belong to the next exchange
         if answered and not answers and not any(_results([entry])):
-            command = command or (_typed(entry) and _opens_with(entry, (_COMMAND,)))
+            command = command or (_is_persons(entry) and _opens_with(entry, (_COMMAND,)))
             continue
         current += waiting
         waiting, command = [], False
@@ -130,23 +124,23 @@ def exchanges(entries: Iterable[Entry]) -> Iterator[TranscriptExchange]:
         yield TranscriptExchange((*current, *waiting))
 
 
-def invented(entries: Sequence[Entry], brought: Sequence[Block] = ()) -> bool:
-    """Whether the CLI invented a result: one that is not in `brought`, for a client's tool or for an unknown call.
+def has_invented_result(entries: Sequence[Entry], sent: Sequence[Block] = ()) -> bool:
+    """Whether the CLI invented a result: one that is not in `sent`, for a client's tool or for an unknown call.
 
     An "interrupted" result is invented. If a proxy dies while calls wait, the CLI invents a result for each, asks the
     model to go on, and records all of it like any other exchange. So only results that we sent are valid, byte for
     byte; any other one and the model's answer to it are dropped. This includes results for earlier calls: a person
     continues a session with a prompt.
     """
-    names = _calls(entries)
+    names = _tools_by_call(entries)
     for block in _results(entries):
         name = names.get(str(block.get("tool_use_id")))
-        if (name is None or name.startswith(PREFIX)) and block not in brought:
+        if (name is None or name.startswith(PREFIX)) and block not in sent:
             return True
     return False
 
 
-def _calls(entries: Iterable[Entry]) -> dict[str, str]:
+def _tools_by_call(entries: Iterable[Entry]) -> dict[str, str]:
     """The names of the called tools, by call id."""
     blocks = (block for entry in entries if entry.on_path for block in entry.content)
     return {str(block.get("id")): str(block.get("name")) for block in blocks if block.get("type") == "tool_use"}
@@ -161,7 +155,7 @@ def is_compaction(entry: Entry) -> bool:
     return entry.data.get("subtype") == "compact_boundary"
 
 
-def _typed(entry: Entry) -> bool:
+def _is_persons(entry: Entry) -> bool:
     """Whether a user record is a person's: no summary, caveat or notification of the CLI, nor its message to the model
     near a usage limit ("Checkpoint now: …")."""
     data = entry.data
@@ -170,21 +164,19 @@ def _typed(entry: Entry) -> bool:
     return entry.on_path and entry.kind == "user" and not own
 
 
-def _asks(entry: Entry) -> bool:
-    return _typed(entry) and not _opens_with(entry, _OUTPUT)
+def _is_request(entry: Entry) -> bool:
+    """Whether it is a person's prompt or command, and not a command's output."""
+    return _is_persons(entry) and not _opens_with(entry, _COMMAND_OUTPUT)
 
 
 def is_prompt(entry: Entry) -> bool:
-    return _asks(entry) and not _opens_with(entry, (_COMMAND,)) and any(map(_is_words, entry.content))
+    has_words = any(block.get("type") != "tool_result" for block in entry.content)
+    return has_words and _is_request(entry) and not _opens_with(entry, (_COMMAND,))
 
 
-def says_stopped(entry: Entry) -> bool:
+def is_interruption(entry: Entry) -> bool:
     """Whether the CLI recorded an interruption. (1.0.120 may do this in place of the answer.)"""
-    return _typed(entry) and _opens_with(entry, (_STOPPED,))
-
-
-def _is_words(block: Block) -> bool:
-    return block.get("type") != "tool_result"
+    return _is_persons(entry) and _opens_with(entry, (_INTERRUPTION,))
 
 
 def _opens_with(entry: Entry, starts: tuple[str, ...]) -> bool:
@@ -192,9 +184,6 @@ def _opens_with(entry: Entry, starts: tuple[str, ...]) -> bool:
     return str(first.get("text", "")).lstrip().startswith(starts)
 
 
-def _sum(every: list[JSON], name: str) -> int:
-    return sum(count(usage.get(name)) for usage in every)
-
-
-def began(entry: Entry) -> float | None:
+def time_of(entry: Entry) -> float | None:
+    """The record's time in seconds; None if it has no valid one."""
     return transcript.seconds(str(entry.data.get("timestamp")))

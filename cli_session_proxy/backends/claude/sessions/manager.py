@@ -43,7 +43,7 @@ from ..process.login import Logins
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
 from ..transcript import Scribe
-from . import partials, paths, reopening, rewinding, summaries
+from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import Foreign, PreparedSession, Repairs, TurnContext
@@ -417,7 +417,7 @@ class Sessions:
         uuid_of_closing = None if job.prompt else job.frame_uuid
         closed = now.capability.takes_tools
         results = await asyncio.to_thread(
-            reopening.result_records, known, parent, job.results, scribe, closed=closed, uuid=uuid_of_closing
+            composing.result_records, known, parent, job.results, scribe, closed=closed, uuid=uuid_of_closing
         )
         prepared = await self._repairs.write_with_results(now, session_id, [*known, *results], job.session)
         return prepared, results
@@ -531,12 +531,12 @@ class Sessions:
             self._doubts.worked(program, "place", "records", "round_trip")
         void = 0
         if not program.heals_thinking and any('"thinking"' in record.line for record in taken.records):
-            marked, void = await asyncio.to_thread(partials.without_void, taken.records)
+            marked, void = await asyncio.to_thread(composing.without_invalid_thinking, taken.records)
             if void:
                 for ended in {before.id, session_id}:
                     await self._end(ended)
                 taken = await self.captures.marked(ready, path, outcome, taken, marked)
-        if outcome.partial and partials.words(outcome.output, outcome.partial):
+        if outcome.partial and composing.partial_texts(outcome.output, outcome.partial):
             if outcome.calls:
                 ready.process.kill()  # a gentle end would make it invent results
             for ended in {before.id, session_id}:

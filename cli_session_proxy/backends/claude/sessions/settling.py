@@ -17,7 +17,7 @@ from ..transcript import Entry, Parsed
 from ..transcript.entries import contents
 from . import paths
 from .capture import is_damaged, up_to_own
-from .exchanges import TranscriptExchange, invented
+from .exchanges import TranscriptExchange, has_invented_result
 
 # The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits for
 # it.
@@ -114,7 +114,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> _Found | None:
     if not transcript.is_complete(said) or not transcript.unbroken(said, leaf):
         return None
     asked = [block for message in turn.input for block in message.content]
-    if invented(said, asked) or is_damaged([entry for entry in said if entry.kind == "user"], asked):
+    if has_invented_result(said, asked) or is_damaged([entry for entry in said if entry.kind == "user"], asked):
         return None
     return _Found(path, entries) if _is_turn(said, turn) and transcript.has_ended(said) else None
 

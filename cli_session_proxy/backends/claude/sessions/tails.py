@@ -11,7 +11,7 @@ from ....domain.models import Agent, Session, Turn
 from ....stores.base import Store
 from ..transcript import Entry, FileVerdict, unbroken
 from . import paths
-from .exchanges import exchanges, invented, is_prompt
+from .exchanges import exchanges, has_invented_result, is_prompt
 
 # `ours`: of an attempt that was not stored. `made_up`: results that a CLI invented for our calls, and the model's
 # answers. Both are dropped; a person's (`theirs…`) are backed up.
@@ -36,7 +36,7 @@ class Tails:
         leaf = verdict.leaf
         for exchange in exchanges(verdict.tail):
             path = exchange.path
-            sound = exchange.complete and not invented(exchange.entries) and unbroken(path, leaf)
+            sound = exchange.complete and not has_invented_result(exchange.entries) and unbroken(path, leaf)
             if not sound or await self.is_ours(agent, exchange.entries):
                 break
             found += exchange.entries
@@ -48,7 +48,7 @@ class Tails:
         if verdict.found != "tail":
             return None
         prompts = await asyncio.to_thread(_prompts, verdict.tail)
-        if not prompts and invented(verdict.tail):
+        if not prompts and has_invented_result(verdict.tail):
             return "made_up"
         if not prompts:
             return "notes" if verdict.tail else "broken_line"

@@ -77,7 +77,7 @@ class Entry:
             return []
         return [(self.kind, block) for block in self.content]
 
-    def hung_on(self, parent: str | None) -> Entry:
+    def with_parent(self, parent: str | None) -> Entry:
         """The same record with another parent."""
         data = self.data | {"parentUuid": parent}
         return Entry(json.dumps(data, separators=(",", ":")), data)

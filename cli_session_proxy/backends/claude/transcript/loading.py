@@ -88,5 +88,5 @@ def without_unknown(entries: Sequence[Entry]) -> Sequence[Entry]:
             over.add(parent)
             parent = unknown[parent]
         unknown |= dict.fromkeys(over, parent)  # shortcut for further records there
-        out.append(entry if parent == entry.parent else entry.hung_on(parent))
+        out.append(entry if parent == entry.parent else entry.with_parent(parent))
     return out

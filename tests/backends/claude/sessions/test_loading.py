@@ -294,7 +294,7 @@ async def test_an_answer_of_a_cli_that_loaded_fewer_turns_is_not_kept(
     whole = mine.read_text()
     entries = transcript.parse(whole.encode()).path
     at = max(at for at, entry in enumerate(entries) if is_prompt(entry))
-    fewer = [entries[at].hung_on(None), *entries[at + 1 :]]
+    fewer = [entries[at].with_parent(None), *entries[at + 1 :]]
     cli.order("start", ("write", str(mine), "".join(f"{entry.line}\n" for entry in fewer)))
     cli.order("loaded", ("write", str(mine), whole), ("touch", str(mine), "0"))
     with pytest.raises(SessionBusy, match="nothing of its answer was kept"):

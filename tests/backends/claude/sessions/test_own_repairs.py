@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from cli_session_proxy.backends.claude.process.turn_reader import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.sessions.decisions import of_other_models, own_repairs
-from cli_session_proxy.backends.claude.sessions.reopening import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Block, Message, Record
 

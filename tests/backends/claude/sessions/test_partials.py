@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from cli_session_proxy.backends.claude.sessions import partials
+from cli_session_proxy.backends.claude.sessions import composing
 from cli_session_proxy.backends.claude.transcript import Scribe, parse_records, shown, unbroken
 from cli_session_proxy.domain.models import Block, Message, Record
 
@@ -31,8 +31,8 @@ def written(*said: tuple[str, list[Block]]) -> list[Record]:
 
 def placed(records: list[Record], output: list[Block], partial: set[int], calls: frozenset[str] = frozenset()) -> Any:
     """The content of the answer's records with the partial blocks of `output`."""
-    missing = partials.words(output, frozenset(partial))
-    out = partials.placed(records, missing, calls, scribe(), "sonnet")
+    missing = composing.partial_texts(output, frozenset(partial))
+    out = composing.with_partial_texts(records, missing, calls, scribe(), "sonnet")
     entries = parse_records(out).entries
     assert unbroken(entries, None)
     return [entry.content for entry in entries if entry.kind == "assistant"]
@@ -91,7 +91,7 @@ def _answered(message: str, *blocks: Block) -> Record:
 
 
 def _shown(records: list[Record]) -> list[Any]:
-    out, left_out = partials.without_void(records)
+    out, left_out = composing.without_invalid_thinking(records)
     return [left_out, *(entry.content for entry in parse_records(shown(out)).entries if entry.kind == "assistant")]
 
 
@@ -109,4 +109,4 @@ def test_thoughts_between_calls_and_in_records_of_one_message_are_not_void() -> 
     result: Block = {"type": "tool_result", "tool_use_id": "t2", "content": "x"}
     used = [_answered("m1", THOUGHT, OWN), Record(written(("user", [result]))[0].line, "r"), _answered("m2", THOUGHT)]
     records = [*written(ASKED), *used, _answered("m2", WHOLE)]
-    assert partials.without_void(records) == (records, 0)
+    assert composing.without_invalid_thinking(records) == (records, 0)

@@ -11,8 +11,8 @@ from typing import Any, cast
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.process.turn_reader import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.sessions import capture
-from cli_session_proxy.backends.claude.sessions.reopening import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, check
 from cli_session_proxy.backends.claude.transcript.loading import as_loaded
 from cli_session_proxy.domain.models import Record, Session

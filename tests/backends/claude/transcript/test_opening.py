@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.running import holder
-from cli_session_proxy.backends.claude.sessions.foreign import survey
+from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
 from cli_session_proxy.backends.claude.transcript.entries import contents, opened
 from cli_session_proxy.domain.models import FileMark
 from cli_session_proxy.errors import InvalidRequest
@@ -100,7 +100,7 @@ def test_such_a_transcript_is_unreadable(make: Make, tmp_path: Path) -> None:
     assert transcript.Reader(path, None).appended() is None
     assert transcript.total_cost(path) == 0.0
     with pytest.raises(InvalidRequest, match="cannot be read"):
-        survey(path)
+        ForeignTranscript(path)
 
 
 @ODD

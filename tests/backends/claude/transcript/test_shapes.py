@@ -16,16 +16,14 @@ from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions import (
     adoption,
     capture,
+    composing,
     decisions,
     exchanges,
-    partials,
-    reopening,
     seeing,
     settling,
-    stopping,
     summaries,
 )
-from cli_session_proxy.backends.claude.sessions.foreign import survey
+from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.errors import InvalidRequest
@@ -156,9 +154,9 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     found = list(exchanges.exchanges(entries))
     adopter = adoption.Adopter(1, SESSION, "")
     for one in found:
-        adopter.turn(one)
+        adopter.adopt(one)
         assert isinstance(one.complete, bool)
-    exchanges.invented(entries), [exchanges.began(entry) for entry in entries]
+    exchanges.has_invented_result(entries), [exchanges.time_of(entry) for entry in entries]
     capture.is_behind(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
     capture.behind(entries, "u0", ["t"]), capture.behind_copy(path[:1], parsed, "u0")
     (
@@ -167,11 +165,11 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
         seeing._seen([asked], records, records[:1]),
     )
     decisions.own_repairs(records, [{"type": "image", "source": {"data": "x"}}])
-    decisions.of_other_models(records[:1], records[1:]), partials.without_void(records)
+    decisions.of_other_models(records[:1], records[1:]), composing.without_invalid_thinking(records)
     scribe = Scribe(SESSION, Path("/somewhere"), "", 1_700_000_000.0)
-    partials.placed(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
-    stopping.cut(entries, [TEXT], scribe, "sonnet", unseen=True)
-    reopening.result_records(records, asked, {}, scribe, closed=True, uuid=None)
+    composing.with_partial_texts(records, [(0, TEXT)], frozenset({"t"}), scribe, "sonnet")
+    composing.cut_answer(entries, [TEXT], scribe, "sonnet", unseen=True)
+    composing.result_records(records, asked, {}, scribe, closed=True, uuid=None)
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / f"{SESSION}.jsonl"
         file.write_bytes(data)
@@ -181,7 +179,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
         transcript.total_cost(file)
         transcript.write(file, records, SESSION, form=transcript.Loading(whole_records=False))
         with contextlib.suppress(InvalidRequest):  # no transcript with a message in it
-            list(survey(file).entries(lambda done, size: None))
+            list(ForeignTranscript(file).entries(lambda done, size: None))
 
 
 def _known() -> list[Record]:

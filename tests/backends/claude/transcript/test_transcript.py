@@ -262,7 +262,7 @@ def test_a_copy_under_new_uuids_is_equal_by_what_is_said(tmp_path: Path) -> None
     entries = _said([["a", "b"], ["c"], ["a"], ["b"]])
     records = [entry.record() for entry in entries]
     copied = _split(entries[:2])
-    own = [entries[2].hung_on(copied[-1].uuid), entries[3]]
+    own = [entries[2].with_parent(copied[-1].uuid), entries[3]]
     _write(path, [entry.record() for entry in (*copied, *own)])
     verdict = transcript.check(path, None, records)
     assert verdict is not None
