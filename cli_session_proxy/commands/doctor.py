@@ -49,7 +49,7 @@ from .asking import client_of
 from .stored import opened
 
 if TYPE_CHECKING:
-    from ..stores.postgresql.looking import DatabaseLook
+    from ..stores.postgresql.store import DatabaseLook
 
 Level = Literal["ok", "warning", "error"]
 
@@ -349,7 +349,7 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
 def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
     """Checks a store in PostgreSQL, read only. Also what was read there, if it can be used."""
     try:
-        from ..stores.postgresql.looking import look  # noqa: PLC0415 - its driver is an extra
+        from ..stores.postgresql.store import look  # noqa: PLC0415 - its driver is an extra
 
         found = look(url)
     except ImportError as exc:

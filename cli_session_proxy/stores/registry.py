@@ -15,41 +15,41 @@ State = Literal["ok", "away"]
 
 
 class Registry(Protocol):
-    """- `find` and `note` take a bounded time, and neither fails because the registry does.
-    - If it has no certain answer, it asks the store.
+    """The rules for every registry:
+
+    - `find` and `note` take a bounded time, and neither fails because the registry does.
+    - If the registry has no certain answer, it asks the store.
     - An entry expires by itself, and is gone when the proxy that made it has stopped.
     """
 
     async def find(self, agent: Agent) -> Whereabouts:
-        """The proxy that has it; without `home`, which only the store knows. Raises `StoreUnavailable`."""
+        """The proxy that has the agent; without `home`, which only the store knows. Raises `StoreUnavailable`."""
 
-    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
-        """Register that this proxy has it from now on, in this session, under a lease of this epoch."""
+    # The methods below do nothing by default.
 
-    async def forget(self, agent: Agent) -> None:
+    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:  # noqa: ARG002
+        """Register that the proxy `here` has the agent from now on, in this session, under a lease of this epoch."""
+        return
+
+    async def forget(self, agent: Agent) -> None:  # noqa: ARG002
         """The agent was deleted."""
+        return
 
     async def close(self) -> None:
         """Remove the entries of this proxy, in a bounded time."""
+        return
 
     @property
     def state(self) -> State | None:
         """None if the registry is the store itself."""
+        return None
 
 
 class StoreRegistry(Registry):
-    """Answers from the leases in the store."""
-
-    state = None
+    """Answers from the leases in the store, so nothing has to be registered."""
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     async def find(self, agent: Agent) -> Whereabouts:
         return await self._store.whereabouts(agent.key)
-
-    async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None: ...
-
-    async def forget(self, agent: Agent) -> None: ...
-
-    async def close(self) -> None: ...

@@ -19,8 +19,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.ownership import differences
 from cli_session_proxy.errors import LeaseLost, NotFound, ProxyError, StoreUnavailable, UpstreamError
 from cli_session_proxy.settings import Profile, Settings
-from cli_session_proxy.stores.postgresql.looking import look
-from cli_session_proxy.stores.postgresql.store import PostgresqlStore
+from cli_session_proxy.stores.postgresql.store import PostgresqlStore, look
 
 from ..memory_backend import MemoryBackend
 from ..postgres import HandClock, server

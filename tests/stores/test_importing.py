@@ -173,15 +173,15 @@ async def test_an_import_that_is_cancelled_leaves_nothing(path: Path) -> None:
 
 async def test_a_cancel_in_the_last_step_comes_too_late(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     reached, go_on = threading.Event(), threading.Event()
-    finish = importing.Coming.finish
+    finish = importing.ChainImport.finish
 
-    def slow(self: importing.Coming, conn: Connection, new: NewChain) -> Agent:
+    def slow(self: importing.ChainImport, conn: Connection, new: NewChain) -> Agent:
         agent = finish(self, conn, new)
         reached.set()
         assert go_on.wait(SOON)
         return agent
 
-    monkeypatch.setattr(importing.Coming, "finish", slow)
+    monkeypatch.setattr(importing.ChainImport, "finish", slow)
     store = SqliteStore(path)
     await store.open()
     empty = await store.ensure_agent("local", "a", "a", named=True, now=1.0)

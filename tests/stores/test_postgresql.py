@@ -371,20 +371,20 @@ async def test_an_import_whose_program_died_is_cleared_and_one_under_way_is_not(
     ):
         assert isinstance(store, PostgresqlStore)
         assert isinstance(other, PostgresqlStore)
-        held, gone = store.database.claim("held"), store.database.claim("gone")
-        assert held is not None
-        assert gone is not None
+        release_held, release_gone = store.database.claim("held"), store.database.claim("gone")
+        assert release_held is not None
+        assert release_gone is not None
         assert other.database.claim("held") is None
         for name in ("held", "gone"):
             await store.ensure_agent(COMING, name, f"{COMING}-{name}", named=True, now=1.0)
-        gone.release()
+        release_gone()
         async with opened(lambda: PostgresqlStore(postgres_url)):
             assert await store.agent(COMING, "held") is not None
             assert await store.agent(COMING, "gone") is None
-        held.release()
-        again = other.database.claim("held")
-        assert again is not None
-        again.release()
+        release_held()
+        release_again = other.database.claim("held")
+        assert release_again is not None
+        release_again()
 
 
 # --- servers

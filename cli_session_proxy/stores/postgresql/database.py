@@ -31,7 +31,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Database, ExclusiveName, Life, Urgency, Work
+from ..sql.database import Database, Life, Urgency, Work
 from ..sql.migrations import moved
 from . import notify
 from .pipeline import PipelinedConnection
@@ -141,7 +141,7 @@ class PostgresqlDatabase(Life, Database):
     async def read(self, work: Work[T], *, quick: bool = False) -> T:
         """A `quick` read is one statement without a transaction."""
         if not self._open or self._slots is None:
-            raise _closed()
+            raise self._closed()
         begin = () if quick else READ
         return await self._slots[1].run(partial(self._read, work, begin), quick=quick)
 
@@ -160,7 +160,7 @@ class PostgresqlDatabase(Life, Database):
         if urgency is not Urgency.LATER and self._later:
             await asyncio.wait(set(self._later))  # earlier writes first
         if not self._open or self._slots is None:  # checked after the waits: it may have been closed meanwhile
-            raise _closed()
+            raise self._closed()
         patient = urgency is Urgency.DURABLE and not alone
         full = urgency in (Urgency.DURABLE, Urgency.JOURNAL)
         again = not alone
@@ -171,7 +171,7 @@ class PostgresqlDatabase(Life, Database):
             done.add_done_callback(self._later.discard)
         return await done
 
-    def claim(self, name: str) -> ExclusiveName | None:
+    def claim(self, name: str) -> Callable[[], None] | None:
         """An advisory lock in a transaction that stays open; the server releases it when this process ends. The
         transaction has no snapshot and no id, so it delays nothing else."""
         engine = self._made()
@@ -186,7 +186,7 @@ class PostgresqlDatabase(Life, Database):
             conn.close()
             raise self._unavailable(exc) from exc
         if held:
-            return _Held(conn)
+            return conn.close
         conn.close()
         return None
 
@@ -199,30 +199,12 @@ class PostgresqlDatabase(Life, Database):
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
-    def look(self, work: Work[T]) -> T:
-        """Run a read beside the turns. Blocks."""
-        with self.apart() as conn:
-            conn.exec_driver_sql("; ".join(READ))
-            return work(conn)
-
     def ring(self, conn: Connection, proxy_id: str) -> None:
         notify.send(conn, proxy_id)
 
     def listener(self) -> notify.Listener:
         """A listener for one proxy, on a connection of its own."""
         return notify.Listener({**self._options, "client_encoding": "utf8"})
-
-    def living(self) -> None:
-        """Proxies are on many hosts: only their heartbeats tell."""
-
-    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:
-        """Left to the operator (pg_dump). A migration is one transaction: it succeeds or changes nothing."""
-
-    def forget_copies(self, owner: str, agent_id: str) -> None:
-        """None are made."""
-
-    async def purge(self) -> None:
-        """Left to the operator: freed space, the server's log and its copies."""
 
     # --- where a transaction runs
 
@@ -378,20 +360,6 @@ def _only_to_the_server(options: Mapping[str, Any]) -> dict[str, str]:
     if "require_auth" in given or str(options.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
         return {}
     return {"require_auth": "scram-sha-256" if options.get("password") or "password" in given else "!password,!md5"}
-
-
-class _Held:
-    """A claim: the transaction that holds it."""
-
-    def __init__(self, conn: Connection) -> None:
-        self._conn = conn
-
-    def release(self) -> None:
-        self._conn.close()
-
-
-def _closed() -> StoreUnavailable:
-    return StoreUnavailable("the store is closed: start the proxy again")
 
 
 # SQLSTATEs of a conflict with another transaction: run it once more.

@@ -29,6 +29,8 @@ from sqlalchemy import Connection, Delete, Insert, Select, Table, Update
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 
+from ...errors import StoreUnavailable
+
 T = TypeVar("T")
 
 # The body of a transaction. Its `Connection` is SQLAlchemy's; `Prepared` runs statements on its driver.
@@ -45,12 +47,6 @@ class Urgency(Enum):
     JOURNAL = auto()
     AHEAD = auto()
     LATER = auto()
-
-
-class ExclusiveName(Protocol):
-    """A name held exclusively by this process, until it is released or this process ends."""
-
-    def release(self) -> None: ...
 
 
 class Database(Protocol):
@@ -86,17 +82,23 @@ class Database(Protocol):
         a few rows; may run on the event loop. Not with `LATER`.
         """
 
-    def claim(self, name: str) -> ExclusiveName | None:
-        """Hold this name among all programs on the database; None while another one holds it. On any thread."""
+    def claim(self, name: str) -> Callable[[], None] | None:
+        """Hold this name among all programs on the database, until the returned function is called or this process
+        ends. None while another program holds the name. On any thread."""
+
+    # The methods below do nothing by default.
 
     def living(self) -> set[str] | None:
         """The ids of the proxies on this host that live, as the kernel proves; None where only heartbeats tell."""
+        return None
 
-    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:
+    def back_up(self, version: int, report: Callable[[int, int], None]) -> None:  # noqa: ARG002 - as above
         """Make a copy before a migration from `version`, inside its transaction. Raises `StoreUnavailable`. `report`
-        gets the pages copied and all pages."""
+        gets the pages copied and all pages. By default copies are left to the operator: a migration is one transaction,
+        so it succeeds or changes nothing."""
+        return
 
-    def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - for databases with notifications
+    def ring(self, conn: Connection, proxy_id: str) -> None:  # noqa: ARG002 - as above
         """Inside a transaction: notify this proxy at the commit that another one requests something of it. Without
         notifications, proxies poll."""
         return
@@ -107,9 +109,11 @@ class Database(Protocol):
 
     async def purge(self) -> None:
         """After a deletion: overwrite what the database has freed."""
+        return
 
-    def forget_copies(self, owner: str, agent_id: str) -> None:
+    def forget_copies(self, owner: str, agent_id: str) -> None:  # noqa: ARG002 - as above
         """Remove the agent from copies that `back_up` made. Raises `StoreUnavailable`. Blocks."""
+        return
 
 
 class Life:
@@ -134,6 +138,10 @@ class Life:
     async def _end(self) -> None:
         """Finish what was submitted, and disconnect."""
         raise NotImplementedError
+
+    @staticmethod
+    def _closed() -> StoreUnavailable:
+        return StoreUnavailable("the store is closed: start the proxy again")
 
 
 class Threads:

@@ -34,19 +34,20 @@ PAUSE = 0.2
 def clear(conn: Connection, database: Database) -> None:
     """Remove leftovers of imports whose program died: their turn ids would block the next try."""
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
-        claim = database.claim(name)
-        if claim is not None:
+        release = database.claim(name)
+        if release is not None:
             writing.delete_agent(conn, key)
-            claim.release()
+            release()
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:
     """The hidden agent that receives the parts."""
-    _refuse_taken(conn, new)
+    _agent_without_turns(conn, new)
     return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=time.time())
 
 
 def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
+    """The parts of a chain in pieces of one transaction each."""
     piece: list[ChainPart] = []
     size = 0
     for part in parts:
@@ -59,25 +60,73 @@ def pieces(parts: Iterable[ChainPart]) -> Iterator[list[ChainPart]]:
         yield piece
 
 
-class Coming:
-    """One import. Each method is a transaction, run once."""
+class ChainImport:
+    """One import. `agent`: the hidden agent that receives the parts. Each method is a transaction, run once."""
 
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
-        # A parent may be later in the order: it was adopted while its child waited in the lane.
-        self._later: list[tuple[str, str]] = []
+        # Turns that were stored before their parent, with its id: a parent may be later in the order of acceptance,
+        # because it was adopted while its child waited in the lane.
+        self._without_parent: list[tuple[str, str]] = []
 
-    def take(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
+    def store(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
+        """Store some parts of the chain: all turns come first."""
         for part in piece:
             if isinstance(part, WholeTurn):
-                _turn(conn, self.agent, part, self._later)
+                self._store_turn(conn, part)
             else:
-                _explain(conn, self.agent, part, self._later)
+                self._set_parents(conn)
+                self._store_about_turns(conn, part)
+
+    def _store_turn(self, conn: Connection, part: WholeTurn) -> None:
+        turn = replace(part.turn, agent_key=self.agent.key)
+        _check_session_id(turn.session_id)
+        if turn.status not in FINISHED:
+            raise _unsound(f"turn {turn.id} is not finished")
+        if _agent_of(conn, turn.id) is not None:
+            raise _unsound(f"turn {turn.id} is in this store already")
+        if turn.parent_id is not None and _agent_of(conn, turn.parent_id) != self.agent.key:
+            self._without_parent.append((turn.id, turn.parent_id))
+            turn = replace(turn, parent_id=None)
+        lifecycle.insert(conn, turn, part.records)
+        if turn.frame_uuid is not None:
+            writing.note_frame(conn, self.agent.key, turn.frame_uuid)
+
+    def _store_about_turns(self, conn: Connection, part: Session | Link | Conversation | Item) -> None:
+        if isinstance(part, Conversation):
+            conversing.save_conversation(conn, self.agent.key, part)
+            return
+        turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
+        if turn_id is not None and _agent_of(conn, turn_id) != self.agent.key:
+            raise _unsound(f"a session, a link or an item names turn {turn_id}, which is not there")
+        if isinstance(part, Item):
+            if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
+                raise _unsound(f"item {part.id} is in this store already")
+            data = rows.dumps(part.data)
+            values = {"id": part.id, "agent_key": self.agent.key, "data": data, "turn_id": part.turn_id}
+            conn.execute(items.insert(), values)
+        elif isinstance(part, Session):
+            _check_session_id(part.id)
+            if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
+                raise _unsound(f"session {part.id} is in this store already")
+            writing.save_session(conn, replace(part, agent_key=self.agent.key), [])
+        else:
+            _check_session_id(part.from_session)
+            _check_session_id(part.to_session)
+            lifecycle.save_links(conn, self.agent.key, [part])
+
+    def _set_parents(self, conn: Connection) -> None:
+        """Give turns that were stored before their parent this parent: it is stored by now."""
+        for turn_id, parent_id in self._without_parent:
+            if _agent_of(conn, parent_id) != self.agent.key:
+                raise _unsound(f"turn {turn_id} continues {parent_id}, which is not there")
+            conn.execute(update(turns).where(turns.c.id == turn_id).values(parent_id=parent_id))
+        self._without_parent.clear()
 
     def finish(self, conn: Connection, new: NewChain) -> Agent:
         """Make the chain visible: the agent gets its name."""
-        _hang(conn, self.agent, self._later)
-        empty = _refuse_taken(conn, new)
+        self._set_parents(conn)
+        empty = _agent_without_turns(conn, new)
         if empty is not None:
             conversing.hand_over(conn, empty.key, self.agent.key)
             mirroring.hand_over(conn, empty.key, self.agent.key)
@@ -94,8 +143,8 @@ class Coming:
         return Agent(self.agent.key, new.owner, new.agent_id, new.dir, new.named, head, new.created_at)
 
 
-def _refuse_taken(conn: Connection, new: NewChain) -> Agent | None:
-    """The agent of this name, if it has no turns yet."""
+def _agent_without_turns(conn: Connection, new: NewChain) -> Agent | None:
+    """The agent of this name; None if there is none. Raises `InvalidRequest` if it has turns."""
     agent = reading.agent(conn, new.owner, new.agent_id)
     if agent is None:
         return None
@@ -107,58 +156,8 @@ def _refuse_taken(conn: Connection, new: NewChain) -> Agent | None:
     return agent
 
 
-def _turn(conn: Connection, agent: Agent, part: WholeTurn, later: list[tuple[str, str]]) -> None:
-    turn = replace(part.turn, agent_key=agent.key)
-    _sound(turn.session_id)
-    if turn.status not in FINISHED:
-        raise _unsound(f"turn {turn.id} is not finished")
-    if _agent_of(conn, turn.id) is not None:
-        raise _unsound(f"turn {turn.id} is in this store already")
-    if turn.parent_id is not None and _agent_of(conn, turn.parent_id) != agent.key:
-        later.append((turn.id, turn.parent_id))
-        turn = replace(turn, parent_id=None)
-    lifecycle.insert(conn, turn, part.records)
-    if turn.frame_uuid is not None:
-        writing.note_frame(conn, agent.key, turn.frame_uuid)
-
-
-def _explain(
-    conn: Connection, agent: Agent, part: Session | Link | Conversation | Item, later: list[tuple[str, str]]
-) -> None:
-    """Store a part that belongs to turns: all turns are stored by now."""
-    _hang(conn, agent, later)
-    if isinstance(part, Conversation):
-        conversing.save_conversation(conn, agent.key, part)
-        return
-    turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
-    if turn_id is not None and _agent_of(conn, turn_id) != agent.key:
-        raise _unsound(f"a session, a link or an item names turn {turn_id}, which is not there")
-    if isinstance(part, Item):
-        if conn.scalar(select(items.c.id).where(items.c.id == part.id)) is not None:
-            raise _unsound(f"item {part.id} is in this store already")
-        values = {"id": part.id, "agent_key": agent.key, "data": rows.dumps(part.data), "turn_id": part.turn_id}
-        conn.execute(items.insert(), values)
-    elif isinstance(part, Session):
-        _sound(part.id)
-        if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
-            raise _unsound(f"session {part.id} is in this store already")
-        writing.save_session(conn, replace(part, agent_key=agent.key), [])
-    else:
-        _sound(part.from_session)
-        _sound(part.to_session)
-        lifecycle.save_links(conn, agent.key, [part])
-
-
-def _hang(conn: Connection, agent: Agent, later: list[tuple[str, str]]) -> None:
-    for turn_id, parent_id in later:
-        if _agent_of(conn, parent_id) != agent.key:
-            raise _unsound(f"turn {turn_id} continues {parent_id}, which is not there")
-        conn.execute(update(turns).where(turns.c.id == turn_id).values(parent_id=parent_id))
-    later.clear()
-
-
-def _sound(session_id: str | None) -> None:
-    """Check a session id before it is stored: file names are made of it later."""
+def _check_session_id(session_id: str | None) -> None:
+    """Before a session id is stored: file names are made of it later."""
     if session_id is not None and not is_session_id(session_id):
         raise _unsound(f"{session_id[:80]!r} is no session id")
 

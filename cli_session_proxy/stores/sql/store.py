@@ -258,34 +258,28 @@ class SqlStore(Store):
 
     async def import_chain(self, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
         name = uuid.uuid4().hex
-        claim = await asyncio.to_thread(self._db.claim, name)
-        assert claim is not None  # nobody else knows the name
+        release = await asyncio.to_thread(self._db.claim, name)
+        assert release is not None  # nobody else knows the name
         try:
-            return await self._bring_in(name, new, parts)
+            started = importing.ChainImport(await self._db.write(lambda conn: importing.begin(conn, new, name)))
+            try:
+                pieces = importing.pieces(parts)
+                while piece := await asyncio.to_thread(next, pieces, None):
+                    began = time.monotonic()
+                    await self._db.write(partial(started.store, piece=piece), alone=True)
+                    # Other programs try to lock every 100 ms at the latest: leave it free half of the time.
+                    await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
+                # Not cancellable from here on: the chain may already be visible, and have new turns.
+                finish = self._db.write(lambda conn: started.finish(conn, new), alone=True)
+                return await uninterrupted(asyncio.ensure_future(finish))
+            except BaseException:
+                try:
+                    await uninterrupted(asyncio.ensure_future(self.delete_agent(started.agent.key)))
+                except StoreUnavailable as exc:  # the next program that opens the store removes the leftovers
+                    log.warning("import_left", agent_key=started.agent.key, error=exc.message)
+                raise
         finally:
-            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(claim.release)))
-
-    async def _bring_in(self, name: str, new: NewChain, parts: Iterable[ChainPart]) -> Agent:
-        coming = importing.Coming(await self._db.write(lambda conn: importing.begin(conn, new, name)))
-        try:
-            pieces = importing.pieces(parts)
-            while piece := await asyncio.to_thread(next, pieces, None):
-                began = time.monotonic()
-                await self._db.write(partial(coming.take, piece=piece), alone=True)
-                # Other programs try to lock every 100 ms at the latest: leave it free half of the time.
-                await asyncio.sleep(min(time.monotonic() - began, importing.PAUSE))
-            # Not cancellable from here on: the chain may already be visible, and have new turns.
-            finish = self._db.write(lambda conn: coming.finish(conn, new), alone=True)
-            return await uninterrupted(asyncio.ensure_future(finish))
-        except BaseException:
-            await uninterrupted(asyncio.ensure_future(self._give_up(coming.agent)))
-            raise
-
-    async def _give_up(self, agent: Agent) -> None:
-        try:
-            await self.delete_agent(agent.key)
-        except StoreUnavailable as exc:
-            log.warning("import_left", agent_key=agent.key, error=exc.message)
+            await uninterrupted(asyncio.ensure_future(asyncio.to_thread(release)))
 
     async def _under_lease(self, work: Work[T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False) -> T:
         """A write under a lease. Counts it if it is refused because another proxy has the lease."""
@@ -372,10 +366,6 @@ class SqlStore(Store):
 
     async def unfinished_of(self, agent_key: int, *, excluding: str | None = None) -> list[Turn]:
         return await self._quickly(partial(reading.unfinished_of, agent_key=agent_key, excluding=excluding))
-
-    # conversations
-
-    # findings
 
 
 def _is_small(turn: Turn) -> bool:

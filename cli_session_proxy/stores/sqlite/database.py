@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held, to_drive
-from ..sql.database import Database, ExclusiveName, Life, Threads, Urgency, Work
+from ..sql.database import Database, Life, Threads, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
 
@@ -157,7 +157,7 @@ class SqliteDatabase(Life, Database):
         threads would double that. If it would have to wait for a lock, it runs on a thread, too.
         """
         if not self._open or self._read_threads is None:
-            raise _closed()
+            raise self._closed()
         if quick:
             assert self._quick is not None
             try:
@@ -174,7 +174,7 @@ class SqliteDatabase(Life, Database):
         writes: switching threads would take longer, and another connection would have to read changed pages again. If
         it is `DURABLE`, a thread then waits for the disk."""
         if not self._open:
-            raise _closed()
+            raise self._closed()
         if quick and (self._group is None or self._only_syncs) and not self._waiting:
             assert self._quick is not None
             self._quick_writes += 1
@@ -216,10 +216,10 @@ class SqliteDatabase(Life, Database):
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
 
-    def claim(self, name: str) -> ExclusiveName | None:
+    def claim(self, name: str) -> Callable[[], None] | None:
         """A file lock. The kernel releases it when this process ends, however it ends."""
         lock = FileLock(self.path.with_name(f"{self.path.name}.import-{name}"))
-        return lock if lock.try_acquire() else None
+        return lock.release if lock.try_acquire() else None
 
     def living(self) -> set[str]:
         run = self.path.parent / RUN
@@ -243,7 +243,7 @@ class SqliteDatabase(Life, Database):
     async def purge(self) -> None:
         """Truncate the WAL, which has earlier pages. While a reader uses it, a later write does it."""
         if not self._open or self._write_thread is None:
-            raise _closed()
+            raise self._closed()
         if not await self._write_thread.run(self._empty_log):
             log.info("store_log_in_use")
 
@@ -470,10 +470,6 @@ class SqliteDatabase(Life, Database):
         what = str(cause).splitlines()[0] if str(cause) else type(cause).__name__
         advice = ADVICE.get(code, "see the log, and run `cli-session-proxy doctor`")
         return StoreUnavailable(f"the store {self.path} cannot be used ({what}): {advice}", detail={"sqlite": code})
-
-
-def _closed() -> StoreUnavailable:
-    return StoreUnavailable("the store is closed: start the proxy again")
 
 
 # --- All that is SQLite's own
