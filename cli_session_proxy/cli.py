@@ -305,7 +305,7 @@ def find(
     wanted = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed, extras = asyncio.run(finding.find(settings, wanted))
     if as_json:
-        from .export.found import as_json as rendered
+        from .export.search_results import as_json as rendered
 
         _say(json.dumps(rendered(wanted, found, indexed), indent=1))
     else:

@@ -11,8 +11,7 @@ from typing import Any
 from ..domain import times
 from ..domain.searching import Found, Indexed, Search
 from ..errors import printable
-from ..export import brief, shown
-from ..export import found as found_words
+from ..export import brief, search_results, shown
 from ..settings import Settings
 from ..stores.base import Store
 from .bars import bar
@@ -62,7 +61,7 @@ async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapp
             if hit.kind == "agent" or (hit.snippet and not wanted.repaired):
                 continue
             if (turn := await store.turn(hit.turn_id or "")) is not None:
-                asked = [block for message in shown.said(turn)["input"] for block in message["content"]]
+                asked = [block for message in shown.contents(turn)["input"] for block in message["content"]]
                 links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
                 repairs = tuple(one.says for one in brief.events(turn, links) if one.kind == "repair")
                 extras[turn.id] = Told(shown.line(asked, WORDS), repairs)
@@ -82,7 +81,7 @@ async def _indexed(store: Store) -> Indexed:
 
 def print_found(wanted: Search, found: Found, extras: Mapping[str, Told]) -> None:
     """Print each hit: where it is, a snippet or else the question, and each repair."""
-    lines = [*_lines(found, extras), (0, [(found_words.summed_up(wanted, found), "dim")])]
+    lines = [*_lines(found, extras), (0, [(search_results.summary(wanted, found), "dim")])]
     if not sys.stdout.isatty():
         for indent, parts in lines:
             print(" " * indent + "".join(text for text, _ in parts))
@@ -99,7 +98,7 @@ def print_found(wanted: Search, found: Found, extras: Mapping[str, Told]) -> Non
 def _lines(found: Found, extras: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Lines with their indent, each in parts of (text, style)."""
     for hit in found.hits:
-        place = printable(found_words.place(hit))
+        place = printable(search_results.place(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
         line = fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4)
         yield 0, [(line[: len(place)], "bold"), (line[len(place) :], "dim")]

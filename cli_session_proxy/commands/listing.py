@@ -13,8 +13,7 @@ from ..domain.budgets import amount
 from ..domain.models import JSON, Agent, ChainSummary, Status
 from ..domain.searching import moment
 from ..errors import ConfigError, did_you_mean, printable
-from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
-from ..export.sums import DAYS, TURNS, summed
+from ..export.sums import DAY, DAYS, LISTED, ONE_SHOT_SHOWN, TURNS, summary_json, summed
 from ..export.words import count, money
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
@@ -64,7 +63,7 @@ async def _first_question(store: Store, agent: Agent) -> str:
     from ..export import shown  # noqa: PLC0415 - only where there is one: a list is to come at once
 
     turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
-    asked = [block for turn in turns for message in shown.said(turn)["input"] for block in message["content"]]
+    asked = [block for turn in turns for message in shown.contents(turn)["input"] for block in message["content"]]
     return shown.line(asked, WORDS)
 
 

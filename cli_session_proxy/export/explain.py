@@ -6,14 +6,13 @@ Evidence that an older version did not store is not guessed: the sentence is sho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Literal
 
 from ..domain import times
 from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
     JSON,
-    PLAIN,
     REPAIR_REASONS,
     Continuity,
     Fallback,
@@ -70,31 +69,6 @@ _CHANGED: Mapping[str, str] = {
 }
 # How an attempt ended that was followed by another.
 _ENDED: Mapping[str, str] = {"failed": "failed ({why})", "cancelled": "was cancelled ({why})"}
-# Words that a dump shows for a code. Programs have relied on them since 0.1.
-_WHY: Mapping[RepairCode, str] = {
-    "client_history": "the client's history was imported",
-    "left_path": "the path leaves the session's",
-    "taken_back": "the process was taken back to the path",
-    "first_written": "the first turn ran in a process that is shared",
-    "open_calls": "nobody waits for these results any more",
-    "left_out": "the model's API would not take all of it",
-    "other_model": "another model had answered since",
-    "window": "the request shows a window of the conversation",
-}
-_DONE: Mapping[RepairCode, str] = {
-    "rewritten": "written again from the chain's records",
-    "moved": "moved back",
-}
-_RECORDS: Mapping[RecordsFrom, str] = {
-    "transcript": "read from the transcript",
-    "copy": "read from the CLI's copy of the session",
-    "replaced": "the transcript was replaced during the turn",
-    "frames": "the transcript is gone; records made from the frames",
-    "unlinked": "the transcript does not continue the path",
-    "cut": "cut at a stop sequence",
-    "memory": "kept in memory",
-    "model": "made for the CLI from the answer of another model",
-}
 # How a turn's records were made, if they were not simply read.
 _NOT_READ: Mapping[RecordsFrom, str] = {
     "frames": "The transcript was gone when the turn ended: the turn's records were made from the CLI's frames.",
@@ -105,122 +79,49 @@ _NOT_READ: Mapping[RecordsFrom, str] = {
 }
 
 
-# --- as a dump shows it
-
-
-def reason(turn: Turn) -> JSON:
-    """`TurnDump.reason`: the turn's `placed`, options and evidence in one object."""
-    placed, evidence = turn.placed, turn.evidence
-    out = placed.as_json()
-    if placed.messages is not None:
-        out["delta"] = placed.delta
-    if evidence is NOTHING and turn.options is PLAIN and turn.stop_sequence is None:  # nearly all turns of a long chain
-        return out
-    out = dict(evidence.other) | out
-    wants = turn.options.as_json()
-    wants.pop("metadata", None)  # shown separately
-    if "format" in wants:
-        out["format"] = wants.pop("format")
-    if wants:
-        out["wants"] = wants
-    if turn.stop_sequence is not None:
-        out["stop_sequence"] = turn.stop_sequence
-    said = evidence.as_json()
-    out |= {name: said[name] for name in _AS_THEY_ARE if name in said}
-    if evidence.repaired is not None:
-        out["repaired"] = _repair(evidence.repaired)
-    if evidence.written is not None:
-        out["session"] = _repair(evidence.written)
-    elif evidence.waited:
-        out["session"] = "waited for these results"
-    elif evidence.shared:
-        out["session"] = "ran in a process that is shared"
-    if evidence.exit_code is not None:
-        out["process"] = f"had ended with exit code {evidence.exit_code}"
-    if evidence.settled:
-        out["settled"] = "the proxy died after the CLI had finished this turn: read from the transcript"
-    if evidence.records is not None:
-        out["records"] = _RECORDS.get(evidence.records, evidence.records)
-    if evidence.brought is not None:
-        by_client = evidence.brought.by == "client"
-        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
-        if evidence.brought.session is not None:
-            out["session"] = evidence.brought.session
-    return out
-
-
-_AS_THEY_ARE = (
-    "left_off",
-    "cache_miss",
-    "sandbox",
-    "files_at",
-    "verified",
-    "reloaded",
-    "output_refused",
-    "retries",
-    "cuts",
-    "compacted",
-    "unmet",
-    "notes",
-    "refusal",
-    "recalled",
-    "approvals",
-)
-
-
-def detail(stored: JSON) -> JSON:
-    """`LinkDump.detail`."""
-    out = {name: value for name, value in stored.items() if name not in ("code", "note", "settled")}
-    code: Any = stored.get("code")
-    why = _WHY.get(code) or stored.get("note")
-    if why is not None:
-        out["why"] = why
-    if code in _DONE:
-        out["done"] = _DONE[code]
-    if "settled" in stored:
-        out["settled"] = "after a crash"
-    return out
-
-
-def attempt(stored: JSON) -> JSON:
-    """One of `TurnDump.attempts`."""
-    return stored | {"repaired": detail(stored["repaired"])} if isinstance(stored.get("repaired"), dict) else stored
-
-
-def _repair(done: Repair) -> JSON:
-    return detail(done.as_json())
-
-
-# --- in sentences
-
-
 def link(reason: LinkReason, detail: JSON, source: str | None, target: str) -> str:
-    """One or two sentences on why `target` follows `source`."""
-    tell = _LINKS.get(reason)  # unknown reasons: from a newer version
-    said = tell(detail, _short(source), _short(target)) if tell else "This version does not know this reason."
-    if "settled" in detail:
-        said += " The proxy died during this turn: the next proxy found this in the transcript."
-    return said
+    """One or two sentences on why the session `target` follows `source`. `detail`: the link's."""
+    from_id, to_id = source[:8] if source else NO_SESSION, target[:8]
+    match reason:
+        case "started":
+            sentence = "A new session was started."
+        case "forked_by_cli":
+            cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
+            sentence = (
+                f"{cli} was asked to resume session {from_id} and answered as a new one, {to_id}: the conversation "
+                "continues there."
+            )
+        case "rebuilt":
+            sentence = _rebuilt(detail)
+        case "branched":
+            sentence = _branched(detail, from_id, to_id)
+        case "moved":
+            sentence = _moved(detail)
+        case "adopted":
+            sentence = _adopted(detail, from_id, to_id)
+        case _:  # from a newer version
+            sentence = "This version does not know this reason."
+    settled = " The proxy died during this turn: the next proxy found this in the transcript."
+    return sentence + (settled if "settled" in detail else "")
 
 
 def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = ()) -> list[Brief]:
     """What happened to a turn, in order, without what its links explain; empty for an ordinary turn."""
     before_the_last = [attempt for attempt in attempts if "n" in attempt][:-1] if len(attempts) > 1 else []
-    said: list[Brief] = []
+    briefs: list[Brief] = []
     if evidence is NOTHING and not before_the_last:  # nearly all turns of a long chain
-        return said
+        return briefs
 
-    def tell(kind: Kind, sentence: str) -> None:
-        said.append(Brief(kind, sentence))
+    def add(kind: Kind, sentence: str) -> None:
+        briefs.append(Brief(kind, sentence))
 
     if evidence.left_off:
-        gone = evidence.left_off
-        tell("note", f"The answer of {gone} never reached its client: that turn was left off.")
+        add("note", f"The answer of {evidence.left_off} never reached its client: that turn was left off.")
     if evidence.sandbox:
-        where = f"(nothing at {evidence.sandbox})"
-        tell("repair", f"The agent's sandbox directory was missing {where}: an empty one was made.")
+        missing = f"(nothing at {evidence.sandbox})"
+        add("repair", f"The agent's sandbox directory was missing {missing}: an empty one was made.")
     if evidence.files_at is not None:
-        tell("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
+        add("note", _NOTES["files_elsewhere"][1].format(evidence.files_at))
     if evidence.repaired is not None:
         # Its link explains it, which is stored with the successful attempt or with a failed one after it.
         is_explained = any(link.reason in REPAIR_REASONS for link in links) or any(
@@ -229,55 +130,60 @@ def turn(evidence: Evidence, attempts: Sequence[JSON], links: Sequence[Link] = (
             if "repaired" in attempt
         )
         if not is_explained:
-            tell("repair", _repaired(evidence.repaired.as_json()))
+            add("repair", _repaired(evidence.repaired.as_json()))
     if evidence.recalled is not None:
         commits = evidence.recalled.commits
-        tell(
+        add(
             "note",
             f"The model was shown {count(len(commits), 'earlier attempt')} at {evidence.recalled.fix_id}, from commits "
             f"{', '.join(dict.fromkeys(commit[:12] for commit in commits))}.",
         )
     if evidence.exit_code is not None:
-        tell(
+        add(
             "repair",
             f"The warm CLI process of this session had ended with exit code {evidence.exit_code}. The transcript was "
             "verified, and a new process resumed the session.",
         )
     if evidence.reloaded:
-        tell("repair", _reloaded(evidence.reloaded))
+        times_changed = "" if len(evidence.reloaded) == 1 else f" {len(evidence.reloaded)} times"
+        changes = "; ".join(dict.fromkeys(_CHANGED.get(code, code) for code in evidence.reloaded))
+        add(
+            "repair",
+            f"The session's transcript was changed{times_changed} while a CLI was loading it ({changes}). That CLI was "
+            "ended before it got the prompt, and a new one loaded the chain's transcript.",
+        )
     if evidence.unmet:
         names = ", ".join(evidence.unmet)
-        tell("note", f"The model or this CLI does not support these parameters of the request: {names}.")
-    said += _attempts(before_the_last)
+        add("note", f"The model or this CLI does not support these parameters of the request: {names}.")
+    briefs += _attempts(before_the_last)
     if evidence.retries:
         last = evidence.retries[-1]
         named = [str(part) for part in (last.get("error_status"), last.get("error")) if part and part != "unknown"]
         what = " ".join(named) or "no complete answer"
         times = "" if len(evidence.retries) == 1 else f" {len(evidence.retries)} times"
-        tell("retry", f"The provider failed{times} ({what}): the request was repeated.")
+        add("retry", f"The provider failed{times} ({what}): the request was repeated.")
     if evidence.cuts:
-        tell("retry", _cuts(evidence.cuts))
+        add("retry", _cuts(evidence.cuts))
     if evidence.refusal is not None:
-        words = evidence.refusal.words
-        tell("refusal", f"{words} The next turn continues the turn before this one.")
+        add("refusal", f"{evidence.refusal.words} The next turn continues the turn before this one.")
     for sentence in _approvals(evidence.approvals):
-        tell("note", sentence)
+        add("note", sentence)
     if evidence.settled:
-        tell("repair", "The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
+        add("repair", "The proxy died after the CLI had finished this turn: the answer was read from the transcript.")
     if evidence.cache_miss is not None:
-        about = "" if evidence.cache_miss.tokens is None else f", about {count(evidence.cache_miss.tokens, 'token')}"
+        tokens = "" if evidence.cache_miss.tokens is None else f", about {count(evidence.cache_miss.tokens, 'token')}"
         reason = evidence.cache_miss.reason.replace("_", " ")
-        tell("note", f"The provider used only part of its prompt cache ({reason}{about}).")
+        add("note", f"The provider used only part of its prompt cache ({reason}{tokens}).")
     if evidence.compacted:
-        tell("note", "The CLI compacted the conversation: the model is shown a summary of the earlier part.")
+        add("note", "The CLI compacted the conversation: the model is shown a summary of the earlier part.")
     for note in evidence.notes:  # unknown codes: from a newer version
         if note.code == "outside_window":  # the client asked for it: see `beside`
             continue
         noun, sentence = _NOTES.get(note.code, ("", "This version does not know what else was left out."))
-        tell("note", sentence.format(count(note.count, noun)))
+        add("note", sentence.format(count(note.count, noun)))
     if evidence.records is not None and evidence.records in _NOT_READ:
-        tell("repair", _NOT_READ[evidence.records])
-    return said
+        add("repair", _NOT_READ[evidence.records])
+    return briefs
 
 
 def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends: bool | None) -> str:
@@ -285,12 +191,12 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
     sent = f"{turns - missing - summarised} of {count(turns, 'turn')} {'was' if turns == 1 else 'were'} sent"
     if summarised:
         sent += f", {summarised} as a summary"
-    said = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {count(turns, 'turn')} not sent"
+    line = f"nothing forgotten: {sent}" if not missing else f"forgotten: {missing} of {count(turns, 'turn')} not sent"
     if usage.cache_share is not None:
-        said += f"; {100 * usage.cache_read_tokens // usage.prompt_tokens} % of it was read from the cache"
+        line += f"; {100 * usage.cache_read_tokens // usage.prompt_tokens} % of it was read from the cache"
     if extends is False:
-        said += "; this request does not begin with the one before it"
-    return said
+        line += "; this request does not begin with the one before it"
+    return line
 
 
 def cache(usage: Usage) -> str:
@@ -304,26 +210,25 @@ def cache(usage: Usage) -> str:
 def placed(turn: Turn) -> list[str]:
     """Why the turn continues its parent, and how its session was obtained, in sentences; `reason` has the codes."""
     where, evidence = turn.placed, turn.evidence
-    said = []
+    sentences = []
     if where.rule is not None and where.rule in _RULES:
-        said.append(_RULES[where.rule])
+        sentences.append(_RULES[where.rule])
     if where.messages is not None and where.delta:
-        said.append(f"The client sent only what was new ({count(where.messages, 'message')}).")
+        sentences.append(f"The client sent only what was new ({count(where.messages, 'message')}).")
     elif where.messages is not None:
         known = f", of which {where.matched} were known" if where.matched else ""
         brought = f", {where.imported} were taken into the chain" if where.imported else ""
-        said.append(f"The client sent {count(where.messages, 'message')}{known}{brought}.")
+        sentences.append(f"The client sent {count(where.messages, 'message')}{known}{brought}.")
     if where.diverged_at is not None:
-        said.append(f"They leave the agent's path after message {where.diverged_at}.")
+        sentences.append(f"They leave the agent's path after message {where.diverged_at}.")
     if where.side:
-        said.append("It looks like a side call (a title, a tag, a ping): it ran separately from the conversation.")
+        sentences.append("It looks like a side call (a title, a tag, a ping): it ran separately from the conversation.")
     if turn.continuity is not None and turn.continuity in _CONTINUITY:  # an imported file may have any other word
         written = None if evidence.written is None else evidence.written.code
-        how = _SHARED if evidence.shared else _INSTEAD.get(written, _CONTINUITY[turn.continuity])
-        said.append(how)
+        sentences.append(_SHARED if evidence.shared else _INSTEAD.get(written, _CONTINUITY[turn.continuity]))
     if evidence.verified:
-        said.append("The transcript was compared with the chain before it was used.")
-    return said
+        sentences.append("The transcript was compared with the chain before it was used.")
+    return sentences
 
 
 _RULES: Mapping[Rule, str] = {
@@ -351,16 +256,16 @@ _SHARED = "It ran in a shared process, which answers single questions and forget
 
 def program(known: Program) -> str:
     """The CLI's version, and the result of its self-check."""
-    begin = f"Claude CLI {known.version}"
-    good = sum(one.outcome == "ok" for one in known.observed)
-    lost = [one.name for one in known.observed if one.outcome == "failed" and one.surprising]
-    failed = f" failed its self-check ({', '.join(lost)})"
+    cli = f"Claude CLI {known.version}"
+    passed = sum(check.outcome == "ok" for check in known.observed)
+    failures = [check.name for check in known.observed if check.outcome == "failed" and check.surprising]
+    failed = f" failed its self-check ({', '.join(failures)})"
     if known.runs != known.version:
-        return f"{begin}{failed if lost else ' is being checked'}: turns go on with {known.runs}"
+        return f"{cli}{failed if failures else ' is being checked'}: turns go on with {known.runs}"
     if not known.observed:
-        return f"{begin}, not checked yet"
-    seen = f"{good} of {len(known.observed)} checks passed"
-    return f"{begin}{failed}; {seen}" if lost else f"{begin}, {seen}"
+        return f"{cli}, not checked yet"
+    summary = f"{passed} of {len(known.observed)} checks passed"
+    return f"{cli}{failed}; {summary}" if failures else f"{cli}, {summary}"
 
 
 def login(kind: LoginKind) -> str | None:
@@ -426,8 +331,17 @@ def doing(what: Doing, detail: JSON) -> str:
             return f"waits for a person's approval: may {detail.get('name') or 'a tool'} run?"
         case "tool":
             return f"runs {detail.get('name') or 'a tool'}"
-        case "retry":
-            return _asked_again(detail)
+        case "retry":  # of the request to the provider, with the fields that the backend reported
+            delay, attempt, most = (detail.get(name) for name in ("retry_delay_ms", "attempt", "max_retries"))
+            status, error = detail.get("error_status"), detail.get("error")
+            sentence = "the request is repeated"
+            if isinstance(delay, int | float):
+                asks = "asks to wait" if status in (429, 529) else "failed: the request is repeated in"
+                sentence = f"the provider {asks} {delay / 1000:.3g} s"
+            if attempt is not None:
+                sentence += f", retry {attempt}" + (f" of {most}" if most is not None else "")
+            why = " ".join(str(part) for part in (status, error) if part and part != "unknown")
+            return f"{sentence} ({why})" if why else sentence
         case "limit":
             return f"waits for the end of the provider's limit, until {times.written(detail['until'])}"
     return _DOING[what]
@@ -447,21 +361,6 @@ _DOING: Mapping[Doing, str] = {
     "answering": "answers",
     "storing": "stores the answer",
 }
-
-
-def _asked_again(retry: JSON) -> str:
-    """A retry of the request to the provider, as the backend reported it: `retry_delay_ms`, `attempt`,
-    `max_retries`."""
-    delay, attempt, most = (retry.get(name) for name in ("retry_delay_ms", "attempt", "max_retries"))
-    status, error = retry.get("error_status"), retry.get("error")
-    said = "the request is repeated"
-    if isinstance(delay, int | float):
-        asks = "asks to wait" if status in (429, 529) else "failed: the request is repeated in"
-        said = f"the provider {asks} {delay / 1000:.3g} s"
-    if attempt is not None:
-        said += f", retry {attempt}" + (f" of {most}" if most is not None else "")
-    why = " ".join(str(part) for part in (status, error) if part and part != "unknown")
-    return f"{said} ({why})" if why else said
 
 
 def _attempts(attempts: Sequence[JSON]) -> Iterator[Brief]:
@@ -486,9 +385,9 @@ def _approvals(asked: Sequence[Approval]) -> Iterator[str]:
     if left_out > 0:
         yield f"{count(left_out, 'earlier request')} for a person's approval."
     for one in asked[-MOST_APPROVALS:]:
-        said = f"{one.tool} ({one.asked}) waited for approval: {_OUTCOMES.get(one.outcome, _NOT_KNOWN)}"
-        said += f" by {one.by}" if one.by is not None else ""
-        yield f"{said}, who said: {one.word}" if one.by is not None and one.word else f"{said}."
+        sentence = f"{one.tool} ({one.asked}) waited for approval: {_OUTCOMES.get(one.outcome, _NOT_KNOWN)}"
+        sentence += f" by {one.by}" if one.by is not None else ""
+        yield f"{sentence}, who said: {one.word}" if one.by is not None and one.word else f"{sentence}."
 
 
 MOST_APPROVALS = 10
@@ -504,36 +403,27 @@ _OUTCOMES: Mapping[Outcome | None, str] = {
 
 
 def _repaired(detail: JSON) -> str:
-    return _moved(detail, "", "") if "found_at" in detail else _rebuilt(detail, "", "")
-
-
-def _reloaded(how: Sequence[str]) -> str:
-    times = "" if len(how) == 1 else f" {len(how)} times"
-    whys = "; ".join(dict.fromkeys(_CHANGED.get(one, one) for one in how))
-    return (
-        f"The session's transcript was changed{times} while a CLI was loading it ({whys}). That CLI was ended before "
-        "it got the prompt, and a new one loaded the chain's transcript."
-    )
+    return _moved(detail) if "found_at" in detail else _rebuilt(detail)
 
 
 def _cuts(cuts: Sequence[StreamCut]) -> str:
     times = "" if len(cuts) == 1 else f" {len(cuts)} times"
-    said = f"The provider's stream was cut{times}, and the CLI asked for the rest."
-    words = sum(cut.text for cut in cuts)
-    thought = sum(cut.thinking for cut in cuts)
-    if words:
-        said += (
-            f" A client had received {count(words, 'character')} of an unfinished text: they are part of the answer, "
-            "and later requests show them to the model."
+    sentences = f"The provider's stream was cut{times}, and the CLI asked for the rest."
+    shown_text = sum(cut.text for cut in cuts)
+    thinking = sum(cut.thinking for cut in cuts)
+    if shown_text:
+        sentences += (
+            f" A client had received {count(shown_text, 'character')} of an unfinished text: they are part of the "
+            "answer, and later requests show them to the model."
         )
-    if thought:
-        said += (
-            f" A client had received {count(thought, 'character')} of unfinished thinking: they are part of the "
+    if thinking:
+        sentences += (
+            f" A client had received {count(thinking, 'character')} of unfinished thinking: they are part of the "
             "answer, but are not shown to the model again."
         )
-    if not words and not thought:
-        said += " No client had received any of the unfinished text: it was dropped."
-    return said
+    if not shown_text and not thinking:
+        sentences += " No client had received any of the unfinished text: it was dropped."
+    return sentences
 
 
 # Differences between messages and what the model was shown (`domain.notes`), by code; {0} is a count with its noun.
@@ -651,18 +541,7 @@ def beside(evidence: Evidence, fallback: Fallback | None) -> Iterator[Brief]:
         yield Brief("note", f"The model was shown its own summary of them instead: {summary}")
 
 
-# --- links, by reason
-
-
-def _forked(detail: JSON, source: str, target: str) -> str:
-    cli = f"CLI {detail['cli']}" if "cli" in detail else "The CLI"
-    return (
-        f"{cli} was asked to resume session {source} and answered as a new one, {target}: the conversation continues "
-        "there."
-    )
-
-
-def _rebuilt(detail: JSON, _source: str, _target: str) -> str:
+def _rebuilt(detail: JSON) -> str:
     lines = f" ({count(detail['records'], 'line')})" if "records" in detail else ""
     if detail.get("code") == "client_history":
         return f"The client sent a history that no chain has: a session was written from it{lines}."
@@ -699,7 +578,7 @@ def _branched(detail: JSON, source: str, target: str) -> str:
     return f"This turn continues an earlier one{where}: the path to it was {made}{left}."
 
 
-def _moved(detail: JSON, _source: str, _target: str) -> str:
+def _moved(detail: JSON) -> str:
     if "found_at" not in detail:
         return "The session's transcript was not where the CLI looks: it was moved back."
     return (
@@ -710,26 +589,12 @@ def _moved(detail: JSON, _source: str, _target: str) -> str:
 
 def _adopted(detail: JSON, source: str, target: str) -> str:
     turns = detail.get("turns")
-    if "source" in detail:
-        files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
-        notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in detail.get("notes", ()))
-        return (
-            f"Session {source} was adopted from {detail['source']}{files}: its {count(turns, 'turn')} begin this "
-            f"chain, which continues as session {target}.{notes}"
-        )
-    theirs = count(len(turns), "turn") if isinstance(turns, list) else "their turns"
-    return f"A person continued this session outside the proxy: {theirs} became part of the conversation."
-
-
-_LINKS: Mapping[LinkReason, Callable[[JSON, str, str], str]] = {
-    "started": lambda *_: "A new session was started.",
-    "forked_by_cli": _forked,
-    "rebuilt": _rebuilt,
-    "branched": _branched,
-    "moved": _moved,
-    "adopted": _adopted,
-}
-
-
-def _short(session: str | None) -> str:
-    return session[:8] if session else NO_SESSION
+    if "source" not in detail:
+        adopted = count(len(turns), "turn") if isinstance(turns, list) else "their turns"
+        return f"A person continued this session outside the proxy: {adopted} became part of the conversation."
+    files = f" and {count(detail['files'], 'file')} beside it" if detail.get("files") else ""
+    notes = "".join(f" {note[:1].upper()}{note[1:]}." for note in detail.get("notes", ()))
+    return (
+        f"Session {source} was adopted from {detail['source']}{files}: its {count(turns, 'turn')} begin this "
+        f"chain, which continues as session {target}.{notes}"
+    )

@@ -13,7 +13,7 @@ from ..engine.live import TAIL, Progress
 from ..engine.subscription import Happened
 from ..errors import printable
 from . import explain, shown
-from .asked import asked
+from .approvals import request_json
 from .schema import TurnDump
 from .words import KINDS, mark_of
 
@@ -51,7 +51,7 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
             "skipped": one.skipped,
             "tokens_read": one.used.prompt_tokens,
             "tokens_written": one.used.output_tokens,
-            "approvals": [asked(waiting) for waiting in one.asking],
+            "approvals": [request_json(waiting) for waiting in one.asking],
         }
         for one in going
     ]

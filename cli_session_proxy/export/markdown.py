@@ -16,7 +16,7 @@ from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
 from .explain import cache, placed
-from .schema import SaidDump
+from .schema import ContentDump
 from .shown import Renderer, render_here
 from .words import KINDS, UNSURE, count, mark_of, visible
 
@@ -46,12 +46,12 @@ async def markdown(
     before = part.turns[-1].parent_id if part is not None and part.turns else None
     async for number, turn in turns_of(store, agent, part):
         own = links.get(turn.id, ())
-        rendered = await render(shown.said, turn, own, verbatim=verbatim)
+        rendered = await render(shown.contents, turn, own, verbatim=verbatim)
         yield visible("\n".join(_turn(number, turn, before, own, rendered)))
         before = turn.id
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], dump: SaidDump) -> Iterator[str]:
+def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], dump: ContentDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, times.written(turn.created_at)]
     used = cache(turn.usage)

@@ -23,7 +23,7 @@ class UsageDump(TypedDict):
     thinking_tokens: int
 
 
-class SaidDump(TypedDict):
+class ContentDump(TypedDict):
     """The messages of `TurnDump`."""
 
     input: list[MessageDump]
@@ -33,7 +33,7 @@ class SaidDump(TypedDict):
     says: list[str]
 
 
-class MeasuredDump(SaidDump):
+class MeasuredDump(ContentDump):
     """With tokens, cost, times and reason."""
 
     usage: UsageDump

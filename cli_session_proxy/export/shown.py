@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol, TypeVar, cast
 
 from .. import redact
-from ..domain.evidence import NOTHING, Evidence
-from ..domain.models import Block, Link, Message, Session, Turn
+from ..domain.evidence import NOTHING, Evidence, RecordsFrom, RepairCode
+from ..domain.models import JSON, PLAIN, Block, Link, Message, Session, Turn
 from . import explain
-from .schema import LinkDump, MeasuredDump, MessageDump, SaidDump, SessionDump, TurnDump, UsageDump
+from .schema import ContentDump, LinkDump, MeasuredDump, MessageDump, SessionDump, TurnDump, UsageDump
 from .words import Brief, shallow
 
 T = TypeVar("T")
@@ -19,6 +19,37 @@ D_co = TypeVar("D_co", covariant=True)
 
 # Fields of a turn's reason that `continuity` decided (docs/continuity-rules.md); the others are about its session.
 _CONTINUITY = ("rule", "messages", "matched", "imported", "diverged_at", "left_off", "why")
+
+# Words that a dump shows for a code. Programs have relied on them since 0.1.
+_WHY: Mapping[RepairCode, str] = {
+    "client_history": "the client's history was imported",
+    "left_path": "the path leaves the session's",
+    "taken_back": "the process was taken back to the path",
+    "first_written": "the first turn ran in a process that is shared",
+    "open_calls": "nobody waits for these results any more",
+    "left_out": "the model's API would not take all of it",
+    "other_model": "another model had answered since",
+    "window": "the request shows a window of the conversation",
+}
+_DONE: Mapping[RepairCode, str] = {
+    "rewritten": "written again from the chain's records",
+    "moved": "moved back",
+}
+_RECORDS: Mapping[RecordsFrom, str] = {
+    "transcript": "read from the transcript",
+    "copy": "read from the CLI's copy of the session",
+    "replaced": "the transcript was replaced during the turn",
+    "frames": "the transcript is gone; records made from the frames",
+    "unlinked": "the transcript does not continue the path",
+    "cut": "cut at a stop sequence",
+    "memory": "kept in memory",
+    "model": "made for the CLI from the answer of another model",
+}
+# Fields of the evidence that a dump shows as they are stored.
+_UNCHANGED = (
+    "left_off", "cache_miss", "sandbox", "files_at", "verified", "reloaded", "output_refused", "retries", "cuts",
+    "compacted", "unmet", "notes", "refusal", "recalled", "approvals",
+)  # fmt: skip
 
 
 def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> TurnDump:
@@ -43,7 +74,10 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
         "created_at": row.created_at,
         "started_at": row.started_at,
         "finished_at": row.finished_at,
-        "attempts": list(map(explain.attempt, _redacted(row.attempts))),
+        "attempts": [
+            {**one, "repaired": _detail(one["repaired"])} if isinstance(one.get("repaired"), dict) else one
+            for one in _redacted(row.attempts)
+        ],
         "system": row.system if verbatim else _redacted(row.system),
         "effort": row.effort,
         "profile": row.profile,
@@ -66,15 +100,15 @@ def turn(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Tu
 def measured(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> MeasuredDump:
     """The part of `turn` with messages, tokens, cost, times and reason."""
     return {
-        **said(row, links, verbatim=verbatim),
+        **contents(row, links, verbatim=verbatim),
         "usage": cast(UsageDump, {**row.usage.as_json(), "cache_share": row.usage.cache_share}),
         "cost_usd": row.cost_usd,
         "timings": _redacted(row.timings),
-        "reason": _redacted(explain.reason(row)),
+        "reason": _redacted(reason_of(row)),
     }
 
 
-def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> SaidDump:
+def contents(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> ContentDump:
     """The part of `turn` with the messages, in half the time."""
     return {
         "input": [message(item, verbatim=verbatim) for item in row.input],
@@ -86,7 +120,7 @@ def said(row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> Sa
 
 
 class Show(Protocol[D_co]):
-    """The function `turn`, `measured` or `said`."""
+    """The function `turn`, `measured` or `contents`."""
 
     def __call__(self, row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> D_co: ...
 
@@ -100,6 +134,61 @@ class Renderer(Protocol):
 async def render_here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
     """In this process, for programs that serve nobody else."""
     return show(row, links, verbatim=verbatim)
+
+
+def reason_of(turn: Turn) -> JSON:
+    """`TurnDump.reason`: the turn's `placed`, options and evidence in one object."""
+    placed, evidence = turn.placed, turn.evidence
+    out = placed.as_json()
+    if placed.messages is not None:
+        out["delta"] = placed.delta
+    if evidence is NOTHING and turn.options is PLAIN and turn.stop_sequence is None:  # nearly all turns of a long chain
+        return out
+    out = dict(evidence.other) | out
+    wants = turn.options.as_json()
+    wants.pop("metadata", None)  # shown separately
+    if "format" in wants:
+        out["format"] = wants.pop("format")
+    if wants:
+        out["wants"] = wants
+    if turn.stop_sequence is not None:
+        out["stop_sequence"] = turn.stop_sequence
+    stored = evidence.as_json()
+    out |= {name: stored[name] for name in _UNCHANGED if name in stored}
+    if evidence.repaired is not None:
+        out["repaired"] = _detail(evidence.repaired.as_json())
+    if evidence.written is not None:
+        out["session"] = _detail(evidence.written.as_json())
+    elif evidence.waited:
+        out["session"] = "waited for these results"
+    elif evidence.shared:
+        out["session"] = "ran in a process that is shared"
+    if evidence.exit_code is not None:
+        out["process"] = f"had ended with exit code {evidence.exit_code}"
+    if evidence.settled:
+        out["settled"] = "the proxy died after the CLI had finished this turn: read from the transcript"
+    if evidence.records is not None:
+        out["records"] = _RECORDS.get(evidence.records, evidence.records)
+    if evidence.brought is not None:
+        by_client = evidence.brought.by == "client"
+        out["why"] = "sent by the client as history" if by_client else evidence.brought.note
+        if evidence.brought.session is not None:
+            out["session"] = evidence.brought.session
+    return out
+
+
+def _detail(stored: JSON) -> JSON:
+    """`LinkDump.detail`."""
+    out = {name: value for name, value in stored.items() if name not in ("code", "note", "settled")}
+    code: Any = stored.get("code")
+    why = _WHY.get(code) or stored.get("note")
+    if why is not None:
+        out["why"] = why
+    if code in _DONE:
+        out["done"] = _DONE[code]
+    if "settled" in stored:
+        out["settled"] = "after a crash"
+    return out
 
 
 def says(row: Turn, links: Sequence[Link] = ()) -> list[str]:
@@ -142,7 +231,7 @@ def link(row: Link) -> LinkDump:
         "to_session": row.to_session,
         "turn_id": row.turn_id,
         "reason": row.reason,
-        "detail": explain.detail(redacted),
+        "detail": _detail(redacted),
         "at": row.at,
         "says": explain.link(row.reason, redacted, row.from_session, row.to_session),
     }

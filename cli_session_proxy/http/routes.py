@@ -19,9 +19,9 @@ from ..engine.engine import Engine
 from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import asked, feed, shown
+from ..export import approvals, feed, shown
 from ..export.formats import FORMATS
-from ..export.summaries import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
+from ..export.sums import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
@@ -283,11 +283,11 @@ class Routes:
     async def _asked(self, owner: str) -> list[JSON]:
         """Those that wait here; of those at other proxies what the store knows."""
         waiting = [
-            {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **asked.asked(one.waiting, most=None)}
+            {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **approvals.request_json(one.waiting, most=None)}
             for one in self._engine.asked(owner)
         ]
         for agent, turn, approval in await self._engine.asked_elsewhere(owner):
-            waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **asked.elsewhere(approval)})
+            waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **approvals.stored_request_json(approval)})
         return waiting
 
     async def _asked_texts(self, owner: str) -> AsyncIterator[bytes]:
@@ -297,7 +297,7 @@ class Routes:
             now = await self._asked(owner)
             if now != last or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
-                yield b": alive\n\n" if now == last else asked.event(now).encode("utf-8", "replace")
+                yield b": alive\n\n" if now == last else approvals.event(now).encode("utf-8", "replace")
                 last = now
             await asyncio.sleep(POLL)
 

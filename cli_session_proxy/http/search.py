@@ -14,7 +14,7 @@ from ..domain.models import JSON, Status
 from ..domain.searching import MAX_TEXT, Search, moment
 from ..engine.engine import Engine
 from ..errors import InvalidRequest
-from ..export import found as shown
+from ..export import search_results
 from ..wires.asgi import About, add, is_on, owner_of, whole_number
 from ..wires.schemas import COUNT, SWITCH, TEXT
 
@@ -39,7 +39,7 @@ class SearchRoute:
         `since`, `until` (30m, 12h, 7d or a date), `model`, `status`, `repaired=1`, `min_cost`, `limit`."""
         wanted = _search_of(request)
         indexed = await self._engine.store.index(INDEXING)
-        return shown.as_json(wanted, await self._engine.store.search(wanted), indexed)
+        return search_results.as_json(wanted, await self._engine.store.search(wanted), indexed)
 
 
 def _search_of(request: Request) -> Search:

@@ -19,7 +19,7 @@ from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason
 from cli_session_proxy.domain.notes import Code, Note
 from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import brief, explain, feed
+from cli_session_proxy.export import brief, explain, feed, shown
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -88,9 +88,9 @@ async def test_the_page_marks_what_only_the_turn_itself_tells_out_of_a_real_stor
     finally:
         await store.close()
     tree, turns = html.partition("id='tree'")[2].split("<h2 id='turns'>")
-    for case, entry, shown in zip(CASES, tree.split("<li")[1:], turns.split("<details id='")[1:], strict=True):
+    for case, entry, block in zip(CASES, tree.split("<li")[1:], turns.split("<details id='")[1:], strict=True):
         assert ("class='mend'" in entry) == case.is_repair, case.name
-        assert ("<span class='mend'>repaired</span>" in shown) == case.is_repair, case.name
+        assert ("<span class='mend'>repaired</span>" in block) == case.is_repair, case.name
 
 
 @pytest.mark.parametrize(
@@ -161,8 +161,8 @@ def test_the_link_of_another_turn_hides_nothing() -> None:
 
 
 def test_there_are_words_for_each_code() -> None:
-    assert set(explain._RECORDS) == set(get_args(RecordsFrom))
-    assert {*explain._WHY, *explain._DONE} == set(get_args(RepairCode))
+    assert set(shown._RECORDS) == set(get_args(RecordsFrom))
+    assert {*shown._WHY, *shown._DONE} == set(get_args(RepairCode))
     assert set(explain._NOTES) == set(get_args(Code))
     assert set(explain._BEHIND) == set(get_args(Behind))
     assert set(explain._FOUND) | {"equal"} == set(get_args(Found))

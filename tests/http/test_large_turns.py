@@ -59,7 +59,7 @@ async def test_a_large_turn_is_told_elsewhere_in_the_same_words(helpers: Helpers
     assert await tell(shown.turn, small) == shown.turn(small)
     assert helpers.processes == 0
     for verbatim in (False, True):
-        for show in (shown.turn, shown.measured, shown.said):
+        for show in (shown.turn, shown.measured, shown.contents):
             assert await tell(show, large, verbatim=verbatim) == show(large, verbatim=verbatim)
     assert helpers.processes == 1
 

@@ -17,8 +17,7 @@ from ...errors import DamagedRow
 from ...export import explain, feed, status
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
-from ...export.summaries import DAY
-from ...export.sums import DAYS, TURNS, summed
+from ...export.sums import DAY, DAYS, TURNS, summed
 from ...stores.base import Forgotten, TurnFacts
 from .titles import title_of
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.approvals import Approval, Waiting
-from cli_session_proxy.export.asked import COMPARED, asked, wanted
+from cli_session_proxy.export.approvals import COMPARED, action, request_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 EDIT = {"file_path": "/f", "old_string": "a\nb\nc", "new_string": "a\nB\nc"}
@@ -31,12 +31,12 @@ EDIT = {"file_path": "/f", "old_string": "a\nb\nc", "new_string": "a\nB\nc"}
     ],
 )
 def test_a_tool_is_shown_as_what_it_would_do(arguments: dict[str, Any], kind: str, text: str) -> None:
-    assert wanted(arguments) == (kind, text)
+    assert action(arguments) == (kind, text)
 
 
 def test_a_long_edit_is_not_compared_line_by_line_and_is_shown_whole() -> None:
     old, new = ("\n".join(f"{word} {n}" for n in range(COMPARED + 1)) for word in ("old", "new"))
-    _, text = wanted({"file_path": "/f", "old_string": old, "new_string": new})
+    _, text = action({"file_path": "/f", "old_string": old, "new_string": new})
     assert text.split("\n") == [
         "in /f",
         *(f"-{one}" for one in old.split("\n")),
@@ -46,7 +46,7 @@ def test_a_long_edit_is_not_compared_line_by_line_and_is_shown_whole() -> None:
 
 @given(old=TEXT, new=TEXT)
 def test_both_sides_of_an_edit_can_be_read_off_its_diff(old: str, new: str) -> None:
-    _, text = wanted({"file_path": "/f", "old_string": old, "new_string": new})
+    _, text = action({"file_path": "/f", "old_string": old, "new_string": new})
     lines = text.removeprefix("in /f\n").split("\n")
     assert "\n".join(line[1:] for line in lines if line[:1] in (" ", "-")) == old
     assert "\n".join(line[1:] for line in lines if line[:1] in (" ", "+")) == new
@@ -55,7 +55,7 @@ def test_both_sides_of_an_edit_can_be_read_off_its_diff(old: str, new: str) -> N
 def test_what_would_steer_the_reader_or_give_a_secret_away_is_not_shown_as_it_is() -> None:
     secret = "sk-ant-api03-" + "a" * 40
     approval = Approval("appr_1", "Bash", f"echo {secret} \u202e", 1.0)
-    told = asked(Waiting(approval, {"command": f"echo {secret} \u202e\x1b[2J"}, 2.0, agent="sub"))
+    told = request_json(Waiting(approval, {"command": f"echo {secret} \u202e\x1b[2J"}, 2.0, agent="sub"))
     assert told["text"] == "echo [redacted] \ufffd\ufffd[2J"
     assert told["asked"] == "echo [redacted] \ufffd"
     assert told["sub_agent"] == "sub"

@@ -10,21 +10,24 @@ from ..domain.searching import Found, Hit, Indexed, Search
 from .words import count
 
 
-def as_json(wanted: Search, found: Found, indexed: Indexed) -> JSON:
-    """`indexed`: how many turns are indexed so far. The newest are indexed first."""
+def as_json(search: Search, result: Found, indexed: Indexed) -> JSON:
+    """The answer to a search. `indexed`: how many turns are indexed so far; the newest are indexed first."""
     return {
         "object": "list",
-        "query": wanted.text,
-        "agents": found.agents,
-        "turns": found.turns,
-        "one_shots": found.one_shots,
+        "query": search.text,
+        "agents": result.agents,
+        "turns": result.turns,
+        "one_shots": result.one_shots,
         "indexed": {"done": indexed.done, "total": indexed.total},
-        "data": [hit_json(hit) for hit in found.hits],
+        "data": [hit_json(hit) for hit in result.hits],
     }
 
 
 def hit_json(hit: Hit) -> JSON:
-    """`page`: the page's address of it. `snippet`: pieces, each marked if it matches."""
+    """One hit. `page`: its address in the web page. `snippet`: pieces of text, each marked if it matches."""
+    page = f"/ui#/{quote(hit.agent.agent_id, safe='')}"
+    if hit.kind != "agent" and hit.turn_id is not None:
+        page += f"/{quote(hit.turn_id, safe='')}"
     return {
         "kind": hit.kind,
         "agent_id": hit.agent.agent_id,
@@ -39,13 +42,8 @@ def hit_json(hit: Hit) -> JSON:
         "at": hit.at,
         "part": hit.part,
         "snippet": [{"text": redact.text(text), "found": n % 2 == 1} for n, text in enumerate(hit.snippet) if text],
-        "page": page_of(hit),
+        "page": page,
     }
-
-
-def page_of(hit: Hit) -> str:
-    agent = f"/ui#/{quote(hit.agent.agent_id, safe='')}"
-    return agent if hit.kind == "agent" or hit.turn_id is None else f"{agent}/{quote(hit.turn_id, safe='')}"
 
 
 def place(hit: Hit) -> str:
@@ -58,11 +56,11 @@ def place(hit: Hit) -> str:
     return "  ".join(words)
 
 
-def summed_up(wanted: Search, found: Found) -> str:
-    """How many hits there are, and how much was searched."""
-    folded = f", {count(found.one_shots, 'one-shot')} among them" if found.one_shots else ""
-    among = f"{count(found.agents, 'agent')} ({count(found.turns, 'turn')}{folded})"
-    if found.hits:
-        more = "the best " if len(found.hits) >= wanted.limit else ""
-        return f"{more}{count(len(found.hits), 'hit')} in {among}"
-    return f"nothing found: none of {among} has it"
+def summary(search: Search, result: Found) -> str:
+    """How many hits there are, and how much was searched, in one line."""
+    one_shots = f", {count(result.one_shots, 'one-shot')} among them" if result.one_shots else ""
+    searched = f"{count(result.agents, 'agent')} ({count(result.turns, 'turn')}{one_shots})"
+    if not result.hits:
+        return f"nothing found: none of {searched} has it"
+    the_best = "the best " if len(result.hits) >= search.limit else ""
+    return f"{the_best}{count(len(result.hits), 'hit')} in {searched}"
