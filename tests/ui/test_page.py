@@ -145,8 +145,9 @@ async def test_a_turn_that_is_new_stands_above_what_somebody_reads(browser: Brow
             opened = page.locator("#chain .row.open")
             await expect(opened.locator(".asked")).to_have_text("question 200")
             await expect(page.locator("#live")).to_have_text("live")
-            # until then the head of the list has no text, and is lower
+            # Until then the head of the list has no text and is lower, and the rows above have no text and are higher.
             await expect(page.locator("#chain .summary p")).to_contain_text("400 turns")
+            await expect(page.locator("#chain .row.coming")).to_have_count(0)
             before = await opened.bounding_box()
             await imported(engine, agent, [("one more", "b")], parent=last, mark="n")
             await expect(page.locator("#chain .summary p")).to_contain_text("401 turns")
