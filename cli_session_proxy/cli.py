@@ -14,6 +14,7 @@ import io
 import json
 import os
 import sys
+import time
 from collections.abc import Callable, Mapping
 from functools import partial, wraps
 from pathlib import Path
@@ -192,7 +193,7 @@ def serve(settings: "Settings") -> None:
 
     raise_open_files()  # before the imports below, which read the limit
     from .backends.auto import CLAUDE
-    from .commands.migrating import migrating
+    from .commands.terminal import migration_progress
     from .http.server import serve as run
     from .http.watchdog import Watchdog
 
@@ -203,18 +204,18 @@ def serve(settings: "Settings") -> None:
     watchdog = Watchdog()
     watchdog.start()  # never stopped: the interpreter's exit waits for threads, which may hang as well
     if settings.backend != CLAUDE:
-        uvloop.run(run(settings, _say_at_once, watchdog, migrating))
+        uvloop.run(run(settings, _say_at_once, watchdog, migration_progress))
         return
     from .selfcheck.service import beside
 
-    uvloop.run(run(settings, _say_at_once, watchdog, migrating, report, beside, partial(login_of, settings)))
+    uvloop.run(run(settings, _say_at_once, watchdog, migration_progress, report, beside, partial(login_of, settings)))
 
 
 @_command("status", "status --json", options=STORE_AND_CLI)
 def status(settings: "Settings", owner: Owner = "local", as_json: AsJson = False) -> None:
     """Tell whether the proxy works, and what it costs. Exit code 1 if it does not work."""
     from .commands import status as commands
-    from .commands.fitting import fitted
+    from .commands.terminal import fitted
     from .export.status import lines
 
     seen, served = asyncio.run(commands.look(settings, owner))
@@ -250,7 +251,7 @@ def chains(
     """List the agents. With turns, repairs, cost, size, and the totals."""
     from .commands import listing
 
-    wanted = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
+    only = listing.ChainFilter.parse(search, since, status, side=side, one_shots=one_shots)
     if by is not None:
         if by not in get_args(listing.By):
             raise ConfigError(f"--by must be one of {', '.join(get_args(listing.By))}")
@@ -258,9 +259,14 @@ def chains(
         _say(json.dumps(sums, indent=1)) if as_json else listing.print_spent(sums, cast(listing.By, by))
         return
     if watch:
-        asyncio.run(listing.watch_chains(settings, wanted, limit))
-        return
-    listed = asyncio.run(listing.chains(settings, wanted))
+        import click
+
+        while True:
+            listed = asyncio.run(listing.chains(settings, only))
+            click.clear()
+            listing.print_chains(listed, limit)
+            time.sleep(2.0)
+    listed = asyncio.run(listing.chains(settings, only))
     if as_json:
         _say(json.dumps(listed.rows[:limit], indent=1))
     else:
@@ -394,8 +400,11 @@ def audit(
     """Tell who read, deleted or changed what. It needs keys, or the setting `audit`."""
     from .commands import auditing
 
-    found = auditing.found(settings, type, since, owner, limit)
-    _say("\n".join(auditing.as_json(found) if as_json else auditing.lines(found)))
+    lines = auditing.newest_lines(settings, type, since, owner, limit)
+    if as_json:
+        _say("\n".join(json.dumps(line.as_json(), separators=(",", ":")) for line in lines))
+    else:
+        _say("\n".join(auditing.as_text(lines)))
 
 
 @_command("verify", "verify ada --json", options=STORE_AND_FILES)
@@ -412,7 +421,7 @@ def verify(
     if as_json:
         _say(json.dumps([one.as_json() for one in found], indent=1))
     else:
-        _say("\n".join(verifying.print_verified(found)))
+        _say("\n".join(verifying.report_lines(found)))
     if any(one.differences for one in found):
         raise typer.Exit(1)
 
@@ -474,15 +483,15 @@ def archive(
     as_json: AsJson = False,
 ) -> None:
     """Archive agents, encrypted, and delete them here. Each is read back and compared first."""
-    from .commands import archiving
+    from .commands import upkeep
 
     place, names, outcomes = str(settings.archive_to), agent_ids or [], []
 
     async def run() -> None:
-        async for done in archiving.archive(settings, owner, names, older_than, dry_run=dry_run):
+        async for done in upkeep.archive(settings, owner, names, older_than, dry_run=dry_run):
             outcomes.append(done)
             if not as_json:
-                _say(archiving.line_of(done, place, dry_run=dry_run))
+                _say(upkeep.line_of(done, place, dry_run=dry_run))
 
     asyncio.run(run())
     if as_json:
@@ -558,9 +567,9 @@ def doctor(
     as_json: AsJson = False,
 ) -> None:
     """Look for what is wrong, and say how to fix it. Exit code 1 on an error."""
-    from .commands import upkeep
+    from .commands.doctor import doctor as run
 
-    if not asyncio.run(upkeep.doctor(settings, _say, check_cli=check_cli, as_json=as_json)):
+    if not asyncio.run(run(settings, _say, check_cli=check_cli, as_json=as_json)):
         raise typer.Exit(1)
 
 
@@ -648,10 +657,14 @@ def memory(
 )
 def bench_continuity(context: typer.Context, claude_bin: ClaudeBin = None) -> None:
     """Measure what a server forgets. Takes the options of `turnfault run` (see docs/peers.md)."""
-    from .commands import benching
+    from turnfault import bench, cli
+
+    from .backends.claude.process import capability
     from .settings import load
 
-    benching.run(load(claude_bin=claude_bin), context.args)
+    settings = load(claude_bin=claude_bin)
+    claude = ["--claude", str(capability.find(settings))] if bench.BARE in context.args else []
+    cli.main(["run", *context.args, *claude])
 
 
 @_command(
@@ -696,7 +709,7 @@ def _say(line: str) -> None:
 
 def _say_at_once(line: str) -> None:
     """Write past Python's buffers: a write that blocks on a full pipe must not hold their lock at exit."""
-    from .commands.fitting import fitted
+    from .commands.terminal import fitted
 
     whole = line if line.startswith("try: ") else fitted(line, 2)  # a command to copy stays on one line
     data = f"{whole}\n".encode("utf-8", "replace")

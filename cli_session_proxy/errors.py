@@ -1,30 +1,4 @@
-"""All errors for callers, as one tree.
-
-    ProxyError
-    ├── InvalidRequest        400 invalid_request          names the field in `param`
-    │   ├── ContextTooLong    400 context_too_long
-    │   └── PreviousNotFound  400 previous_response_not_found
-    ├── Unauthorized          401 unauthorized
-    ├── ClaudeNotLoggedIn     401 claude_not_logged_in
-    ├── NotFound              404 not_found
-    ├── MethodNotAllowed      405 method_not_allowed
-    ├── SessionBusy           409 session_busy             somebody else is writing this session
-    ├── ApprovalAnswered      409 approval_answered        somebody was quicker, or its time was over
-    ├── RequestTooLarge       413 request_too_large
-    ├── QueueFull             429 queue_full               `retry_after` in seconds
-    ├── RateLimited           429 rate_limited             `retry_after` in seconds: the provider's real reset
-    ├── BudgetExceeded        429 budget_exceeded          `retry_after` in seconds: when the budget begins anew
-    ├── TurnCancelled         499 turn_cancelled           `detail.by` says by whom
-    ├── UpstreamError         502 upstream_error
-    ├── ClaudeUnavailable     503 claude_unavailable
-    ├── StoreUnavailable      503 store_unavailable
-    ├── Interrupted           503 interrupted              the proxy stopped before the turn was finished
-    ├── LeaseLost             503 lease_lost               another proxy has taken the agent over
-    ├── TurnTimeout           504 turn_timeout
-    ├── Overloaded            529 overloaded
-    ├── SandboxError          500 sandbox_error
-    ├── DamagedRow            500 damaged_row              a row of the store holds what no write of ours leaves
-    └── ConfigError           500 config_error             at start-up: exit code 2; or git memory
+"""All errors for callers, as one tree of exceptions. `retry_after` is in seconds.
 
 An error has data (status, code, param, retry_after, detail), and its text says what to do next. No error text has a
 key, an environment or a prompt.
@@ -38,9 +12,10 @@ from typing import Any, ClassVar
 
 
 class ProxyError(Exception):
-    """Base of the tree. `status` is the HTTP status, `code` the stable name of the contract.
+    """The base of all errors. `status` is the HTTP status, `code` the stable name of the contract.
 
-    `retry`: whether a client's own retry of the same request within a minute may succeed.
+    `retry`: whether a client's own retry of the same request within a minute may succeed; `retries_help` is its default
+    for a class.
     """
 
     status: ClassVar[int] = 500
@@ -63,6 +38,14 @@ class ProxyError(Exception):
         self.detail = detail or {}
         self.retry = self.retries_help if retry is None else retry
 
+    def __init_subclass__(
+        cls, *, status: int | None = None, code: str | None = None, retries_help: bool | None = None
+    ) -> None:
+        """The arguments of a class statement below; None: as the class above it."""
+        for name, value in (("status", status), ("code", code), ("retries_help", retries_help)):
+            if value is not None:
+                setattr(cls, name, value)
+
     def as_dict(self) -> dict[str, Any]:
         """The form kept in the store and shown in a dump: `{status, code, message, …}`."""
         data: dict[str, Any] = {"status": self.status, "code": self.code, "message": self.message}
@@ -77,135 +60,103 @@ class ProxyError(Exception):
         return data
 
 
-class InvalidRequest(ProxyError):
-    status = 400
-    code = "invalid_request"
-    retries_help = False
+class InvalidRequest(ProxyError, status=400, code="invalid_request", retries_help=False):
+    """The request is wrong; `param` names the field."""
 
 
-class ContextTooLong(InvalidRequest):
-    code = "context_too_long"
+class ContextTooLong(InvalidRequest, code="context_too_long"):
+    """The conversation is longer than the model or the proxy can take."""
 
 
-class PreviousNotFound(InvalidRequest):
-    code = "previous_response_not_found"
+class PreviousNotFound(InvalidRequest, code="previous_response_not_found"):
+    """There is no turn with the id that the request continues."""
 
 
-class Unauthorized(ProxyError):
-    status = 401
-    code = "unauthorized"
-    retries_help = False
+class Unauthorized(ProxyError, status=401, code="unauthorized", retries_help=False):
+    """The client's key is missing or wrong."""
 
 
-class ClaudeNotLoggedIn(ProxyError):
-    status = 401
-    code = "claude_not_logged_in"
-    retries_help = False
+class ClaudeNotLoggedIn(ProxyError, status=401, code="claude_not_logged_in", retries_help=False):
+    """The CLI has no login."""
 
 
-class NotFound(ProxyError):
-    status = 404
-    code = "not_found"
-    retries_help = False
+class NotFound(ProxyError, status=404, code="not_found", retries_help=False):
+    """There is no agent, turn, session or route of this name."""
 
 
-class MethodNotAllowed(ProxyError):
-    status = 405
-    code = "method_not_allowed"
-    retries_help = False
+class MethodNotAllowed(ProxyError, status=405, code="method_not_allowed", retries_help=False):
+    """The route exists, but not for this HTTP method."""
 
 
-class SessionBusy(ProxyError):
-    status = 409
-    code = "session_busy"
+class SessionBusy(ProxyError, status=409, code="session_busy"):
+    """Another program is writing the session."""
 
 
-class ApprovalAnswered(ProxyError):
-    status = 409
-    code = "approval_answered"
-    retries_help = False
+class ApprovalAnswered(ProxyError, status=409, code="approval_answered", retries_help=False):
+    """Somebody else has answered the approval, or its time is over."""
 
 
-class RequestTooLarge(ProxyError):
-    status = 413
-    code = "request_too_large"
-    retries_help = False
+class RequestTooLarge(ProxyError, status=413, code="request_too_large", retries_help=False):
+    """The body is larger than `max_body`."""
 
 
-class QueueFull(ProxyError):
-    status = 429
-    code = "queue_full"
+class QueueFull(ProxyError, status=429, code="queue_full"):
+    """Too many turns wait. `retry_after`: an estimate."""
 
 
-class RateLimited(ProxyError):
-    status = 429
-    code = "rate_limited"
+class RateLimited(ProxyError, status=429, code="rate_limited"):
+    """The provider's limit. `retry_after`: until it is reset, as the provider says."""
 
 
-class BudgetExceeded(ProxyError):
-    """`account`: whose limit is reached until its period ends; None if only running turns use it up."""
+class BudgetExceeded(ProxyError, status=429, code="budget_exceeded"):
+    """A budget is used up. `retry_after`: until its period ends. `account`: whose budget; None if only running turns
+    use it up."""
 
-    status = 429
-    code = "budget_exceeded"
     account: str | None = None
 
 
-class TurnCancelled(ProxyError):
-    status = 499
-    code = "turn_cancelled"
-    retries_help = False
+class TurnCancelled(ProxyError, status=499, code="turn_cancelled", retries_help=False):
+    """`detail.by` says who cancelled it."""
 
 
-class UpstreamError(ProxyError):
-    status = 502
-    code = "upstream_error"
+class UpstreamError(ProxyError, status=502, code="upstream_error"):
+    """The CLI, the provider or another server failed."""
 
 
-class ClaudeUnavailable(ProxyError):
-    status = 503
-    code = "claude_unavailable"
+class ClaudeUnavailable(ProxyError, status=503, code="claude_unavailable"):
+    """The CLI is missing or cannot be used."""
 
 
-class StoreUnavailable(ProxyError):
-    status = 503
-    code = "store_unavailable"
+class StoreUnavailable(ProxyError, status=503, code="store_unavailable"):
+    """The store cannot be read or written."""
 
 
-class Interrupted(ProxyError):
-    status = 503
-    code = "interrupted"
+class Interrupted(ProxyError, status=503, code="interrupted"):
+    """The proxy stopped before the turn was finished."""
 
 
-class LeaseLost(ProxyError):
-    status = 503
-    code = "lease_lost"
+class LeaseLost(ProxyError, status=503, code="lease_lost"):
+    """Another proxy has taken the agent over."""
 
 
-class TurnTimeout(ProxyError):
-    status = 504
-    code = "turn_timeout"
+class TurnTimeout(ProxyError, status=504, code="turn_timeout"):
+    """No answer came in time."""
 
 
-class Overloaded(ProxyError):
-    status = 529
-    code = "overloaded"
+class Overloaded(ProxyError, status=529, code="overloaded"):
+    """The provider is overloaded."""
 
 
-class SandboxError(ProxyError):
-    status = 500
-    code = "sandbox_error"
+class SandboxError(ProxyError, status=500, code="sandbox_error"):
+    """An agent's directory cannot be created, used or removed."""
 
 
-class DamagedRow(ProxyError):
-    status = 500
-    code = "damaged_row"
-    retries_help = False
+class DamagedRow(ProxyError, status=500, code="damaged_row", retries_help=False):
+    """A row of the store has content that this program never writes."""
 
 
-class ConfigError(ProxyError):
-    status = 500
-    code = "config_error"
-    retries_help = False
+class ConfigError(ProxyError, status=500, code="config_error", retries_help=False):
+    """Wrong settings or options (exit code 2), or a wrong git repository of git memory."""
 
 
 def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
@@ -214,9 +165,8 @@ def _subclasses(cls: type[ProxyError]) -> list[type[ProxyError]]:
 
 def from_dict(data: dict[str, Any]) -> ProxyError:
     """The inverse of `ProxyError.as_dict`: an unknown code becomes an `UpstreamError`."""
-    by_code = {
-        cls.code: cls for cls in _subclasses(ProxyError) if "code" in vars(cls)
-    }  # not those that inherit their code
+    # Without the classes that inherit their code.
+    by_code = {cls.code: cls for cls in _subclasses(ProxyError) if "code" in vars(cls)}
     return by_code.get(data.get("code", ""), UpstreamError)(
         str(data.get("message", "unknown error")),
         param=data.get("param"),

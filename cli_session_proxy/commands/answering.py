@@ -11,7 +11,7 @@ from rich.text import Text
 
 _FENCE = re.compile(r" {0,3}(```+|~~~+)")
 _ITEM = re.compile(r" {0,3}(?:[-*+]|\d{1,9}[.)])\s")
-# After so many characters it is certain what kind of block a line begins.
+# A line of so many characters shows what kind of block it begins.
 _BEGINNING = 12
 
 
@@ -24,18 +24,26 @@ class AnswerView:
         self._live: Live | None = None
 
     def add(self, piece: str) -> None:
-        whole, self._rest = blocks(self._rest + piece)
-        for block in whole:
-            self._stay(block)
+        complete, self._rest = blocks(self._rest + piece)
+        for block in complete:
+            self._print_block(block)
         if self._rest.strip():
             if self._live is None:
                 self._live = Live(console=self._console, auto_refresh=False, transient=True)
                 self._live.start()
-            self._live.update(self._end_of(self._rest), refresh=True)
+            # As many of its last rows as the screen shows, all but two.
+            most, width = max(1, self._console.height - 2), max(1, self._console.width)
+            rows, shown = most, list[str]()
+            for line in reversed(self._rest.strip("\n").split("\n")):
+                rows -= max(1, -(-len(line) // width))
+                if rows < 0 and shown:
+                    break
+                shown.append(line[-width * most :])
+            self._live.update(Text("\n".join(reversed(shown))), refresh=True)
 
     def end(self) -> None:
         """The answer is complete."""
-        self._stay(self._rest)
+        self._print_block(self._rest)
         self._rest = ""
 
     def note(self, text: str) -> None:
@@ -48,27 +56,17 @@ class AnswerView:
             self._live.stop()
             self._live = None
 
-    def _stay(self, block: str) -> None:
+    def _print_block(self, block: str) -> None:
         self._wipe()
         if block.strip():
             self._console.print(Markdown(block, hyperlinks=False), end="\n")
-
-    def _end_of(self, text: str) -> Text:
-        rows, width = max(1, self._console.height - 2), max(1, self._console.width)
-        shown: list[str] = []
-        for line in reversed(text.strip("\n").split("\n")):
-            rows -= max(1, -(-len(line) // width))
-            if rows < 0 and shown:
-                break
-            shown.append(line[-width * max(1, self._console.height - 2) :])
-        return Text("\n".join(reversed(shown)))
 
 
 def blocks(text: str) -> tuple[list[str], str]:
     """The complete blocks and the rest, which may go on, such as a list or code with empty lines in it."""
     lines = text.split("\n")
-    whole: list[str] = []
-    begins, fence = 0, ""
+    complete: list[str] = []
+    begins, fence = 0, ""  # the line at which the block began; the fence of the code that it is in
     for at, line in enumerate(lines[:-1]):
         mark = _FENCE.match(line)
         if fence:
@@ -81,6 +79,6 @@ def blocks(text: str) -> tuple[list[str], str]:
             known = at + 2 < len(lines) or len(follows) >= _BEGINNING
             is_item = _ITEM.match(follows) and _ITEM.match(lines[begins])
             if known and follows and not follows[0].isspace() and not is_item:
-                whole.append("\n".join(lines[begins:at]))
+                complete.append("\n".join(lines[begins:at]))
                 begins = at + 1
-    return whole, "\n".join(lines[begins:])
+    return complete, "\n".join(lines[begins:])

@@ -7,18 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from .. import logs
 from ..domain.models import JSON
 from ..engine.committing import CommitOrder
-from ..engine.engine import Engine
 from ..errors import ConfigError, InvalidRequest
 from ..export.words import count, visible
 from ..git_memory.reading import earlier
 from ..git_memory.recall import block_of
 from ..settings import GitMemory, Settings, fix_id_of
-from ..stores.auto import store_for
-from .migrating import migrating
-from .stored import agent_in, opened
+from .stored import agent_in, engine_in, opened
 
 # Most attempts that are counted without a fix id.
 MOST_COUNTED = 10_000
@@ -42,14 +38,8 @@ async def commit(
     order = replace(order, repo=repo, options=options)
     async with opened(settings) as store:
         await agent_in(settings, store, owner, agent_id)
-    engine = Engine(settings, store_for(settings, migrating))
-    try:
-        await engine.start()
-        logs.configure(settings)
+    async with engine_in(settings, log_to_file=True) as engine:
         return (await engine.commit(owner, agent_id, order)).as_json()
-    finally:
-        await engine.stop()
-        logs.shut_down()
 
 
 async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> JSON:

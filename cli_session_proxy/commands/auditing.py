@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import get_args
@@ -14,7 +13,7 @@ from ..settings import Settings
 from .listing import moment_of
 
 
-def found(
+def newest_lines(
     settings: Settings, type: str | None, since: str | None, owner: str | None, limit: int
 ) -> Sequence[AuditLine]:
     """The newest lines of the file, in its order. Raises `ConfigError`."""
@@ -26,23 +25,20 @@ def found(
     if type is not None and type not in get_args(Action):
         raise ConfigError(f"--type {type}: {did_you_mean(type, get_args(Action)) or ', '.join(get_args(Action))}")
     after = 0.0 if since is None else moment_of("--since", since)
-    fits = (
+    matches = (
         line for line in audit.lines() if line.at >= after and type in (None, line.type) and owner in (None, line.owner)
     )
-    return deque(fits, maxlen=limit)
+    return deque(matches, maxlen=limit)
 
 
-def as_json(found: Sequence[AuditLine]) -> Iterator[str]:
-    """As they are in the file, one a line."""
-    return (json.dumps(line.as_json(), separators=(",", ":")) for line in found)
-
-
-def lines(found: Sequence[AuditLine]) -> Iterator[str]:
-    for one in found:
-        changed = {name: one.detail[name] for name in ("added", "removed", "changed") if one.detail.get(name)}
-        how = "; ".join(f"{name} {', '.join(map(str, names))}" for name, names in changed.items())
-        who = f"{one.owner or '-'} from {one.address or '-'}"
-        status = "" if one.status is None else f" {one.status}"
-        yield printable(f"{times.written(one.at)}  {one.type:8} {who}: {one.what}{status}{f' ({how})' if how else ''}")
-    if not found:
+def as_text(lines: Sequence[AuditLine]) -> Iterator[str]:
+    """For a person: one line each."""
+    for line in lines:
+        keys = {change: line.detail[change] for change in ("added", "removed", "changed") if line.detail.get(change)}
+        changes = "; ".join(f"{change} {', '.join(map(str, names))}" for change, names in keys.items())
+        who = f"{line.owner or '-'} from {line.address or '-'}"
+        status = "" if line.status is None else f" {line.status}"
+        suffix = f" ({changes})" if changes else ""
+        yield printable(f"{times.written(line.at)}  {line.type:8} {who}: {line.what}{status}{suffix}")
+    if not lines:
         yield "nothing was noted"

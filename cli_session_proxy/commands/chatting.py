@@ -26,7 +26,6 @@ from typing import Protocol
 import httpx
 from rich.console import Console
 
-from .. import logs
 from ..domain.approvals import OUTCOMES, Decision, Verdict
 from ..domain.models import JSON, BlockDelta, Message, TurnRequest
 from ..engine.engine import Engine
@@ -37,12 +36,11 @@ from ..http.served import served_at
 from ..http.ui import views
 from ..selfcheck.service import SelfChecks
 from ..settings import Settings
-from ..stores.auto import store_for
 from ..wires.common import encoded_agent_id
 from .answering import AnswerView
 from .asking import alive, client_of, key_of
 from .following import LOOK, progress_of
-from .migrating import migrating
+from .stored import engine_in
 
 Write = Callable[[str], None]
 
@@ -95,7 +93,7 @@ async def chat(settings: Settings, owner: str, agent_id: str, model: str | None,
             while True:
                 if terminal:
                     write(PROMPT)
-                interrupts.at_prompt(lambda: write(f"\n{PROMPT}"))
+                interrupts.action = lambda: write(f"\n{PROMPT}")
                 line = await lines.next()
                 while line is not None and line.endswith("\\"):
                     if terminal:
@@ -136,7 +134,7 @@ async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts,
     """One question and its answer. Ctrl-C cancels it, an error is printed, and the chat goes on. `person` approves
     tools; None: nobody can."""
     task = asyncio.create_task(_answer(talk, line, write, person))
-    interrupts.at_turn(task.cancel)
+    interrupts.action, interrupts.pressed = task.cancel, False
     try:
         await task
     except asyncio.CancelledError:
@@ -248,16 +246,10 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
         async with client_of(served, timeout, key_of(settings, owner)) as http:
             yield RemoteTalk(http, agent_id, model), str(served)
         return
-    engine = Engine(settings, store_for(settings, migrating))
-    try:
-        await engine.start()
-        logs.configure(settings)
+    async with engine_in(settings, log_to_file=True) as engine:
         if any(profile.approve for profile in settings.profiles.values()):
             await SelfChecks(settings, engine.store, lambda _words: None).recall()  # approvals
         yield LocalTalk(engine, owner, agent_id, model, audit_of(settings)), "an engine of its own"
-    finally:
-        await engine.stop()
-        logs.shut_down()
 
 
 class LocalTalk:
@@ -436,25 +428,19 @@ class Lines:
 
 
 class Interrupts:
-    """Decides what Ctrl-C does at the moment."""
+    """While it is entered, Ctrl-C sets `pressed` and calls `action`."""
 
     def __init__(self) -> None:
-        self._do: Callable[[], object] = lambda: None
+        self.action: Callable[[], object] = lambda: None
         self.pressed = False
 
     def __enter__(self) -> Interrupts:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, self._on_signal)
+        def on_signal() -> None:
+            self.pressed = True
+            self.action()
+
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, on_signal)
         return self
 
     def __exit__(self, *_: object) -> None:
         asyncio.get_running_loop().remove_signal_handler(signal.SIGINT)
-
-    def at_prompt(self, do: Callable[[], object]) -> None:
-        self._do = do
-
-    def at_turn(self, cancel: Callable[[], object]) -> None:
-        self._do, self.pressed = cancel, False
-
-    def _on_signal(self) -> None:
-        self.pressed = True
-        self._do()

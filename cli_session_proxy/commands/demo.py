@@ -20,11 +20,10 @@ import httpx
 
 from turnfault.provider.upstream import Upstream
 
-from .. import logs
-from ..engine.engine import Engine
 from ..http.served import place_of
 from ..http.server import Server, create_app
 from ..settings import Settings
+from .stored import engine_in
 
 Say = Callable[[str], None]
 
@@ -108,24 +107,17 @@ def _settings(folder: Path, upstream: str, claude_bin: Path | None) -> Settings:
 async def _door(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
     """Our own server on a free loopback port."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
-        engine = Engine(settings)
-        try:
-            await engine.start()
-            logs.configure(settings)
+        async with engine_in(settings, log_to_file=True) as engine:
             server = Server(create_app(engine, settings), settings)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             try:
                 await server.ready.wait()
-                async with httpx.AsyncClient(
-                    base_url=place_of(listener).url, trust_env=False, timeout=TURN_TIMEOUT
-                ) as http:
+                url = place_of(listener).url
+                async with httpx.AsyncClient(base_url=url, trust_env=False, timeout=TURN_TIMEOUT) as http:
                     yield http
             finally:
                 server.should_exit = True
                 await serving
-        finally:
-            await engine.stop()
-            logs.shut_down()
 
 
 async def _talk(http: httpx.AsyncClient, say: Say, lines: tuple[tuple[str, str], ...]) -> bool:

@@ -15,7 +15,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import closing, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,7 +28,7 @@ from ..backends.claude.process.memory import FIRST_WEIGHT
 from ..backends.claude.process.observed import ESSENTIAL, EXPECTED, SAYS
 from ..domain import times
 from ..engine.ownership import Instances, differences
-from ..errors import ClaudeUnavailable, ProxyError
+from ..errors import ClaudeUnavailable, ProxyError, printable
 from ..export import explain
 from ..export.words import count
 from ..http.binding import answers, is_served
@@ -47,12 +47,13 @@ from ..stores.sqlite.store import FILE
 from . import places
 from .asking import client_of
 from .stored import opened
+from .terminal import fitted
 
 if TYPE_CHECKING:
     from ..stores.postgresql.store import DatabaseLook
 
 Level = Literal["ok", "warning", "error"]
-
+Say = Callable[[str], None]
 
 MB = 1024 * 1024
 # Free disk space: below the first number turns will soon fail, below the second this is a warning.
@@ -77,14 +78,33 @@ class Checkup:
     mend: str = ""
 
 
+async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:
+    """Print each finding as soon as its check is done, or all as JSON. False if one is an error."""
+    found: list[Checkup] = []
+    async for one in examine(settings, check_cli=check_cli):
+        found.append(one)
+        if not as_json:
+            say(fitted(f"{one.level:8}{one.check:20}{printable(one.says)}", 28))
+            if one.mend:
+                say(fitted(f"{'':28}fix: {printable(one.mend)}", 33))
+    if as_json:
+        say(json.dumps([asdict(one) for one in found], indent=1))
+    return all(one.level != "error" for one in found)
+
+
 async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterator[Checkup]:
     """All checks, those of the CLI first: nothing works without it. `check_cli`: run its self-check."""
     with tempfile.TemporaryDirectory(prefix="cli-session-proxy-") as tmpdir:
         config_dir = environment.config_dir(settings)
         env = environment.build(settings, tmpdir=Path(tmpdir), config_dir=config_dir)
-        cli, found = await _claude(settings, env)
-        yield found
+        cli = None
+        try:
+            cli = await capability.probe(capability.find(settings), env)
+        except ClaudeUnavailable as exc:
+            says, _, mend = exc.message.partition(": ")
+            yield Checkup("claude", "error", says, mend or capability.INSTALL)
         if cli is not None:
+            yield Checkup("claude", "ok", f"{cli.version} at {cli.path}")
             yield _abilities(cli)
             if check_cli:
                 for one in await _checked(cli, settings):
@@ -95,32 +115,32 @@ async def examine(settings: Settings, *, check_cli: bool = False) -> AsyncIterat
                 yield Checkup("login", "ok", explain.login(login.kind) or "logged in")
             else:
                 yield Checkup("login", "error" if says == "no Claude login" else "warning", says, fix)
-    yield await _looked("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
-    yield await _looked("var", lambda: _writable("var", settings.var, "--var"))
-    yield await _looked("sandbox", lambda: _sandbox(settings))
-    yield await _looked("place", lambda: _place(settings))
-    async for one in _boundary(settings, cli):
+    yield await _finding("config dir", lambda: _writable("config dir", config_dir, "--claude-config-dir"))
+    yield await _finding("var", lambda: _writable("var", settings.var, "--var"))
+    yield await _finding("sandbox", lambda: _sandbox(settings))
+    yield await _finding("place", lambda: _unsafe_place(settings))
+    async for one in _confinement(settings, cli):
         yield one
-    yield await _looked("disk", lambda: _disk(settings.var))
+    yield await _finding("disk", lambda: _disk(settings.var))
     yield _memory(settings)
     if settings.store is None:
-        health, last_at, known = await asyncio.to_thread(_store, settings.var / FILE)
+        health, last_at, known = await asyncio.to_thread(_sqlite, settings.var / FILE)
         yield health
     else:
-        health, database = await asyncio.to_thread(_server, settings.store.get_secret_value())
+        health, database = await asyncio.to_thread(_postgresql, settings.store.get_secret_value())
         yield health
         last_at, known = (None, []) if database is None else (database.last_at, database.findings)
         for finding in _hosts([] if database is None else database.hosts):
             yield finding
     if cli is not None and not check_cli:
         checked = cli
-        yield await _looked("self-check", lambda: _was_checked(checked, settings, known))
+        yield await _finding("self-check", lambda: _was_checked(checked, settings, known))
     yield await _clock(last_at)
     yield await _strays(settings.var)
     yield await _port(settings)
 
 
-async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator[Checkup]:
+async def _confinement(settings: Settings, cli: Capability | None) -> AsyncIterator[Checkup]:
     """Start the CLI of each confined profile in its sandbox, as for its agents."""
     for name, profile in sorted(settings.profiles.items()):
         if not profile.confined:
@@ -140,15 +160,6 @@ async def _boundary(settings: Settings, cli: Capability | None) -> AsyncIterator
 
 
 # --- the CLI
-
-
-async def _claude(settings: Settings, env: dict[str, str]) -> tuple[Capability | None, Checkup]:
-    try:
-        cli = await capability.probe(capability.find(settings), env)
-    except ClaudeUnavailable as exc:
-        says, _, mend = exc.message.partition(": ")
-        return None, Checkup("claude", "error", says, mend or capability.INSTALL)
-    return cli, Checkup("claude", "ok", f"{cli.version} at {cli.path}")
 
 
 def _abilities(cli: Capability) -> Checkup:
@@ -236,8 +247,8 @@ def _seen(report: Report) -> Iterator[Checkup]:
 # --- directories and disk
 
 
-async def _looked(check: str, look: Callable[[], Checkup]) -> Checkup:
-    """The finding of `look`. An unreadable path is a finding, too."""
+async def _finding(check: str, look: Callable[[], Checkup]) -> Checkup:
+    """The finding of `look`, which blocks. An unreadable path is a finding, too."""
     try:
         return await asyncio.to_thread(look)
     except OSError as exc:
@@ -280,7 +291,7 @@ def _sandbox(settings: Settings) -> Checkup:
     return Checkup("sandbox", "ok", str(root) if root.exists() else f"{root} (made at the first turn)")
 
 
-def _place(settings: Settings) -> Checkup:
+def _unsafe_place(settings: Settings) -> Checkup:
     for says, mend in places.warnings(settings):
         return Checkup("place", "warning", says, mend)
     return Checkup("place", "ok", "not in a synced folder, not on a network disk")
@@ -311,9 +322,9 @@ def _memory(settings: Settings) -> Checkup:
 # --- the store
 
 
-def _store(path: Path) -> tuple[Checkup, float | None, list[Known]]:
-    """Checks the file, read only, also beside a running proxy. Also the time of the last turn, and stored
-    self-checks."""
+def _sqlite(path: Path) -> tuple[Checkup, float | None, list[Known]]:
+    """The finding about a store in SQLite, which is only read, also beside a running proxy; the time of its last turn;
+    and its stored self-checks."""
     if not path.exists():
         return Checkup("store", "ok", f"{path} (made at the first turn)"), None, []
     try:
@@ -336,18 +347,18 @@ def _health(path: Path, conn: sqlite3.Connection) -> tuple[Checkup, float | None
         return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None, []
     marks = dict(conn.execute("SELECT name, value FROM meta WHERE name IN (?, ?)", (MOVED_TO, COMING_IN)))
     if marks:
-        return _elsewhere(str(path), marks.get(MOVED_TO)), None, []
+        return _moved(str(path), marks.get(MOVED_TO)), None, []
     agents, last_at = conn.execute("SELECT count(*), max(last_at) FROM agents").fetchone()
     old = "" if int(version) == newest() else f" (migrated from {version} at the next start)"
     says = f"{path}: {count(agents, 'agent')}, {path.stat().st_size // MB} MB, schema {newest()}{old}"
-    wanted = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
-    rows = conn.execute(wanted) if "findings" in tables else ()
+    ended = "SELECT subject, name, found, at FROM findings WHERE until IS NULL"
+    rows = conn.execute(ended) if "findings" in tables else ()
     known = [Known(subject, name, json.loads(data), at) for subject, name, data, at in rows]
     return Checkup("store", "ok", says), last_at, known
 
 
-def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
-    """Checks a store in PostgreSQL, read only. Also what was read there, if it can be used."""
+def _postgresql(url: str) -> tuple[Checkup, DatabaseLook | None]:
+    """The finding about a store in PostgreSQL, which is only read; and what was read there, if it can be used."""
     try:
         from ..stores.postgresql.store import look  # noqa: PLC0415 - its driver is an extra
 
@@ -361,7 +372,7 @@ def _server(url: str) -> tuple[Checkup, DatabaseLook | None]:
         says = f"{found.name} has schema {found.schema}, this program knows up to {newest()}"
         return Checkup("store", "error", says, "pip install --upgrade cli-session-proxy"), None
     if found.is_marked:
-        return _elsewhere(found.name, found.moved_to), None
+        return _moved(found.name, found.moved_to), None
     schema = "an empty database" if found.schema is None else f"{count(found.agents, 'agent')}, schema {found.schema}"
     return Checkup("store", "ok", f"{found.name}: PostgreSQL {found.server}, {schema}"), found
 
@@ -378,7 +389,8 @@ def _hosts(hosts: list[tuple[str, Facts]]) -> Iterator[Checkup]:
         yield Checkup("hosts", "ok", f"all running proxies are alike: {names}")
 
 
-def _elsewhere(name: str, place: str | None) -> Checkup:
+def _moved(name: str, place: str | None) -> Checkup:
+    """The finding about a store that was moved to `place`; None: a move into it has begun."""
     if place is None:
         return Checkup("store", "error", f"a move into {name} has not ended", "run the same `migrate` again")
     return Checkup("store", "error", f"{name} was moved to {place}", "start with that store (`store`, or --var)")
@@ -433,7 +445,18 @@ async def _port(settings: Settings) -> Checkup:
             return Checkup("port", "ok", f"{name} is served")
         return Checkup("port", "error", f"{name} is taken by another program", "choose another with --uds")
     host, port = settings.host, settings.port
-    if port == 0 or await asyncio.to_thread(_is_free, host, port):
+
+    def is_free() -> bool:
+        if is_served(host, port):
+            return False
+        try:
+            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+            with socket.create_server((str(address[0]), port), family=family):
+                return True
+        except OSError:
+            return False
+
+    if port == 0 or await asyncio.to_thread(is_free):
         return Checkup("port", "ok", f"{host}:{port} is free" if port else "a free one is taken at start")
     url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     if not await _answers(Served(url)):
@@ -443,17 +466,6 @@ async def _port(settings: Settings) -> Checkup:
         return Checkup("port", "ok", f"{url} is served on this var")
     says = f"{url} is served by a proxy on another var"
     return Checkup("port", "warning", says, "choose another with --port, or the same --var")
-
-
-def _is_free(host: str, port: int) -> bool:
-    if is_served(host, port):
-        return False
-    try:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-        with socket.create_server((str(address[0]), port), family=family):
-            return True
-    except OSError:
-        return False
 
 
 async def _answers(place: Served) -> bool:

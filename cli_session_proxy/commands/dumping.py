@@ -6,14 +6,12 @@ from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from ..domain.models import Agent
 from ..errors import ConfigError, NotFound, did_you_mean
 from ..export.chain_json import chain_json
 from ..export.formats import FORMATS
 from ..export.markdown import markdown
 from ..sandbox import Sandboxes
 from ..settings import Settings
-from ..stores.base import Store, TurnPage
 from .stored import agent_in, opened
 
 Write = Callable[[str], None]
@@ -41,6 +39,7 @@ async def dump(settings: Settings, owner: str, agent_id: str, shown: Shown, writ
 
 
 async def pieces(settings: Settings, owner: str, agent_id: str, shown: Shown) -> AsyncGenerator[str, None]:
+    """The dump's text, piece by piece. Raises `NotFound` also for a turn of another agent, `ConfigError`."""
     if shown.format not in FORMATS:
         raise ConfigError(f"--format must be one of {', '.join(FORMATS)}{did_you_mean(shown.format, FORMATS)}")
     async with opened(settings) as existing:
@@ -49,19 +48,15 @@ async def pieces(settings: Settings, owner: str, agent_id: str, shown: Shown) ->
         if shown.last is None and shown.turn is None:
             written = FORMATS[shown.format].write(store, agent, sandbox=sandbox, verbatim=shown.verbatim)
         elif shown.format in PARTS:
-            part = await _part(store, agent, shown)
+            if shown.turn is None:
+                part = await store.page(agent.key, before_seq=None, limit=shown.last or 1)
+            else:
+                turn = await store.turn(shown.turn)
+                if turn is None or turn.agent_key != agent.key:
+                    raise NotFound(f"agent {agent.agent_id!r} has no turn {shown.turn!r}: see `find`")
+                part = await store.page(agent.key, before_seq=turn.seq + 1, limit=1)
             written = PARTS[shown.format](store, agent, sandbox=sandbox, verbatim=shown.verbatim, part=part)
         else:
             raise ConfigError(f"--last and --turn take --format {' or '.join(PARTS)}")
         async for text in written:
             yield text
-
-
-async def _part(store: Store, agent: Agent, shown: Shown) -> TurnPage:
-    """Raises `NotFound` for a turn that the agent does not have."""
-    if shown.turn is None:
-        return await store.page(agent.key, before_seq=None, limit=shown.last or 1)
-    turn = await store.turn(shown.turn)
-    if turn is None or turn.agent_key != agent.key:
-        raise NotFound(f"agent {agent.agent_id!r} has no turn {shown.turn!r}: see `find`")
-    return await store.page(agent.key, before_seq=turn.seq + 1, limit=1)

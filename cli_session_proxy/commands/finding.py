@@ -13,11 +13,9 @@ from ..domain.searching import Found, Indexed, Search
 from ..errors import printable
 from ..export import brief, search_results, shown
 from ..settings import Settings
-from ..stores.base import Store
-from .bars import bar
-from .fitting import fitted
 from .listing import ChainFilter, moment_of
 from .stored import opened
+from .terminal import fitted, progress_bar
 
 # Seconds of indexing between two moves of the bar.
 STEP = 0.25
@@ -41,47 +39,41 @@ def parse(
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class TurnExtras:
     """Extra lines for a found turn: its question, and its repairs in a few words each."""
 
     asked: str
     repairs: tuple[str, ...]
 
 
-async def find(settings: Settings, wanted: Search) -> tuple[Found, Indexed, Mapping[str, Told]]:
+async def find(settings: Settings, query: Search) -> tuple[Found, Indexed, Mapping[str, TurnExtras]]:
     """Update the index (with a bar on stderr), and search. The last result has, by turn, extra lines for searches
     without words or for repairs."""
     async with opened(settings) as store:
         if store is None:
             return Found((), 0, 0), Indexed(0, 0), {}
-        indexed = await _indexed(store)
-        found = await store.search(wanted)
+        indexed = await store.index(STEP)
+        if not indexed.is_whole:
+            with progress_bar("reading what was said") as move:
+                while not indexed.is_whole:
+                    move(indexed.done, indexed.total)
+                    indexed = await store.index(STEP)
+        found = await store.search(query)
         extras = {}
         for hit in found.hits:
-            if hit.kind == "agent" or (hit.snippet and not wanted.repaired):
+            if hit.kind == "agent" or (hit.snippet and not query.repaired):
                 continue
             if (turn := await store.turn(hit.turn_id or "")) is not None:
                 asked = [block for message in shown.contents(turn)["input"] for block in message["content"]]
                 links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
                 repairs = tuple(one.says for one in brief.events(turn, links) if one.kind == "repair")
-                extras[turn.id] = Told(shown.line(asked, WORDS), repairs)
+                extras[turn.id] = TurnExtras(shown.line(asked, WORDS), repairs)
         return found, indexed, extras
 
 
-async def _indexed(store: Store) -> Indexed:
-    indexed = await store.index(STEP)
-    if indexed.is_whole:
-        return indexed
-    with bar("reading what was said") as move:
-        while not indexed.is_whole:
-            move(indexed.done, indexed.total)
-            indexed = await store.index(STEP)
-    return indexed
-
-
-def print_found(wanted: Search, found: Found, extras: Mapping[str, Told]) -> None:
+def print_found(query: Search, found: Found, extras: Mapping[str, TurnExtras]) -> None:
     """Print each hit: where it is, a snippet or else the question, and each repair."""
-    lines = [*_lines(found, extras), (0, [(search_results.summary(wanted, found), "dim")])]
+    lines = [*_lines(found, extras), (0, [(search_results.summary(query, found), "dim")])]
     if not sys.stdout.isatty():
         for indent, parts in lines:
             print(" " * indent + "".join(text for text, _ in parts))
@@ -95,14 +87,14 @@ def print_found(wanted: Search, found: Found, extras: Mapping[str, Told]) -> Non
         console.print(Padding(Text.assemble(*parts), (0, 0, 0, indent), expand=False))
 
 
-def _lines(found: Found, extras: Mapping[str, Told]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
+def _lines(found: Found, extras: Mapping[str, TurnExtras]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Lines with their indent, each in parts of (text, style)."""
     for hit in found.hits:
         place = printable(search_results.place(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
         line = fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4)
         yield 0, [(line[: len(place)], "bold"), (line[len(place) :], "dim")]
-        of_turn = extras.get(hit.turn_id or "", Told("", ()))
+        of_turn = extras.get(hit.turn_id or "", TurnExtras("", ()))
         words = [
             (printable(re.sub(r"\s+", " ", text)), "bold yellow" if n % 2 else "") for n, text in enumerate(hit.snippet)
         ]

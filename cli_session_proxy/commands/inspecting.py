@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from operator import attrgetter
 
 from ..backends.claude.process import environment
 from ..domain import times
@@ -16,8 +15,8 @@ from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
-from .fitting import bold, dim, fitted
 from .stored import opened
+from .terminal import bold, dim, fitted
 
 # Newest turns of an agent that are searched for repairs and failures.
 NEWEST = 200
@@ -26,12 +25,24 @@ LINES = 5
 WORDS = 300
 
 
-async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
-    """Details of the agent, session or turn with this name. Raises `NotFound` if none or several match."""
+async def show(settings: Settings, owner: str | None, name: str) -> JSON:
+    """Details of the agent, session or turn that has this name or id, or this part of one. `owner` None: of any owner.
+
+    Raises `NotFound` if none or several match.
+    """
     async with opened(settings) as store:
         if store is None:
             raise NotFound(f"nothing is kept in {place_of(settings)} yet: see `chains`")
-        details = await _details(settings, store, await _find(store, owner, wanted))
+        match = await _find(store, owner, name)
+        if isinstance(match, Agent):
+            details = await _agent(settings, store, match)
+        else:
+            agent = await store.agent_by_key(match.agent_key)
+            assert agent is not None
+            if isinstance(match, Turn):
+                details = await _turn(settings, store, agent, match)
+            else:
+                details = await _session(settings, store, agent, match)
         if details.get("waiting") or (details.get("turn") or {}).get("status") in ("queued", "running"):
             try:
                 await store.probe()
@@ -40,36 +51,27 @@ async def show(settings: Settings, owner: str | None, wanted: str) -> JSON:
         return details
 
 
-async def _details(settings: Settings, store: Store, found: Agent | Session | Turn) -> JSON:
-    if isinstance(found, Agent):
-        return await _agent(settings, store, found)
-    agent = await store.agent_by_key(found.agent_key)
-    assert agent is not None
-    if isinstance(found, Turn):
-        return await _turn(settings, store, agent, found)
-    return await _session(settings, store, agent, found)
-
-
-async def _find(store: Store, owner: str | None, wanted: str) -> Agent | Session | Turn:
-    """Find it by its whole name or id, else by a part that matches nothing else."""
-    if (named := await store.agent(owner or LOCAL_OWNER, wanted)) is not None:
-        return named
-    for whole in (await store.session(wanted), await store.turn(wanted)):
-        agent = None if whole is None else await store.agent_by_key(whole.agent_key)
-        if whole is not None and agent is not None and owner in (None, agent.owner):
-            return whole
-    hits = [hit for hit in (await store.search(Search(f'"{wanted}"', owner))).hits if hit.kind != "words"]
-    exact = [hit for hit in hits if hit.kind == "agent" and hit.agent.agent_id == wanted]
+async def _find(store: Store, owner: str | None, name: str) -> Agent | Session | Turn:
+    """What has exactly this name or id, else the only one that has it as a part. Raises `NotFound`."""
+    if (agent := await store.agent(owner or LOCAL_OWNER, name)) is not None:
+        return agent
+    for match in (await store.session(name), await store.turn(name)):
+        agent = None if match is None else await store.agent_by_key(match.agent_key)
+        if match is not None and agent is not None and owner in (None, agent.owner):
+            return match
+    hits = [hit for hit in (await store.search(Search(f'"{name}"', owner))).hits if hit.kind != "words"]
+    exact = [hit for hit in hits if hit.kind == "agent" and hit.agent.agent_id == name]
     if len(hits) == 1 or exact:
         hit = (exact or hits)[0]
         if hit.kind == "session":
             return await store.session(hit.session_id or "") or hit.agent
         return (await store.turn(hit.turn_id or "") if hit.kind == "turn" else None) or hit.agent
     if not hits:
-        raise NotFound(f"no agent, session or turn is called {wanted!r}: `find` looks for words, too")
-    names = {"agent": "agent.agent_id", "session": "session_id", "turn": "turn_id"}
-    several = ", ".join(str(attrgetter(names[hit.kind])(hit)) for hit in hits[:LINES])
-    raise NotFound(f"{wanted!r} fits {several}: give more of it")
+        raise NotFound(f"no agent, session or turn is called {name!r}: `find` looks for words, too")
+    several = ", ".join(
+        str({"agent": hit.agent.agent_id, "session": hit.session_id}.get(hit.kind, hit.turn_id)) for hit in hits[:LINES]
+    )
+    raise NotFound(f"{name!r} fits {several}: give more of it")
 
 
 async def _agent(settings: Settings, store: Store, agent: Agent) -> JSON:
@@ -84,9 +86,9 @@ async def _agent(settings: Settings, store: Store, agent: Agent) -> JSON:
     return {
         "kind": "agent", "agent_id": agent.agent_id, "owner": agent.owner,
         "turns": row.turns, "sessions": row.sessions, "repairs": row.repairs, "cost_usd": row.cost_usd,
-        "head": await _told(store, head),
+        "head": await _turn_summary(store, head),
         "last_repairs": [_link(link) for link in await store.repairs(agent.key, limit=LINES)],
-        "last_failures": [await _told(store, turn) for turn in failed[:LINES]],
+        "last_failures": [await _turn_summary(store, turn) for turn in failed[:LINES]],
         "waiting": [turn.id for turn in newest if turn.status in ("queued", "running")],
         **_place(settings, agent, head.session_id if head is not None else None),
     }  # fmt: skip
@@ -98,7 +100,7 @@ async def _session(settings: Settings, store: Store, agent: Agent, session: Sess
     links = [link for link in (chain.links if chain else ()) if session.id in (link.from_session, link.to_session)]
     return {
         "kind": "session", "agent_id": agent.agent_id, "owner": agent.owner,
-        "at_head": session.tip_turn_id == agent.head, "tip": await _told(store, tip),
+        "at_head": session.tip_turn_id == agent.head, "tip": await _turn_summary(store, tip),
         "transcript": session.transcript, "cli_version": session.cli_version,
         "links": [_link(link) for link in links[-LINES:]],
         **_place(settings, agent, session.id),
@@ -109,28 +111,29 @@ async def _turn(settings: Settings, store: Store, agent: Agent, turn: Turn) -> J
     from ..backends.claude.sessions import seeing  # noqa: PLC0415 - an agent and a session need no transcript
 
     links = (await store.page(agent.key, before_seq=turn.seq + 1, limit=1)).links
-    found = await seeing.seen(store, turn)
+    request = await seeing.seen(store, turn)
     saw = None
-    if found is not None:
-        saw = explain.context(found.turns, len(found.missing), found.summarised, turn.usage, extends=found.extends)
+    if request is not None:
+        missing = len(request.missing)
+        saw = explain.context(request.turns, missing, request.summarised, turn.usage, extends=request.extends)
     return {
-        "kind": "turn", "agent_id": agent.agent_id, "owner": agent.owner, "turn": await _told(store, turn),
+        "kind": "turn", "agent_id": agent.agent_id, "owner": agent.owner, "turn": await _turn_summary(store, turn),
         "at_head": turn.id == agent.head, "parent_id": turn.parent_id,
         "says": [*(shown.link(link)["says"] for link in links), *shown.says(turn, links)],
         "saw": saw, **_place(settings, agent, turn.session_id),
     }  # fmt: skip
 
 
-async def _told(store: Store, turn: Turn | None) -> JSON | None:
+async def _turn_summary(store: Store, turn: Turn | None) -> JSON | None:
     if turn is None:
         return None
-    said = shown.turn(turn)
-    asked = [block for message in said["input"] for block in message["content"]]
+    redacted = shown.turn(turn)
+    asked = [block for message in redacted["input"] for block in message["content"]]
     return {
         "id": turn.id, "number": (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).newest,
         "status": turn.status, "continuity": turn.continuity, "model": turn.answered_by or turn.model,
         "cost_usd": turn.cost_usd, "at": turn.created_at, "asked": shown.line(asked, WORDS),
-        "answered": shown.line(said["output"], WORDS), "error": said["error"],
+        "answered": shown.line(redacted["output"], WORDS), "error": redacted["error"],
     }  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,14 +9,13 @@ from typing import Literal, cast, get_args
 
 from ..domain import times
 from ..domain.budgets import amount
-from ..domain.models import JSON, Agent, ChainSummary, Status
+from ..domain.models import JSON, ChainSummary, Status
 from ..domain.searching import moment
 from ..errors import ConfigError, did_you_mean, printable
 from ..export.sums import DAY, DAYS, LISTED, ONE_SHOT_SHOWN, TURNS, summary_json, summed
 from ..export.words import count, money
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from ..stores.base import Store
 from .stored import opened
 
 By = Literal["day", "model", "key"]
@@ -28,8 +26,6 @@ WIDE = 1000
 TITLED = 100
 WORDS = 60
 OF_ID = 9
-# Seconds between updates with `--watch`.
-AGAIN = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,28 +39,25 @@ class Listed:
     titles: Mapping[str, str] = field(default_factory=dict)
 
 
-async def chains(settings: Settings, wanted: ChainFilter) -> Listed:
+async def chains(settings: Settings, only: ChainFilter) -> Listed:
     """A row for each agent of every owner, last active first."""
     async with opened(settings) as store:
         if store is None:
             return Listed([])
         now = time.time()
-        folded = None if wanted.one_shots else now - ONE_SHOT_SHOWN
-        found = [row async for row in store.summaries(folded=folded) if wanted.holds(row)]
-        unnamed = [row.agent for row in found if not row.agent.named][:TITLED]
-        titles = {agent.agent_id: await _first_question(store, agent) for agent in unnamed}
+        folded = None if only.one_shots else now - ONE_SHOT_SHOWN
+        found = [row async for row in store.summaries(folded=folded) if only.holds(row)]
+        titles: dict[str, str] = {}
+        for agent in [row.agent for row in found if not row.agent.named][:TITLED]:
+            from ..export import shown  # noqa: PLC0415 - slow to import, and only needed for titles
+
+            turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
+            asked = [block for turn in turns for message in shown.contents(turn)["input"] for block in message["content"]]
+            titles[agent.agent_id] = shown.line(asked, WORDS)
         rows = [summary_json(row) for row in found]
         if folded is None:
             return Listed(rows, titles=titles)
         return Listed(rows, *await store.one_shots(None, since=now - DAY, until=folded), titles)
-
-
-async def _first_question(store: Store, agent: Agent) -> str:
-    from ..export import shown  # noqa: PLC0415 - only where there is one: a list is to come at once
-
-    turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
-    asked = [block for turn in turns for message in shown.contents(turn)["input"] for block in message["content"]]
-    return shown.line(asked, WORDS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,24 +94,13 @@ def moment_of(option: str, text: str) -> float:
         raise ConfigError(f"{option} {text!r}: use 30m, 12h, 7d, or a date such as 2026-11-20") from None
 
 
-async def watch_chains(settings: Settings, wanted: ChainFilter, limit: int) -> None:
-    """Show the list, updated until it is interrupted."""
-    import click  # noqa: PLC0415 - 5 ms, and nothing else here needs it
-
-    while True:
-        listed = await chains(settings, wanted)
-        click.clear()
-        print_chains(listed, limit)
-        await asyncio.sleep(AGAIN)
-
-
 def print_chains(listed: Listed, limit: int = LISTED) -> None:
     """Print a table for 80 columns: names are cut in a terminal, nothing in a file. Then a line of totals, and one of
     the one-shots without a row."""
     rows = listed.rows
-    folded = f"{count(listed.one_shots, 'one-shot')} today, ${listed.cost_usd:.2f} (--one-shots lists them)"
+    unlisted = f"{count(listed.one_shots, 'one-shot')} today, ${listed.cost_usd:.2f} (--one-shots lists them)"
     if not rows:
-        print(folded if listed.one_shots else "no chains yet")
+        print(unlisted if listed.one_shots else "no chains yet")
         return
     from rich.console import Console  # noqa: PLC0415 - `find` and `show` need no table
     from rich.table import Table  # noqa: PLC0415
@@ -127,12 +109,11 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console.width = WIDE
-    owned = any(row["owner"] != LOCAL_OWNER for row in rows)
-    # The host column is shown if there are several hosts.
-    held = len({row["host"] for row in rows} - {None}) > 1 or any(row["address"] for row in rows)
+    several_owners = any(row["owner"] != LOCAL_OWNER for row in rows)
+    several_hosts = len({row["host"] for row in rows} - {None}) > 1 or any(row["address"] for row in rows)
     table = Table(box=None, pad_edge=False)
-    beside = [name for name, wanted in (("owner", owned), ("host", held)) if wanted]
-    for name in ("agent", *beside, "state", "turns", "repairs", "cost", "size", "active"):
+    optional = [name for name, is_shown in (("owner", several_owners), ("host", several_hosts)) if is_shown]
+    for name in ("agent", *optional, "state", "turns", "repairs", "cost", "size", "active"):
         numeric = name in {"turns", "repairs", "cost", "size"}
         # Without enough room the names are cut.
         table.add_column(name, justify="right" if numeric else "left", no_wrap=name != "agent")
@@ -142,7 +123,7 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
             name = f"{name[:OF_ID]} {listed.titles[name]}"
         state = STATES.get(row["state"], row["state"] or "")
         cells = [
-            name, *(row[column] or "" for column in beside), state, row["turns"], row["repairs"] or "",
+            name, *(row[column] or "" for column in optional), state, row["turns"], row["repairs"] or "",
             money(row["cost_usd"]), _size(row["bytes"]), _ago(row["last_at"]) if console.is_terminal
             else times.written(row["last_at"], 'minutes'),
         ]  # fmt: skip
@@ -155,7 +136,7 @@ def print_chains(listed: Listed, limit: int = LISTED) -> None:
     total += [count(repairs, "repair")] if repairs else []
     console.print(Text(", ".join([*total, money(cost) or "$0", _size(size)]), style="dim"))
     if listed.one_shots:
-        console.print(Text(folded, style="dim"))
+        console.print(Text(unlisted, style="dim"))
 
 
 async def spent(settings: Settings, by: By) -> list[JSON]:
@@ -217,9 +198,9 @@ def _size(number: float) -> str:
 
 
 def _ago(at: float) -> str:
-    """How long ago that was, in words."""
+    """The time since then, such as `3 h ago`."""
     seconds = max(0.0, time.time() - at)
-    for length, name in ((86400, "d"), (3600, "h"), (60, "min")):
+    for length, unit in ((86400, "d"), (3600, "h"), (60, "min")):
         if seconds >= length:
-            return f"{seconds // length:.0f} {name} ago"
+            return f"{seconds // length:.0f} {unit} ago"
     return "just now"

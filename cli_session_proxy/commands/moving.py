@@ -20,8 +20,8 @@ from ..stores.auto import is_new, move_of, place_of
 from ..stores.base import Granted, LeaseHeld, Proxy, Store
 from ..stores.sql.moving import Move, MovedRows, NotHeld
 from ..stores.sqlite.store import FILE
-from .bars import bar
 from .stored import made
+from .terminal import progress_bar
 
 log = logs.get(__name__)
 
@@ -55,7 +55,7 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
         raise NotFound(f"there is no store in {place_of(settings)}: nothing to move")
     if target.store is None:
         await asyncio.to_thread(make_private, target.var)
-    with bar("moving") as move_bar:
+    with progress_bar("moving") as move_bar:
         stopped = threading.Event()
 
         def step(done: int, total: int) -> None:
@@ -70,7 +70,7 @@ async def migrate(settings: Settings, to: str) -> MovedRows:
             async with made(settings) as store:
                 for part in (move.begin, move.copy, move.verify, move.catch_up):
                     await asyncio.to_thread(part)
-                return await _finished(settings, store, move)
+                return await _finish(settings, store, move)
         finally:
             stopped.set()
 
@@ -81,29 +81,30 @@ async def give_up(settings: Settings, to: str) -> None:
         await asyncio.to_thread(move_of(settings, target_of(settings, to)).give_up)
 
 
-async def _finished(settings: Settings, store: Store, move: Move) -> MovedRows:
-    """The last steps. For these this program is a proxy of the store, and holds the lease of every agent."""
+async def _finish(settings: Settings, store: Store, move: Move) -> MovedRows:
+    """Copy the last changes and mark the store as moved, while this program holds the lease of every agent, as a proxy
+    of the store."""
     instances = Instances(settings.var, store if store.spans_hosts else None)
     proxy = Proxy(instances.id, socket.gethostname(), settings.lease)
     if not store.spans_hosts:
         instances.enter()
     try:
-        async with _responding(store, proxy):
-            wanted: Sequence[int] = ()
+        async with _heartbeats(store, proxy):
+            agent_keys: Sequence[int] = ()  # of the agents whose leases are missing
             for _ in range(TRIES):
-                await _take(store, instances, proxy, wanted)
+                await _acquire(store, instances, proxy, agent_keys)
                 await asyncio.to_thread(move.catch_up)
                 try:
                     return await asyncio.to_thread(move.finish, proxy.id)
                 except NotHeld as exc:
-                    wanted = exc.agent_keys
+                    agent_keys = exc.agent_keys
         raise StoreUnavailable("new agents kept arriving, so the store was not moved: try again at a quieter time")
     finally:
         instances.leave(settled=True)
 
 
 @asynccontextmanager
-async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
+async def _heartbeats(store: Store, proxy: Proxy) -> AsyncIterator[None]:
     """Heartbeats of this proxy, so that nobody takes its leases."""
 
     async def beat() -> None:
@@ -129,20 +130,20 @@ async def _responding(store: Store, proxy: Proxy) -> AsyncIterator[None]:
         await asyncio.wait([beating])
 
 
-async def _take(store: Store, instances: Instances, proxy: Proxy, agent_keys: Sequence[int]) -> None:
+async def _acquire(store: Store, instances: Instances, proxy: Proxy, agent_keys: Sequence[int]) -> None:
     """Acquire the leases of these agents, after their running turns have ended. What dead proxies left is not settled
     here: the proxy that takes the agent over in the new store does it."""
-    asking = asyncio.Semaphore(AT_ONCE)
+    requests = asyncio.Semaphore(AT_ONCE)
     pauses = PauseWatch(proxy.lease)
 
     async def take(agent_key: int) -> None:
         while True:
-            async with asking:
+            async with requests:
                 pauses.was_awake()
-                got = await store.acquire(agent_key, proxy, awake=pauses.was_awake)
-                if isinstance(got, LeaseHeld) and instances.has_ended(got.holder):
-                    got = await store.acquire(agent_key, proxy, dead=(got.holder,), awake=pauses.was_awake)
-            if isinstance(got, Granted):
+                answer = await store.acquire(agent_key, proxy, awake=pauses.was_awake)
+                if isinstance(answer, LeaseHeld) and instances.has_ended(answer.holder):
+                    answer = await store.acquire(agent_key, proxy, dead=(answer.holder,), awake=pauses.was_awake)
+            if isinstance(answer, Granted):
                 return
             await asyncio.sleep(AGAIN)
 

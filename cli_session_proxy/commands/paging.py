@@ -1,4 +1,4 @@
-"""`dump` in a terminal: in a pager, as Markdown with colours."""
+"""`dump` in a terminal: as coloured Markdown in a pager."""
 
 from __future__ import annotations
 
@@ -17,18 +17,20 @@ from ..settings import Settings
 from . import dumping
 
 
-class SaidBlock(CodeBlock):
+class MessageBlock(CodeBlock):
     """A message, wrapped and indented. Rich's own block loses letters where it wraps (13.9.4)."""
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         yield Padding(Text(str(self.text).rstrip(), overflow="fold"), (0, 0, 0, 4))
 
 
-class Pages(Markdown):
+class DumpPages(Markdown):
+    """Markdown whose code blocks are `MessageBlock`s."""
+
     elements: ClassVar[dict[str, type[MarkdownElement]]] = {
         **Markdown.elements,
-        "code_block": SaidBlock,
-        "fence": SaidBlock,
+        "code_block": MessageBlock,
+        "fence": MessageBlock,
     }
 
 
@@ -40,22 +42,22 @@ def dump_by_the_page(settings: Settings, owner: str, agent_id: str, shown: dumpi
     console = Console()
     pieces = dumping.pieces(settings, owner, agent_id, shown)
 
-    async def following() -> str | None:
+    async def next_piece() -> str | None:
         return await anext(pieces, None)
 
-    async def done() -> None:
+    async def close() -> None:
         await pieces.aclose()
 
-    def drawn(runner: asyncio.Runner) -> Iterator[str]:
-        while (text := runner.run(following())) is not None:
+    def pages(runner: asyncio.Runner) -> Iterator[str]:
+        while (text := runner.run(next_piece())) is not None:
             with console.capture() as page:
-                console.print(Pages(text, hyperlinks=False))
+                console.print(DumpPages(text, hyperlinks=False))
             yield page.get()
 
     with asyncio.Runner() as runner:
-        pages = drawn(runner)
+        rendered = pages(runner)
         try:
-            first = next(pages)  # an error must not open a pager
-            click.echo_via_pager(chain((first,), pages), color=True)
+            first = next(rendered)  # an error must not open a pager
+            click.echo_via_pager(chain((first,), rendered), color=True)
         finally:
-            runner.run(done())
+            runner.run(close())

@@ -1,16 +1,21 @@
-"""Opens the store for commands, which read it directly, beside a running server or without one."""
+"""Opens the store for commands, or starts an engine on it: beside running servers or without one."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
+from .. import logs
 from ..domain.models import Agent
 from ..errors import ConfigError, NotFound
 from ..settings import Settings
 from ..stores.auto import is_new, place_of, store_for
 from ..stores.base import Store
-from .migrating import migrating
+from .terminal import migration_progress
+
+if TYPE_CHECKING:
+    from ..engine.engine import Engine
 
 
 @asynccontextmanager
@@ -31,7 +36,7 @@ async def opened(settings: Settings, *, may_be_new: bool = False) -> AsyncIterat
 @asynccontextmanager
 async def made(settings: Settings) -> AsyncIterator[Store]:
     """The store, created if there is none."""
-    store = store_for(settings, migrating)
+    store = store_for(settings, migration_progress)
     await store.open()
     try:
         yield store
@@ -39,7 +44,28 @@ async def made(settings: Settings) -> AsyncIterator[Store]:
         await store.close()
 
 
+@asynccontextmanager
+async def engine_in(settings: Settings, *, log_to_file: bool = False) -> AsyncIterator[Engine]:
+    """A running engine of this process, as another proxy of the store. `log_to_file`: it writes the proxy's log file.
+
+    Raises `ProxyError` if it cannot start.
+    """
+    from ..engine.engine import Engine  # noqa: PLC0415 - commands that only read must start fast
+
+    engine = Engine(settings, store_for(settings, migration_progress))
+    try:
+        await engine.start()
+        if log_to_file:
+            logs.configure(settings)
+        yield engine
+    finally:
+        await engine.stop()
+        if log_to_file:
+            logs.shut_down()
+
+
 async def agent_in(settings: Settings, store: Store | None, owner: str, agent_id: str) -> tuple[Store, Agent]:
+    """The store and the owner's agent of this name. Raises `NotFound`."""
     agent = None if store is None else await store.agent(owner, agent_id)
     if store is None or agent is None:
         raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")

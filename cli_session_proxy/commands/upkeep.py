@@ -1,15 +1,18 @@
-"""The commands around the chain: adopt, export, import, doctor; beside a running server or without one."""
+"""`adopt`, `export`, `import`, `archive`: each acts as another proxy of the store, beside a running server or without
+one."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
+from ..archive.archiving import Archiver, Outcome, idle_agents
 from ..archive.fetching import fetched
+from ..archive.places import place_at
+from ..archive.sealed import ArchiveKey
 from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.claude import transcript
@@ -17,26 +20,25 @@ from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
 from ..domain.models import Block, Record
 from ..domain.notes import Code
-from ..errors import NotFound, printable
+from ..engine.forgetting import ANY_AGE
+from ..errors import ConfigError, NotFound, printable
 from ..export import incoming, portable
 from ..export.portable import MovedChain
 from ..export.words import count
-from ..sandbox import make_private
+from ..http.audit import archives, audit_of
+from ..sandbox import LOCAL_OWNER, make_private
 from ..settings import Settings
 from ..stores.auto import place_of
 from ..stores.base import Store
-from .bars import bar
-from .doctor import Checkup, examine
-from .fitting import fitted
-from .stored import made, opened
-
-Say = Callable[[str], None]
+from .listing import moment_of
+from .stored import agent_in, engine_in, made, opened
+from .terminal import progress_bar
 
 
 async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
     """Adopt a session of the CLI, from any directory. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
-        with bar("adopting") as move_bar:
+        with progress_bar("adopting") as move_bar:
             return await adopt_session(settings, store, owner, agent_id, wanted, look, move_bar)
 
 
@@ -54,7 +56,7 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
         if store is None or agent is None:
             raise NotFound(f"there is no agent {agent_id!r} of {owner!r} in {place_of(settings)}: see `chains`")
         target = path or Path(f"{agent.dir}.export.jsonl")
-        with bar("exporting", "turns") as moved:
+        with progress_bar("exporting", "turns") as moved:
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
@@ -82,22 +84,47 @@ async def import_(settings: Settings, owner: str, source: Path | str, agent_id: 
     async with _ready(settings) as store, _looking() as look:
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
-            move_bar = stack.enter_context(bar("importing"))
+            move_bar = stack.enter_context(progress_bar("importing"))
             return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, move_bar)
 
 
-async def doctor(settings: Settings, say: Say, *, check_cli: bool, as_json: bool) -> bool:
-    """A line for each check as it is done. False when one is an error."""
-    found: list[Checkup] = []
-    async for one in examine(settings, check_cli=check_cli):
-        found.append(one)
-        if not as_json:
-            say(fitted(f"{one.level:8}{one.check:20}{printable(one.says)}", 28))
-            if one.mend:
-                say(fitted(f"{'':28}fix: {printable(one.mend)}", 33))
-    if as_json:
-        say(json.dumps([asdict(one) for one in found], indent=1))
-    return all(one.level != "error" for one in found)
+async def archive(
+    settings: Settings, owner: str | None, names: Sequence[str], older_than: str | None, *, dry_run: bool
+) -> AsyncIterator[Outcome]:
+    """Archive agents one by one; yields each outcome. Raises `ConfigError`, `NotFound`, `StoreUnavailable`."""
+    if not names and older_than is None:
+        raise ConfigError("say which agents: by their names, or --older-than 30d")
+    if settings.archive_to is None:
+        raise ConfigError("say where to: --to DIRECTORY, --to s3://bucket/prefix, or archive_to")
+    before = ANY_AGE if older_than is None else moment_of("--older-than", older_than)
+    place, key = place_at(settings.archive_to), ArchiveKey.of(settings)
+    async with opened(settings) as existing:
+        if existing is None:
+            raise NotFound(f"there is no store in {place_of(settings)}: nothing to archive")
+        if names:
+            agents = [(await agent_in(settings, existing, owner or LOCAL_OWNER, name))[1] for name in names]
+        else:
+            agents = [agent for agent in await idle_agents(existing, before) if owner in (None, agent.owner)]
+    if dry_run:
+        for agent in agents:
+            yield Outcome(agent.agent_id, agent.owner, None)
+        return
+    audit = audit_of(settings)
+    async with engine_in(settings) as engine:
+        archiver = Archiver(engine, place, key, None if audit is None else partial(archives, audit, "command"))
+        for agent in agents:
+            yield await archiver.archive(agent, before)
+
+
+def line_of(done: Outcome, place: str, *, dry_run: bool) -> str:
+    """For a person."""
+    name = printable(done.agent_id)
+    if dry_run:
+        return f"{name}: would be archived"
+    if done.stays is not None:
+        beside = f" (in {place}: {done.name}, which is not needed)" if done.name is not None else ""
+        return f"{name}: stays, {done.stays}{beside}"
+    return f"{name}: {count(done.turns, 'turn')} ({count(done.records, 'record')}) in {place}: {done.name}"
 
 
 @asynccontextmanager

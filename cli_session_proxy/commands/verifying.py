@@ -12,13 +12,12 @@ from ..errors import ContextTooLong, NotFound, printable
 from ..export.words import count
 from ..settings import Settings
 from ..stores.auto import place_of
-from .bars import bar
-from .fitting import fitted
 from .stored import opened
+from .terminal import fitted, progress_bar
 
 
 async def verify(settings: Settings, owner: str | None, agent_id: str | None) -> list[Verified]:
-    """Every agent's chain against its transcripts; of one agent where it is named. Raises `NotFound`."""
+    """Compare the chains of all agents, or of those with this id, with their transcripts. Raises `NotFound`."""
     async with opened(settings) as store:
         agents: list[tuple[Agent, int, str | None]] = []  # agent, number of sessions, the other host that has its files
         if store is not None:
@@ -34,30 +33,30 @@ async def verify(settings: Settings, owner: str | None, agent_id: str | None) ->
         if store is None:
             return []
         verifier = Verifier(settings, store)
-        done: list[Verified] = []
+        results: list[Verified] = []
         # One step for the path to each head, and one for each session.
-        whole = sum(1 + sessions for _, sessions, _ in agents)
+        total = sum(1 + sessions for _, sessions, _ in agents)
         steps = itertools.count()
-        with bar("verifying") as moved:
+        with progress_bar("verifying") as move_bar:
 
             def step() -> None:
-                moved(next(steps), whole)
+                move_bar(next(steps), total)
 
             step()
             for agent, _, held_at in agents:
                 try:
-                    done.append(await verifier.verify(agent, held_at, step))
-                except ContextTooLong as exc:  # its path is not read; the others are
+                    results.append(await verifier.verify(agent, held_at, step))
+                except ContextTooLong as exc:  # this path is too long to be read; the others are read
                     fault = Difference("", agent.head or "", True, "", "chain", exc.message)
-                    done.append(Verified(agent.agent_id, agent.owner, 0, 0, (), (), (fault,)))
-        return done
+                    results.append(Verified(agent.agent_id, agent.owner, 0, 0, (), (), (fault,)))
+        return results
 
 
-def print_verified(found: list[Verified]) -> Iterator[str]:
+def report_lines(results: list[Verified]) -> Iterator[str]:
     """A line per agent, and one for each difference and note."""
-    if not found:
+    if not results:
         yield "no chains yet"
-    for one in found:
+    for one in results:
         state = "equal" if not one.differences else count(len(one.differences), "difference")
         busy = f", {len(one.busy)} being written" if one.busy else ""
         busy += f", {len(one.unwritten)} written at the next turn" if one.unwritten else ""

@@ -14,7 +14,7 @@ from pydantic import SecretStr
 from typer.testing import CliRunner
 
 from cli_session_proxy.cli import app
-from cli_session_proxy.commands import bars, moving
+from cli_session_proxy.commands import moving, terminal
 from cli_session_proxy.commands.doctor import examine
 from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.engine import Engine
@@ -215,7 +215,7 @@ def test_a_terminal_shows_how_far_it_is(
         verify(self)
 
     monkeypatch.setattr(Move, "verify", slow)
-    monkeypatch.setattr(bars, "SOON", 0.0)
+    monkeypatch.setattr(terminal, "SOON", 0.0)
     monkeypatch.setenv("FORCE_COLOR", "1")
     done("migrate", "--var", tmp_path / "var", "--to", tmp_path / "other")
 

@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from cli_session_proxy.commands import migrating as module
-from cli_session_proxy.commands.migrating import migrating
+from cli_session_proxy.commands import terminal as module
+from cli_session_proxy.commands.terminal import migration_progress
 
 from ..until import until
 
@@ -23,7 +23,7 @@ async def test_a_terminal_shows_a_bar_and_then_nothing_of_it(monkeypatch: pytest
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setenv("TERM", "xterm")  # one that can move its cursor
     monkeypatch.setattr(module, "SOON", -1.0)
-    with migrating() as tell:
+    with migration_progress() as tell:
         tell("a copy of the store", 5, 10)
         tell("totals of agents", 3, 4)
         await until(lambda: "bringing the store up to date: totals of agents" in screen.getvalue())
@@ -34,11 +34,11 @@ async def test_a_terminal_shows_a_bar_and_then_nothing_of_it(monkeypatch: pytest
 def test_elsewhere_it_is_a_line_now_and_then(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with migrating() as tell:
+    with migration_progress() as tell:
         tell("typed turns", 1, 4)
     assert capsys.readouterr().err == ""
     monkeypatch.setattr(module, "EVERY", -1.0)
-    with migrating() as tell:
+    with migration_progress() as tell:
         tell("typed turns", 1, 4)
         tell("typed turns", 0, 0)
     said = "bringing the store up to date: typed turns, 25 %\nbringing the store up to date: typed turns, 0 %\n"
@@ -48,6 +48,6 @@ def test_elsewhere_it_is_a_line_now_and_then(
 def test_a_migration_that_is_done_at_once_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     screen = Terminal()
     monkeypatch.setattr(sys, "stderr", screen)
-    with migrating() as tell:
+    with migration_progress() as tell:
         tell("leases", 1, 1)
     assert screen.getvalue() == ""

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from cli_session_proxy.commands import paging
 from cli_session_proxy.commands.dumping import Shown
-from cli_session_proxy.commands.paging import Pages, dump_by_the_page
+from cli_session_proxy.commands.paging import DumpPages, dump_by_the_page
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.sandbox import make_private
@@ -33,7 +33,7 @@ TURNS = 300
 @given(st.lists(st.text("abcdefgh漢字.-", min_size=1, max_size=90), min_size=1, max_size=40), st.integers(20, 100))
 def test_every_letter_is_shown_however_wide_the_terminal_is(words: list[str], width: int) -> None:
     console = Console(file=io.StringIO(), width=width)
-    console.print(Pages("    " + " ".join(words)))
+    console.print(DumpPages("    " + " ".join(words)))
     assert isinstance(console.file, io.StringIO)
     assert "".join(console.file.getvalue().split()) == "".join(words)
 
@@ -62,7 +62,7 @@ def test_of_a_long_chain_only_what_is_read_is_drawn(tmp_path: Path, monkeypatch:
     drawn: list[str] = []
     read: list[str] = []
 
-    class Counted(Pages):
+    class Counted(DumpPages):
         def __init__(self, text: str, **options: Any) -> None:
             drawn.append(text)
             super().__init__(text, **options)
@@ -71,7 +71,7 @@ def test_of_a_long_chain_only_what_is_read_is_drawn(tmp_path: Path, monkeypatch:
         assert color
         read.extend(islice(pages, 3))
 
-    monkeypatch.setattr(paging, "Pages", Counted)
+    monkeypatch.setattr(paging, "DumpPages", Counted)
     monkeypatch.setattr(click, "echo_via_pager", pager)
     dump_by_the_page(settings, "local", "long", Shown("markdown"))
     assert len(drawn) == 3

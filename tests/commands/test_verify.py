@@ -14,7 +14,7 @@ from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
 from cli_session_proxy.backends.claude.sessions.verifying import Difference, SessionLook, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
-from cli_session_proxy.commands import bars, verifying
+from cli_session_proxy.commands import terminal, verifying
 from cli_session_proxy.domain.models import Agent, FileMark, Session
 from cli_session_proxy.errors import ConfigError, NotFound
 from cli_session_proxy.settings import Settings
@@ -291,7 +291,7 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 
     async with store_of(settings) as store:
         staged = await stage(settings, store, tmp_path)
-        monkeypatch.setattr(bars, "SOON", 0.0)
+        monkeypatch.setattr(terminal, "SOON", 0.0)
         await staged.verify()
         assert "verifying" not in capsys.readouterr().err
         monkeypatch.setenv("FORCE_COLOR", "1")

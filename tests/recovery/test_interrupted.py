@@ -182,7 +182,7 @@ async def test_leftovers_of_killed_turns_are_notes_of_verify(
     assert (after.differences, [note.kind for note in after.notes]) == ((), ["leftover"])
     assert "3 records that a CLI made up when its proxy was gone" in after.notes[0].text
     assert after.as_json()["equal"] is True
-    printed = list(verifying.print_verified([after]))
+    printed = list(verifying.report_lines([after]))
     assert printed[0].startswith("a: equal (1 session, ")
     assert printed[1].startswith("  leftover   session ")
 
