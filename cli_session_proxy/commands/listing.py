@@ -52,7 +52,9 @@ async def chains(settings: Settings, only: ChainFilter) -> Listed:
             from ..export import shown  # noqa: PLC0415 - slow to import, and only needed for titles
 
             turns = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
-            asked = [block for turn in turns for message in shown.contents(turn)["input"] for block in message["content"]]
+            asked = [
+                block for turn in turns for message in shown.contents(turn)["input"] for block in message["content"]
+            ]
             titles[agent.agent_id] = shown.line(asked, WORDS)
         rows = [summary_json(row) for row in found]
         if folded is None:
