@@ -136,10 +136,11 @@ class CacheMiss(Sparse):
 @dataclass(frozen=True, slots=True)
 class Recalled(Recorded):
     """Earlier attempts at a fix that were put in front of the prompt. `commits`: where they are written, newest
-    first."""
+    first. `text`: what the model was shown of them."""
 
     fix_id: str
     commits: tuple[str, ...]
+    text: str = ""
 
 
 class ToolCall(NamedTuple):

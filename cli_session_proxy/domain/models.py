@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from .evidence import NOTHING, Evidence
@@ -311,6 +311,22 @@ class Turn(Recorded):
     answered_by: str | None = None
     fallback: Fallback | None = None
     limit_wait: LimitWait | None = None
+
+    @property
+    def shown_input(self) -> tuple[Message, ...]:
+        """The input as the model is shown it: with earlier attempts (git memory) in front of the client's own words."""
+        recalled = self.evidence.recalled
+        if recalled is None or not recalled.text:
+            return self.input
+        block, messages = {"type": "text", "text": recalled.text}, list(self.input)
+        for at, message in enumerate(messages):
+            # Results of calls have to come first.
+            results = sum(one.get("type") == "tool_result" for one in message.content)
+            if results < len(message.content):
+                content = (*message.content[:results], block, *message.content[results:])
+                messages[at] = replace(message, content=content)
+                break
+        return tuple(messages)
 
     @property
     def behind(self) -> str | None:

@@ -16,7 +16,7 @@ CHARACTERS_PER_TOKEN = 4
 def size_of(turn: Turn, parent: Turn | None) -> TurnSize:
     """A turn's size in a request. A request may begin with it unless it answers calls of the turn before."""
     open_calls = set(calls_of(parent.output)) if parent is not None else set()
-    asked = [block for message in turn.input for block in message.content]
+    asked = [block for message in turn.shown_input for block in message.content]
     answers = any(block.get("type") == "tool_result" and block.get("tool_use_id") in open_calls for block in asked)
     return TurnSize(sum(map(_weight, (*asked, *turn.output))), not answers)
 

@@ -10,7 +10,7 @@ import asyncio
 import json
 import re
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, did_you_mean
 from ..git_memory import records
 from ..git_memory.reading import Earlier, earlier
-from ..git_memory.recall import block_of, fix_of
+from ..git_memory.recall import fix_of
 from ..git_memory.records import FixAttempt
 from ..git_memory.writing import write
 from ..settings import GitMemory, Settings, fix_id_of
@@ -141,7 +141,7 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
     if wanted.by_model:
         said = {None: "", "passed": "It passed.", "failed": "It failed."}[wanted.outcome]
         asked = ASK.format(outcome=f"{said} {wanted.why or ''}".strip())
-        messages = (*_history(path, fix_id, known), Message.user(asked.strip()))
+        messages = (*_history(path), Message.user(asked.strip()))
         summary = json.loads(await ask(path[-1], messages, SUMMARY))
     attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, wanted)
     made = await write(memory.repo, message, note=wanted.note, options=wanted.options)
@@ -149,22 +149,16 @@ async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitO
     return Committed(agent.agent_id, fix_id, attempt, made, wanted.note is not None, message)
 
 
-def _history(path: Sequence[Turn], fix_id: str, known: Earlier) -> list[Message]:
-    """The conversation as a client would send it, with the earlier attempts that the model was told in their place.
-    Without thinking: its signature is only valid in its own chain."""
-    said: list[Message] = []
+def _history(path: Sequence[Turn]) -> list[Message]:
+    """The conversation as a client would send it, with the earlier attempts that the model was shown. Without thinking:
+    its signature is only valid in its own chain."""
+    messages: list[Message] = []
     for turn in path:
-        said += turn.input
-        recalled = turn.evidence.recalled
-        if recalled is not None and recalled.fix_id == fix_id:
-            shown = tuple(attempt for attempt in known.attempts if attempt.commit in recalled.commits)
-            block = block_of(fix_id, replace(known, attempts=shown))
-            if block is not None:
-                said[-1] = replace(said[-1], content=(block, *said[-1].content))
+        messages += turn.shown_input
         answer = tuple(block for block in turn.output if block.get("type") not in THINKING)
         if answer:
-            said.append(Message("assistant", answer))
-    return said
+            messages.append(Message("assistant", answer))
+    return messages
 
 
 def _written(

@@ -482,6 +482,7 @@ class Executor:
             # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
             attempt.evidence = replace(attempt.evidence, recalled=recalled.evidence)
+            turn = replace(turn, evidence=replace(turn.evidence, recalled=recalled.evidence))
         by_name = self.settings.model_for(turn.model, profile)
         if attempt.fallback is None and parent is not None and parent.fallback is not None:
             names = self.settings.fallbacks_for(by_name, profile)

@@ -40,7 +40,7 @@ async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
     block = block_of(fix_id, known)
     if block is None:
         return None
-    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts)))
+    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts), block["text"]))
 
 
 def block_of(fix_id: str, known: Earlier) -> Block | None:

@@ -78,7 +78,7 @@ async def test_the_first_turn_is_told_and_the_next_ones_extend_it(settings: Sett
     assert two == [*one, "go on"]
     assert first.input == (Message.user("fix it"),)  # what the client said stays what it said
     assert Evidence.from_json(first.evidence.as_json()) == first.evidence
-    assert dump["reason"]["recalled"] == {"fix_id": "login-500", "commits": [commit]}
+    assert dump["reason"]["recalled"] == {"fix_id": "login-500", "commits": [commit], "text": one[0]}
     assert dump["says"] == [f"The model was shown 1 earlier attempt at login-500, from commits {commit[:12]}."]
 
 

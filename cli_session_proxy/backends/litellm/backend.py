@@ -159,10 +159,10 @@ class LiteLLMBackend:
         target, path = self.targets[job.model], await self._path(job)
         rendering = Rendering(target.images, target.documents, target.configured.thinking_as_text)
         # Blocks that the core added to the prompt come after the client's own, and only in this request.
-        own = [block for message in job.turn.input for block in message.content]
-        added = [block for block in job.prompt if not any(block is one for one in own)]
-        turns = ((turn.input, turn.output) for turn in path.turns)
-        asked = await asyncio.to_thread(rendering.path, turns, job.turn.input, added)
+        own = [block for message in job.turn.shown_input for block in message.content]
+        added = [block for block in job.prompt if block not in own]
+        turns = ((turn.shown_input, turn.output) for turn in path.turns)
+        asked = await asyncio.to_thread(rendering.path, turns, job.turn.shown_input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
         costs: list[float] = []
         summary = None
@@ -244,7 +244,7 @@ class LiteLLMBackend:
         while above is not None and not any(record.uuid for record in known):
             known = await self.store.own_records(above.id)
             above = await self.store.turn(above.parent_id) if above.parent_id is not None else None
-        past = [Past(job.turn.input, tuple(output))]
+        past = [Past(job.turn.shown_input, tuple(output))]
         (made,) = await asyncio.to_thread(
             lambda: list(self.scribe(job.agent, job.parent, known, past, job.model))
         )  # fmt: skip

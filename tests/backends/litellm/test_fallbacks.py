@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,7 @@ from cli_session_proxy.settings import Profile, Settings
 from turnfault.provider.script import Fail, ToolUse
 from turnfault.provider.upstream import Upstream
 
+from ...git_memory.repository import Repo, attempt
 from ...serving import serving
 from ...talking import ask, events, running, text
 from .mixed import WEATHER, Talk, claude_told, picture
@@ -251,3 +254,32 @@ def test_what_a_fallback_means_for_the_next_turn() -> None:
     assert fallbacks.going_on(before, "opus", ["gpt"], NOW) == before
     assert fallbacks.going_on(before, "sonnet", ["gpt"], NOW + 10) is None
     assert fallbacks.going_on(before, "sonnet", [], NOW) is None
+
+
+@pytest.mark.parametrize("begins_with", ["sonnet", "gpt"])
+async def test_earlier_attempts_stay_in_front_of_the_first_prompt_whoever_answers(
+    with_models: Callable[..., Settings], provider: Provider, upstream: Upstream, claude_2: Path, tmp_path: Path,
+    begins_with: str,
+) -> None:  # fmt: skip
+    repo = Repo(tmp_path / "repo")
+    repo.commit(attempt(1, why="the pool leaks"))
+    profile: dict[str, Any] = {"git_memory": {"repo": str(repo.path), "fix_id": "login-500"}}
+    settings = with_models(
+        claude_bin=claude_2, fallbacks=("gpt",), cli_retries=0, profiles={"fixer": profile}, profile="fixer"
+    )
+    async with running(settings) as engine:
+        await ask(engine, "fix it", model=begins_with)
+        await ask(engine, "go on", model="gpt")
+        await ask(engine, "and then", model="sonnet")
+        told_by_claude = json.dumps(upstream.requests[-1].messages)
+        upstream.next(*[limited(300)] * 20)
+        last = await ask(engine, "what failed before?", model="sonnet")
+    assert last.backend == "litellm"
+    assert told_by_claude.count("the pool leaks") == 1
+    # Each request to the other model begins with all of the one before it.
+    users = [[one for one in body["messages"] if one["role"] == "user"] for body in provider.openai]
+    assert len(users) == (2 if begins_with == "sonnet" else 3)
+    assert all(json.dumps(shown).count("the pool leaks") == 1 for shown in users)
+    assert all("the pool leaks" in json.dumps(shown[0]) for shown in users)
+    assert all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(users))
+    assert provider.refused == []
