@@ -17,7 +17,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple, cast
 from weakref import WeakValueDictionary
 
@@ -34,7 +33,6 @@ from ..domain.models import (
     ON_PATH,
     Agent,
     CancelledBy,
-    LimitWait,
     Message,
     Record,
     Turn,
@@ -104,23 +102,27 @@ HasLeft = Callable[[], bool]
 
 # Seconds that a CLI has after the drain to end by itself. Then it is killed: a stop must end (see `http.server`).
 KILL_AFTER = 2.0
-# A turn that waits for a limit looks at the clock at least this often, in seconds.
-LOOK_AT_CLOCK = 20.0
-# When the store is away, it tries again after so many seconds.
+# The longest sleep of a turn that waits for a limit, in seconds: the machine may be suspended meanwhile.
+LONGEST_NAP = 20.0
+# Seconds until such a turn is tried again if the store is not available when the limit is over.
 STORE_AWAY = 5.0
-# Seconds for another proxy to end a turn on request, on top of `lease`, after which it counts as not responding.
+# Seconds that another proxy has to end a turn on request, on top of `lease`. Then it counts as not responding.
 END_ELSEWHERE = 10.0
 
 
 class Known(NamedTuple):
-    """The agent's state when a turn was accepted. Still valid when the turn begins if nobody wrote since `unused`."""
+    """The agent's state when a turn was accepted. It is still valid when the turn begins if nobody has written the
+    agent since (`unused`)."""
 
     state: AgentState | None
     unused: Unused | None
 
 
 class Engine:
-    """Everything between the doors and the CLI. Start it once per process, stop it to drain."""
+    """Everything between the wires and the CLI. Start it once per process, stop it to drain.
+
+    `ready`: new turns are accepted. `instance_id`: this proxy's id in the store.
+    """
 
     def __init__(self, settings: Settings, store: Store | None = None, backend: Backend | None = None) -> None:
         self.settings = settings
@@ -131,7 +133,7 @@ class Engine:
         self._ending: dict[str, CancelledBy] = {}  # turns of other proxies that are being ended
         self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
         self._running = 0  # turns in a slot
-        self._open = self._stopped = False
+        self.ready = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, Elsewhere))
         # No more slots than processes: a turn with a slot gets a process at once, if need be in place of an idle one.
         self._slots = Slots(min(settings.max_turns, settings.max_processes))
@@ -139,6 +141,7 @@ class Engine:
         self.budgets = Budgets(settings.budgets)
         self._sandboxes = Sandboxes(settings)
         self._instances = Instances(settings.var, self.store if self.store.spans_hosts else None)
+        self.instance_id = self._instances.id
         self.backend = backend or backend_for(
             settings,
             self.store,
@@ -149,7 +152,7 @@ class Engine:
             self.store,
             self.backend,
             self.aside,
-            instance=self._instances.id,
+            instance=self.instance_id,
             idempotency_hours=settings.idempotency_hours,
             is_gone=self._is_gone,
             was_left=self._was_left,
@@ -164,7 +167,7 @@ class Engine:
             self._instances,
             settings.lease,
             settle=self._recovery.settle,
-            leave=self._leave,
+            leave=self._before_handover,
             retire=self.backend.retire,
             fenced=self._fenced,
             busy=lambda: bool(self._live),
@@ -176,9 +179,9 @@ class Engine:
         self.passing: Passing | None = None
         if (secret := settings.cluster_secret()) is not None:
             self.registry = registry_for(settings, self.store, secret)
-            self.passing = Passing(settings, secret, self.store, self.registry, self._ownership.proxy)
+            self.passing = Passing(settings, secret, self.store, self.registry, self._ownership)
         self.plan = PlanWatch(self.store, self._tasks.own)
-        self._readiness = Readiness(lambda: self._open, self.store, self._tasks.own)
+        self.readiness = Readiness(lambda: self.ready, self.store, self._tasks.own)
         self._ends = Ends(self.store, self._instances, self._tasks, self.observers)
         self.view = cast(Store, StoreView(self.store, self._ends))
         self.forgetting = Forgetting(settings, self.store, self._tasks, self._instances.now, self.delete)
@@ -196,7 +199,7 @@ class Engine:
             self.observers,
             Checks(self.aside.checking),
             self.passing,
-            say=self._placement.say,
+            place_composed=self._placement.place_composed,
             budgets=self.budgets.of,
             plan=self.plan,
         )
@@ -206,17 +209,26 @@ class Engine:
     async def start(self) -> None:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
         self._stopped = False
-        _prepare_var(self.settings.var)
-        await self.store.open()  # before this proxy is one of those that a migration waits for
+        var = self.settings.var
         try:
-            self._instances.enter()
+            var.mkdir(mode=0o700, parents=True, exist_ok=True)
+            var.chmod(0o700)
+            probe = var / f".write-{os.getpid()}"
+            probe.touch()
+            probe.unlink()
+            await self.store.open()  # before this proxy is one of those that a migration waits for
+            try:
+                self._instances.enter()
+            except OSError:
+                await self.store.close()
+                raise
         except OSError as exc:
-            await self.store.close()
-            raise _not_writable(self.settings.var, exc) from exc
+            why = f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var"
+            raise ConfigError(why) from exc
         await self._instances.set_clock()
         await self.plan.load()
         await self._recovery.recover(self._ownership.hold_if_free)
-        self._open = True
+        self.ready = True
         self._tasks.serve(self._adopt_changes())
         self._tasks.serve(self._ownership.keep())
         self._tasks.serve(self._ownership.hand_over())
@@ -226,7 +238,8 @@ class Engine:
         self._tasks.serve(self.forgetting.serve())
 
     async def _introduce(self) -> None:
-        """Record the facts that must be equal on every host for their requests to extend each other's."""
+        """Store the settings that must be equal on every host: else a turn at one host does not extend the requests
+        of another one byte for byte."""
         facts = {"lease": f"{self.settings.lease:g} s", "system_prompt": self.settings.system_prompt}
         if self.settings.budgets != BudgetSettings():
             facts["budgets"] = self.settings.budgets.model_dump_json(exclude_none=True)
@@ -244,7 +257,7 @@ class Engine:
         """
         if self._stopped:
             return
-        self._open = False
+        self.ready = False
         self._recovery.resume = None
         for live in [live for live in self._live.values() if live.wait is not None]:
             live.cancel("stopping")  # the next proxy goes on waiting
@@ -274,23 +287,9 @@ class Engine:
         self.backend.kill()
         self.aside.kill()
 
-    @property
-    def instance_id(self) -> str:
-        """This proxy's id in the store."""
-        return self._instances.id
-
-    @property
-    def ready(self) -> bool:
-        """New turns are accepted."""
-        return self._open
-
     async def state(self) -> State:
-        """Whether a turn can be accepted now; the store has to show it."""
-        return await self._readiness.state()
-
-    def store_fails(self) -> str | None:
-        """The store's error while it cannot be written; else None."""
-        return self._readiness.why
+        """Whether a turn can be accepted now, tested by a write to the store."""
+        return await self.readiness.state()
 
     # what is going on, for /metrics
 
@@ -319,7 +318,7 @@ class Engine:
 
     async def _is_gone(self, instance: str | None) -> bool:
         """Whether that proxy has ended or does not respond."""
-        if instance == self._instances.id:
+        if instance == self.instance_id:
             return False
         return await self._instances.is_gone(instance) or not await self.store.responds(instance or "")
 
@@ -338,7 +337,7 @@ class Engine:
 
         Nothing is stored if the client `has_left`, or if another proxy should run it (raises `Elsewhere`).
         """
-        if not self._open:
+        if not self.ready:
             raise ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
         if request.agent_id is None and request.continues is None and self.settings.profile_for(request.profile).tools:
             # An unnamed agent is found by its history: two clients with equal histories would share files in a sandbox.
@@ -350,38 +349,38 @@ class Engine:
         try:
             return await asyncio.shield(accepting)
         except asyncio.CancelledError:
-            accepting.add_done_callback(leave)  # as any client does
+            accepting.add_done_callback(leave)
             raise
 
     async def _accept(self, request: TurnRequest, has_left: HasLeft | None) -> Answer:
         passed_over: Turn | None = None
-        send_on = None if self.passing is None else partial(self._send_on, request.profile, self.passing)
+        send_on = None if self.passing is None else partial(self.passing.to_agent, profile=request.profile)
+        admit = partial(self._admit, request)
         while True:
-            admit = partial(self._admit, request)
-            found = await self._placement.resolve(request, admit=admit, passed_over=passed_over, send_on=send_on)
-            if isinstance(found, Turn):
-                answer = await self._again(found.id, request)
+            placement = await self._placement.resolve(request, admit=admit, passed_over=passed_over, send_on=send_on)
+            if isinstance(placement, Turn):
+                answer = await self._again(placement.id, request)
                 if answer is not None:
                     return answer
-                passed_over = found
+                passed_over = placement
                 continue
-            agent, turn = found
+            agent, turn = placement
             # One at a time per agent, so that the lane has the store's order even if the store writes concurrently.
             async with self._accepting.setdefault(agent.key, asyncio.Lock()):
                 place = self._lanes.take(agent.key)
                 try:
                     await self._ownership.appear()
                     if has_left is not None and has_left():
-                        # It may have sent the request again to another proxy, without an idempotency key. Running this
-                        # one too would double the turn.
+                        # The client may have sent the request again to another proxy, without an idempotency key. To
+                        # run this one too would double the turn.
                         log.info("client_left_before_acceptance")
                         raise Interrupted(
                             "the client left before its request was accepted: nothing was run", retry_after=0.0
                         )
                     unused = self._ownership.unused(agent.key)
                     # Behind a turn that waits for a limit, this one waits for the same limit.
-                    whole = request.compose is None or request.composed is not None
-                    if whole and self._lanes.waiting(agent.key) > 1:
+                    has_prompt = request.compose is None or request.composed is not None
+                    if has_prompt and self._lanes.waiting(agent.key) > 1:
                         lives = (live for live in self._live.values() if live.turn.agent_key == agent.key)
                         wait = next((live.wait for live in lives if live.wait is not None), None)
                         turn = replace(turn, limit_wait=wait)
@@ -419,7 +418,7 @@ class Engine:
         self.budgets.admit(request.owner, request.agent_id, self._instances.now())
 
     def _leave_room(self, owner: str) -> None:
-        """Raises `QueueFull` where this owner's turns have their share of the places that all owners wait in."""
+        """Raises `QueueFull` if this owner's turns use the owner's share of the queue already."""
         most = self._slots.limit + math.ceil(OWNERS_SHARE * self.settings.queue_limit)
         if self.settings.has_owners and self._lanes.total >= most:
             owners = [live.requested.owner for live in self._live.values() if live.requested is not None]
@@ -428,9 +427,6 @@ class Engine:
                     f"{most} requests of this key wait or run already: wait for some",
                     retry_after=self._slots.time.value,
                 )
-
-    async def _send_on(self, profile: str | None, passing: Passing, agent: Agent) -> None:
-        await passing.to_agent(agent, profile, held=self._ownership.has(agent.key))
 
     def _launch(
         self, turn: Turn, agent: Agent, place: LanePlace, request: TurnRequest, known: Known | None = None
@@ -451,17 +447,9 @@ class Engine:
 
     # --- turns that wait for the end of a limit
 
-    def _waiting_behind(self, live: LiveTurn) -> list[LiveTurn]:
-        """The agent's other turns in this proxy, without those whose prompt is not known yet (`compose`): these still
-        need their client."""
-        key = live.turn.agent_key
-        others = (one for one in self._live.values() if one is not live and one.turn.agent_key == key)
-        whole = (one for one in others if one.compose is None or one.composed is not None)
-        return [one for one in whole if not one.done and self._deliveries.here(one)]
-
     def _resume(self, agent: Agent, turn: Turn, before: int) -> None:
-        """Take over a turn that waits for a limit from another proxy, behind the first `before` of the lane. Needs the
-        agent's lease."""
+        """Take over a turn that waits for a limit from another proxy. `before`: how many turns of the lane come first.
+        Needs the agent's lease."""
         assert turn.limit_wait is not None
         place = self._lanes.take_before(agent.key, before)
         live = self._live[turn.id] = self._deliveries.live(turn, agent.agent_id)
@@ -472,15 +460,6 @@ class Engine:
         if (by := self._ending.get(turn.id)) is not None:
             live.cancel(by)
 
-    async def _until_over(self, live: LiveTurn, wait: LimitWait) -> None:
-        """Sleep until the limit is over, by the store's clock; in short naps, because the machine may be suspended."""
-        live.now_doing("limit", {"until": wait.until})
-        while True:
-            left = wait.until - self._instances.now()
-            if left <= 0:
-                return
-            await asyncio.sleep(min(left, LOOK_AT_CLOCK))
-
     # --- the same request once more
 
     async def _was_left(self, turn: Turn) -> bool:
@@ -488,9 +467,9 @@ class Engine:
         live = self._live.get(turn.id)
         if live is not None and not live.done:
             return live.abandoned
-        if turn.instance != self._instances.id or self._deliveries.has_arrived(turn.id):
+        if turn.instance != self.instance_id or turn.id in self._deliveries.arrived:
             return False
-        await self._deliveries.noted(turn.id)
+        await self._deliveries.stored(turn.id)
         now = await self.store.turn(turn.id)
         return now is not None and now.status in ON_PATH and now.delivery == "undelivered"
 
@@ -508,8 +487,8 @@ class Engine:
             if live is not None and not live.done and self._deliveries.here(live):
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
-                await self._deliveries.noted(turn_id)
-                if turn.status in ON_PATH and not await self.store.claim(turn_id, self._instances.id):
+                await self._deliveries.stored(turn_id)
+                if turn.status in ON_PATH and not await self.store.claim(turn_id, self.instance_id):
                     return None
                 live = self._deliveries.live(turn, agent.agent_id)
                 replay(live)
@@ -517,7 +496,7 @@ class Engine:
             if turn.status not in FINISHED:
                 return await self._attach_elsewhere(turn, agent, request)
             if self.passing is not None:
-                await self._send_on(turn.profile, self.passing, agent)
+                await self.passing.to_agent(agent, turn.profile)
             try:
                 turn, place = await self._requeue(turn, agent)
             except StoreUnavailable as exc:
@@ -529,13 +508,13 @@ class Engine:
     async def _requeue(self, turn: Turn, agent: Agent) -> tuple[Turn, LanePlace]:
         """Queue a new attempt, last in its lane. Raises `BudgetExceeded`, and `StoreUnavailable`, with a `status` if
         another request has queued it already."""
-        if turn.id in self._ends.waiting:  # the end of the last attempt: stored later it would end this one
+        if turn.id in self._ends.waiting:  # the end of the last attempt: stored later, it would end this attempt
             await self._ends.store_all()
         self._leave_room(agent.owner)
         place = self._lanes.take(turn.agent_key)
         try:
             limits, now = self.budgets.of(agent.owner, agent.agent_id), self._instances.now()
-            return await self.store.requeue(turn.id, self._instances.id, limits, now), place
+            return await self.store.requeue(turn.id, self.instance_id, limits, now), place
         except BaseException as exc:
             self._lanes.give_up(place)
             if isinstance(exc, BudgetExceeded):
@@ -567,7 +546,7 @@ class Engine:
         live.begun = True
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         try:
-            await self.store.follow(live.turn.id, self._instances.id)
+            await self.store.follow(live.turn.id, self.instance_id)
             while True:
                 try:
                     async with Limited(deadline, self._executor.too_long):
@@ -584,7 +563,7 @@ class Engine:
             live.turn = turn
             if turn.status in ANSWERED:
                 if turn.status in ON_PATH:
-                    await self._take_over(live)
+                    await self._claim(live)
                 replay(live)
             elif again and (turn.error or {}).get("code") == Interrupted.code:
                 live.turn, place = await self._requeue(turn, agent)
@@ -600,18 +579,19 @@ class Engine:
         finally:
             self._forget(live)
 
-    async def _take_over(self, live: LiveTurn) -> None:
-        """Deliver an answered turn here, unless a client of the other proxy waits for it."""
+    async def _claim(self, live: LiveTurn) -> None:
+        """From now on this proxy delivers the answer, if its delivery failed or is unknown. Raises `Interrupted` if the
+        conversation went on without the answer."""
         if live.turn.delivery not in ("undelivered", "uncertain"):
             return
-        if not await self.store.claim(live.turn.id, self._instances.id):
+        if not await self.store.claim(live.turn.id, self.instance_id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
         await self._deliveries.came_here(live)
 
     # --- for stateful wires: a turn outlives the request that started it
 
     async def watch(self, turn: Turn) -> Answer | None:
-        """A view of a turn that runs (or waits) in any proxy; None where it has ended. Raises `Elsewhere`."""
+        """A view of a turn that runs or waits in any proxy; None if it has ended. Raises `Elsewhere`."""
         live = self._live.get(turn.id)
         if live is not None and not live.done and self._deliveries.here(live):
             return live.attach(replayed=True)
@@ -635,7 +615,7 @@ class Engine:
         if turn.instance is None or agent is None:
             return
         patience = END_ELSEWHERE + self.settings.lease
-        self._ending[turn.id] = by  # it may be taken over by this proxy meanwhile
+        self._ending[turn.id] = by  # this proxy may take the turn over meanwhile
         await self.store.cancel(turn.id, turn.instance, by)
         try:
             async with asyncio.timeout(patience):
@@ -703,16 +683,19 @@ class Engine:
             async with self._lanes.turn(place):
                 while True:
                     if live.wait is not None:
-                        await self._until_over(live, live.wait)
+                        if (left := live.wait.until - self._instances.now()) > 0:
+                            await asyncio.sleep(min(left, LONGEST_NAP))
+                            continue
                         await place.again()
                     try:
                         if await self._in_turn(live, agent, place, known):
                             break
                     except StoreUnavailable as exc:
                         # The store is away just when the limit is over: try again, clients may rely on this turn.
-                        since = None if live.wait is None else self._instances.now() - live.wait.since
-                        away = self._open and "status" not in exc.detail
-                        if since is None or not away or since > self.settings.max_limit_wait:
+                        away = self.ready and "status" not in exc.detail
+                        if live.wait is None or not away:
+                            raise
+                        if self._instances.now() - live.wait.since > self.settings.max_limit_wait:
                             raise
                         log.warning("waits_for_store", turn_id=live.turn.id, error=exc.message)
                         await asyncio.sleep(STORE_AWAY)
@@ -724,7 +707,7 @@ class Engine:
             await self._fail(live, exc)
         except Exception:
             log.exception("turn_crashed", turn_id=live.turn.id)
-            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the tracebackback"))
+            await self._fail(live, UpstreamError("the proxy failed in this turn; its log has the traceback"))
         finally:
             self._lanes.give_up(place)
             self._forget(live)
@@ -767,8 +750,8 @@ class Engine:
             if turn is None or turn.status not in ON_PATH:
                 return False
             live.turn = turn
-            await self._take_over(live)
-        except (StoreUnavailable, Interrupted) as exc:  # Interrupted: the conversation went on without it
+            await self._claim(live)
+        except (StoreUnavailable, Interrupted) as exc:
             log.warning("not_taken_over", turn_id=live.turn.id, error=exc.message)
             return False
         if not live.output_sent:
@@ -780,7 +763,8 @@ class Engine:
         return True
 
     async def _in_turn(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
-        """Run the turn. False if it has to wait, for a limit or for earlier turns; it then holds only its place."""
+        """Run the turn. False if it has to wait for a limit or for earlier turns; then it has only its place in the
+        lane."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
         # A prompt that another proxy composed keeps the parent that it was composed for.
         composed_there = live.compose is None and "behind" in (live.turn.call or {})
@@ -810,8 +794,14 @@ class Engine:
             others: list[LiveTurn] = []
 
             def behind() -> list[str]:
-                others.extend(self._waiting_behind(live))
-                return [one.turn.id for one in others]
+                """Turns of the lane that will wait for the same limit. A turn whose prompt is composed when it runs
+                still needs its client: it is not among them."""
+                for other in self._live.values():
+                    of_lane = other.turn.agent_key == agent.key and other is not live and not other.done
+                    has_prompt = other.compose is None or other.composed is not None
+                    if of_lane and has_prompt and self._deliveries.here(other):
+                        others.append(other)
+                return [other.turn.id for other in others]
 
             self._running += 1
             try:
@@ -819,9 +809,9 @@ class Engine:
             finally:
                 self._running -= 1
             if wait is not None:
-                for one in (live, *others):
-                    if not one.done:
-                        one.wait_for(wait)
+                for waiting in (live, *others):
+                    if not waiting.done:
+                        waiting.wait_for(wait)
             elif self.passing is not None and self._ownership.holds(live.lease):
                 self._tasks.own(self.passing.note(agent, live.turn.session_id, live.lease))
             return wait is None
@@ -846,7 +836,14 @@ class Engine:
         if agent is None or (expiry is not None and not await self.store.expired_agents(expiry, only=agent.key)):
             return False
         if expiry is None:
-            await self._end_turns(agent)
+            running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
+            for live in running:
+                live.cancel("deletion")
+            for turn in await self.store.unfinished_of(agent.key):
+                if turn.instance not in (None, self.instance_id):
+                    await self.store.cancel(turn.id, turn.instance or "", "deletion")  # this row goes with the agent
+            if tasks := [live.task for live in running if live.task is not None]:
+                await asyncio.wait(tasks)
         async with self._ownership.hold(agent):
             if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
                 return False
@@ -863,17 +860,6 @@ class Engine:
         await asyncio.to_thread(logs.forget, self.settings, [agent.agent_id, agent.dir, *named])
         return True
 
-    async def _end_turns(self, agent: Agent) -> None:
-        running = [live for live in self._live.values() if live.turn.agent_key == agent.key]
-        for live in running:
-            live.cancel("deletion")
-        for turn in await self.store.unfinished_of(agent.key):
-            if turn.instance not in (None, self._instances.id):
-                await self.store.cancel(turn.id, turn.instance or "", "deletion")  # this row goes with the agent
-        tasks = [live.task for live in running if live.task is not None]
-        if tasks:
-            await asyncio.wait(tasks)
-
     async def version_at_rest(self, agent: Agent) -> str:
         """The chain's version, if the chain is complete. Raises `SessionBusy` if a turn waits or runs, or if something
         of the agent is outside the chain; `NotFound` if the agent was deleted."""
@@ -881,15 +867,15 @@ class Engine:
             if await self.store.unfinished_of(agent.key):
                 raise SessionBusy("a turn of it waits or runs")
             await self._catch_up(agent, lease)
-            if (found := await self._outside(agent)) is not None:
-                raise SessionBusy(found)
+            if (reason := await self._outside(agent)) is not None:
+                raise SessionBusy(reason)
             version = await self.store.version(agent.key)
         if version is None:
             raise NotFound(f"there is no agent {agent.agent_id!r}")
         return version
 
     async def _outside(self, agent: Agent) -> str | None:
-        """What the agent has outside its chain, and would lose."""
+        """What the agent has outside its chain and would lose, as a message; None if there is nothing."""
         for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
             if await self.store.mirrored(agent.key, key):
                 return "an application stored transcript lines that are not a turn yet"
@@ -906,30 +892,31 @@ class Engine:
     async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
         """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""
         agent = await self.named(owner, agent_id)
-        # Own task: a disconnect must not leave it half done.
+        # Own task: a disconnect must not leave the rewind half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
     async def cancel(self, owner: str, agent_id: str, turn_id: str | None) -> list[str]:
-        """End a turn of the agent that waits or runs, in any proxy, or all of them; the ids of those that it ended.
+        """Cancel this turn of the agent (None: all its turns), whichever proxy it waits or runs in. Returns the ids of
+        the cancelled turns.
 
-        Raises `NotFound` where there is none, `SessionBusy` where one does not end.
+        Raises `NotFound` if no such turn waits or runs, `SessionBusy` if one does not end.
         """
         agent = await self.named(owner, agent_id)
-        going = [turn for turn in await self.store.unfinished_of(agent.key) if turn_id in (None, turn.id)]
-        if not going:
+        unfinished = [turn for turn in await self.store.unfinished_of(agent.key) if turn_id in (None, turn.id)]
+        if not unfinished:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} does not wait or run"
             raise NotFound(f"{what}: there is nothing to cancel", param="turn")
-        # All at once: after the first end the next one of the lane would begin.
-        await asyncio.gather(*(self.end(turn, "operator") for turn in going))
+        # All at once: one by one, the end of a turn would let the next turn of the lane begin.
+        await asyncio.gather(*(self.end(turn, "operator") for turn in unfinished))
         # A turn whose commit had begun is completed all the same.
-        found = [await self.store.turn(turn.id) for turn in going]
-        return [turn.id for turn in found if turn is not None and turn.status == "cancelled"]
+        ended = [await self.store.turn(turn.id) for turn in unfinished]
+        return [turn.id for turn in ended if turn is not None and turn.status == "cancelled"]
 
     async def approve(self, owner: str, agent_id: str, approval_id: str, verdict: Verdict) -> Approval:
-        """A person's answer to a tool that needs approval. Returns once the CLI has it. Every answer comes this way.
+        """Give the CLI a person's verdict on a tool call that waits for approval. Returns once the CLI has the verdict.
 
-        Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` if it waits at another proxy, and `SessionBusy` if that proxy
-        cannot be reached from here.
+        Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` if the call waits at another proxy, and `SessionBusy` if that
+        proxy cannot be reached from here.
         """
         agent = await self.named(owner, agent_id)
         ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
@@ -937,7 +924,7 @@ class Engine:
             log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
             return ended
         for turn in await self.store.unfinished_of(agent.key):
-            if turn.status == "running" and any(one.id == approval_id for one in turn.evidence.approvals):
+            if turn.status == "running" and approval_id in {approval.id for approval in turn.evidence.approvals}:
                 if self.passing is not None:
                     await self.passing.to_turn(turn)
                 raise SessionBusy("this waits at another proxy, which cannot be reached from here: answer it there")
@@ -950,24 +937,24 @@ class Engine:
         return self._executor.approvals.of(owner)
 
     async def asked_elsewhere(self, owner: str) -> list[tuple[Agent, Turn, Approval]]:
-        """Those that wait at other proxies of this cluster, as the store knows them."""
+        """The approval requests of this owner that wait at other proxies of this cluster, as stored."""
         if self.passing is None or ORIGIN.get() == "forwarded":
             return []
-        found = []
+        requests = []
         async for turn in self.store.unfinished():
-            open_ones = [one for one in turn.evidence.approvals if one.outcome is None]
-            if turn.instance == self._instances.id or not open_ones or turn.status != "running":
+            waiting = [approval for approval in turn.evidence.approvals if approval.outcome is None]
+            if turn.instance == self.instance_id or not waiting or turn.status != "running":
                 continue
             agent = await self.store.agent_by_key(turn.agent_key)
             if agent is not None and agent.owner == owner:
                 now = len(turn.attempts)  # requests of earlier attempts are closed
-                found += [(agent, turn, one) for one in open_ones if one.attempt == now]
-        return found
+                requests += [(agent, turn, approval) for approval in waiting if approval.attempt == now]
+        return requests
 
-    async def commit(self, owner: str, agent_id: str, wanted: CommitOrder) -> Committed:
-        """Write the agent's attempt into its repository; see `committing.commit`. Raises `NotFound` too."""
+    async def commit(self, owner: str, agent_id: str, order: CommitOrder) -> Committed:
+        """Write the agent's attempt at a fix into its git repository; see `committing.commit`."""
         agent = await self.named(owner, agent_id)
-        work = commit(self.settings, self.store, agent, wanted, partial(self._ask_beside, owner))
+        work = commit(self.settings, self.store, agent, order, partial(self._ask_beside, owner))
         return await asyncio.shield(self._tasks.own(work))
 
     async def _ask_beside(self, owner: str, last: Turn, messages: Sequence[Message], schema: JSON) -> str:
@@ -1000,11 +987,11 @@ class Engine:
 
     async def mirror(self, agent_id: str, key: MirrorKey, lines: Sequence[Record]) -> None:
         """Store lines of a session that an application runs with the Claude Agent SDK; see `mirroring.Mirroring`."""
-        # Own task: an application that is cancelled must not leave it half done.
+        # Own task: if the application is cancelled, the lines must not be half stored.
         await asyncio.shield(self._tasks.own(self.mirrors.append(agent_id, key, lines)))
 
     async def _adopt_changes(self) -> None:
-        """Adopt what a person said in a session of ours, once it is complete and the agent is idle."""
+        """Adopt the turns that a person adds to an agent's session, once they are complete and the agent is idle."""
         async with aclosing(self.backend.changes()) as changes:
             async for session_id in changes:
                 # If this fails, the session is still verified before its next use.
@@ -1017,35 +1004,21 @@ class Engine:
                         if lease is not None and not await self.store.unfinished_of(agent.key):
                             await self._catch_up(agent, lease)
 
-    async def _leave(self, agent: Agent, lease: Lease) -> None:
-        """Called before the lease is handed over. Store ends of turns, and what a person said in a session if the next
-        proxy may be on another host. Raises `StoreUnavailable`."""
+    async def _before_handover(self, agent: Agent, lease: Lease) -> None:
+        """Called before the lease is handed over. Store ends of turns and, if the next proxy may be on another host,
+        the turns that a person added to a session. Raises `StoreUnavailable`."""
         if self._ends.waiting:
             await self._ends.store_all()
         if self.store.spans_hosts:
             await self._catch_up(agent, lease)
 
     async def _catch_up(self, agent: Agent, lease: Lease) -> None:
-        """Adopt what a person said in the session after the head, if it is complete. A failure is only logged."""
+        """Adopt the turns that a person added to the session after the head, if the last one is complete. A failure is
+        only logged."""
         with survived("not_adopted", agent=agent.agent_id):
             now = await self.store.agent_by_key(agent.key)
             head = await self.store.turn(now.head) if now is not None and now.head is not None else None
-            found = await self.backend.adoptable(agent, head) if head is not None else None
-            if found is not None and found.ended:
-                adopted = await adopt(self.store, lease, found, self.observers)
-                log.info("adopted", agent=agent.agent_id, session_id=found.session.id, turn_id=adopted.id)
-
-
-def _prepare_var(var: Path) -> None:
-    try:
-        var.mkdir(mode=0o700, parents=True, exist_ok=True)
-        var.chmod(0o700)
-        probe = var / f".write-{os.getpid()}"
-        probe.touch()
-        probe.unlink()
-    except OSError as exc:
-        raise _not_writable(var, exc) from exc
-
-
-def _not_writable(var: Path, exc: OSError) -> ConfigError:
-    return ConfigError(f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var")
+            adoptable = await self.backend.adoptable(agent, head) if head is not None else None
+            if adoptable is not None and adoptable.ended:
+                adopted = await adopt(self.store, lease, adoptable, self.observers)
+                log.info("adopted", agent=agent.agent_id, session_id=adoptable.session.id, turn_id=adopted.id)

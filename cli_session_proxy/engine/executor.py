@@ -94,8 +94,8 @@ MAY_TAKE_LONG = (ToolActivity, PermissionAsked)
 T = TypeVar("T")
 
 
-# See `Placement.say`.
-Say = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[tuple[Turn, tuple[tuple[str, str], ...]]]]
+# See `Placement.place_composed`.
+PlaceComposed = Callable[[Agent, Turn, TurnRequest, Turn | None], Awaitable[tuple[Turn, tuple[tuple[str, str], ...]]]]
 
 
 class Own(Protocol):
@@ -119,7 +119,7 @@ class Executor:
         checks: Checks,
         passing: Passing | None = None,
         *,
-        say: Say,
+        place_composed: PlaceComposed,
         budgets: BudgetsOf,
         plan: PlanWatch,
     ) -> None:
@@ -132,7 +132,7 @@ class Executor:
         self._observers = observers
         self._checks = checks
         self._passing = passing
-        self._say = say
+        self._place_composed = place_composed
         self._budgets = budgets
         self._plan = plan
         # Why a turn ends at its deadline.
@@ -282,7 +282,7 @@ class Executor:
         once = attempt.agent.agent_id.startswith(f"{ONCE}_")
         if attempt.tools or attempt.live.output_sent or once:
             return None
-        before = attempt.live.waited
+        before = attempt.live.last_wait
         return fallbacks.wait_for(error, before, attempt.live.now(), self.settings.max_limit_wait)
 
     async def _next_fallback(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
@@ -438,18 +438,17 @@ class Executor:
         if live.recomposed is None and composed == live.composed:  # as stored at acceptance
             attempt.parent = before
             return state
-        if (
-            live.recomposed is None or live.recomposed[0] != composed
-        ):  # else an earlier attempt has stored its exchanges
-            live.recomposed = (composed, *await self._say(attempt.agent, live.turn, composed, before))
-        _, said, attempt.takes = live.recomposed
-        live.turn = replace(live.turn, **{name: getattr(said, name) for name in COMPOSED_FIELDS})
-        if said.parent_id != (before.id if before else None):
+        if live.recomposed is None or live.recomposed[0] != composed:
+            live.recomposed = (composed, *await self._place_composed(attempt.agent, live.turn, composed, before))
+        # Else an earlier attempt has placed this prompt, and stored the exchanges before it.
+        _, placed, attempt.takes = live.recomposed
+        live.turn = replace(live.turn, **{name: getattr(placed, name) for name in COMPOSED_FIELDS})
+        if placed.parent_id != (before.id if before else None):
             attempt.at_head = False
             if before is not None and before.delivery != "delivered":
                 # The client sent this answer back as part of its prompt, so it has it.
                 await self.store.set_delivery(before.id, "delivered")
-            state = await self._state(attempt.lease, said.parent_id, at_head=False)
+            state = await self._state(attempt.lease, placed.parent_id, at_head=False)
         attempt.parent = state.parent
         return state
 

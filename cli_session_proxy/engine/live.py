@@ -5,7 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -41,10 +51,10 @@ from .passing import ORIGIN
 
 log = logs.get(__name__)
 
-# The W3C trace context of the HTTP request that is being answered: `traceparent` and `tracestate`, as they came.
+# The W3C trace context of the HTTP request that is being answered: its headers `traceparent` and `tracestate`.
 TRACE_CONTEXT: ContextVar[tuple[str, str] | None] = ContextVar("trace_context", default=None)
-# What became of the answer. `arrived`: a client has it (final). `passed on`: so far only another proxy has it, which
-# notes whether its client gets it. `left`: all clients left without it, perhaps before it was complete.
+# What became of the answer. `arrived`: a client has it (final). `passed on`: so far only another proxy has it; that
+# proxy stores whether its client gets the answer. `left`: all clients left without it, perhaps before it was complete.
 Handover = Literal["arrived", "passed on", "left"]
 # What a turn does or waits for, in this order: an earlier turn; another proxy's lease; a slot; its session; the model's
 # first word; the rest of the answer; a tool of the CLI; an approval; the next retry; the commit; the end of a limit.
@@ -56,7 +66,7 @@ _AFTER: Mapping[str, Doing] = {
     "queued": "preparing", "session_ready": "thinking", "first_block": "answering", "result": "storing",
     "committed": "storing",
 }  # fmt: skip
-# The most events that a client is given at once. A program that imitates the CLI can report 600,000: to write them in
+# The most events that a client is given at once. A program that imitates the CLI can report 600,000; writing them in
 # one piece held the event loop for 6 s.
 AT_ONCE = 1000
 # Characters at the end of an unfinished answer that watchers see: a screenful, and cheap to send again and again.
@@ -64,8 +74,8 @@ TAIL = 8000
 # The longest Retry-After that the SDKs of OpenAI and Anthropic wait for, in seconds. A client that does not stream
 # waits no longer for a limit.
 PATIENCE = 60.0
-# Characters before that end that are also searched for secrets: half a secret would not be recognised.
-BEFORE = 2000
+# Characters before that tail that are also searched for secrets: half a secret would not be recognised.
+BEFORE_TAIL = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +94,8 @@ class Observer:
     """Receives what the engine did, for metrics and live views. Must not fail or block."""
 
     def adopted(self, turn: Turn, link: Link) -> None:
-        """Turns that a person added to a session were adopted into the chain. `turn` is the last; the link names
-        all."""
+        """Turns that a person added to a session were adopted into the chain. `turn` is the last one; `link` has the
+        ids of all."""
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float, /) -> None:
         """A turn was committed with these links, or it failed or was cancelled. Stored `at` (UTC)."""
@@ -128,16 +138,16 @@ class _Tail:
         )
         self.read = len(events)
         self.length += len(new)
-        self.text = (self.text + new)[-TAIL - BEFORE :]
+        self.text = (self.text + new)[-TAIL - BEFORE_TAIL :]
 
 
 class LiveTurn:
     """One turn's events, from the first one on, for any number of clients that come and go.
 
     The events are kept while the turn lives, because a retry may attach at any time; their size is the answer's.
-    Events that one client got every client gets, so that a broken stream can be resumed.
-    `on_empty` is called `grace` seconds after the last client left an unfinished turn; `on_delivery`, with what
-    became of the answer (see `Handover`); `on_return`, if a client comes back before that.
+    Every client gets all events that any client got, so that a broken stream can be resumed.
+    `on_empty` is called `grace` seconds after the last client left an unfinished turn; `on_return`, if a client comes
+    back before that; `on_delivery`, with what became of the answer (see `Handover`).
     """
 
     def __init__(
@@ -167,16 +177,18 @@ class LiveTurn:
         self.lease: Lease | None = None  # while it runs
         self.compose: Compose | None = None  # makes its prompt when it runs
         self.composed: TurnRequest | None = None  # its prompt if the path has not changed since acceptance
-        self.recomposed: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = None  # see `Placement.say`
+        self.recomposed: tuple[TurnRequest, Turn, tuple[tuple[str, str], ...]] | None = (
+            None  # see `Placement.place_composed`
+        )
         self.task: asyncio.Task[None] | None = None
-        self.waited: LimitWait | None = None  # the limit it waits for or last waited for, as stored
-        self._waits = False  # true while it waits for `waited`
+        self.wait: LimitWait | None = None  # the limit that it waits for, as stored
+        self.last_wait: LimitWait | None = None  # the same, also after the wait
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
         self.begun = False  # its task runs: one cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
         self._given = 0  # how many of them a client has received
         self._error: ProxyError | None = None
-        self._done = False
+        self.done = False
         self._waiters: list[asyncio.Future[None]] = []
         self._finished = asyncio.Event()
         self._finished_or_waits = asyncio.Event()
@@ -205,31 +217,20 @@ class LiveTurn:
                 if event.index <= first:
                     break
         given, rest = self._events[start : self._given], self._events[max(start, self._given) :]
-        shown: dict[int, Block] = {}
-        pieces: dict[int, list[Block]] = {}
-        ended: set[int] = set()
-        for event in given:
-            if isinstance(event, BlockStart) and event.index in blocks:
-                shown[event.index], pieces[event.index] = dict(event.block), []
-            elif isinstance(event, BlockDelta) and event.index in shown:
-                pieces[event.index].append(event.delta)
-            elif isinstance(event, BlockStop):
-                ended.add(event.index)
-        for index, block in shown.items():
-            for name in ("text", "thinking", "signature"):
-                if name in block:
-                    block[name] += "".join(str(piece.get(name, "")) for piece in pieces[index])
-        ends = [BlockStop(index) for index in shown if index not in ended]
+        received, ended = _assembled(event for event in given if getattr(event, "index", None) in blocks)
+        ends = [BlockStop(index) for index in received if index not in ended]
         remaining = (event for event in rest if getattr(event, "index", None) not in blocks)
         self._events[start:] = [*given, *ends, *remaining]
         if self._tail.read > start:
             self._tail = _Tail()
         self._wake()
-        return [block for block in shown.values() if block["type"] not in ("text", "thinking") or block[block["type"]]]
+        return [
+            block for block in received.values() if block["type"] not in ("text", "thinking") or block[block["type"]]
+        ]
 
     def wait_for(self, wait: LimitWait, *, here: bool = True) -> None:
         """The turn waits for a limit; its clients are told. If it waits in this proxy (`here`), they may leave."""
-        self.waited, self._waits = wait, True
+        self.wait = self.last_wait = wait
         self.runs_unattended = self.runs_unattended or here
         if here:
             self._stop_timer()
@@ -246,32 +247,26 @@ class LiveTurn:
 
     def limit_over(self) -> None:
         """The turn begins: it no longer waits for a limit."""
-        if self._waits:
-            self._waits = False
+        if self.wait is not None:
+            self.wait = None
             self._finished_or_waits.clear()
-
-    @property
-    def wait(self) -> LimitWait | None:
-        """The limit that it waits for, if any."""
-        return self.waited if self._waits else None
 
     def finish(self, turn: Turn) -> None:
         self.turn = turn
-        self._done = True
-        self._stop_timer()
-        self._finished.set()
-        self._finished_or_waits.set()
+        self._end()
         self.publish(Finished(turn))
 
     def fail(self, error: ProxyError) -> None:
-        if self._done:
-            return
-        self._error = error
-        self._done = True
+        if not self.done:
+            self._error = error
+            self._end()
+            self._wake()
+
+    def _end(self) -> None:
+        self.done = True
         self._stop_timer()
         self._finished.set()
         self._finished_or_waits.set()
-        self._wake()
 
     @property
     def abandoned(self) -> bool:
@@ -291,17 +286,7 @@ class LiveTurn:
 
     def complete(self, output: Sequence[Block]) -> bool:
         """Publish the rest of this answer, if what was published so far is its beginning. Else return False."""
-        blocks: dict[int, Block] = {}
-        ended: set[int] = set()
-        for event in self._events:
-            if isinstance(event, BlockStart):
-                blocks[event.index] = dict(event.block)
-            elif isinstance(event, BlockDelta):
-                for name in ("text", "thinking", "signature"):
-                    if name in event.delta:
-                        blocks[event.index][name] = str(blocks[event.index].get(name, "")) + str(event.delta[name])
-            elif isinstance(event, BlockStop):
-                ended.add(event.index)
+        blocks, ended = _assembled(self._events)
         *whole, (last, begun) = blocks.items()
         goes_on = len(blocks) <= len(output) and all(
             block == final for (_, block), final in zip(whole, output, strict=False)
@@ -309,8 +294,8 @@ class LiveTurn:
         rest: Block | None = None
         if goes_on and begun != output[len(whole)]:
             final = output[len(whole)]
-            words = (begun.get("type"), final.get("type")) == ("text", "text") and last not in ended
-            goes_on = words and str(final["text"]).startswith(str(begun["text"]))
+            both_texts = begun.get("type") == final.get("type") == "text"
+            goes_on = both_texts and last not in ended and str(final["text"]).startswith(str(begun["text"]))
             rest = {"type": "text_delta", "text": str(final["text"])[len(str(begun["text"])) :]} if goes_on else None
         if not goes_on:
             return False
@@ -327,13 +312,9 @@ class LiveTurn:
         """The number after the last block that was published."""
         return 1 + max((event.index for event in self._events if isinstance(event, BlockStart)), default=-1)
 
-    @property
-    def done(self) -> bool:
-        return self._done
-
     def cancel(self, by: CancelledBy) -> None:
         """End the turn: cancel its task, which then fails with `cancelled(by)`."""
-        if self._done or self.cancelled_by is not None:
+        if self.done or self.cancelled_by is not None:
             return
         self.cancelled_by = by
         if self.task is not None and self.begun:
@@ -401,7 +382,7 @@ class LiveTurn:
         if self._clients or self._acknowledged:
             return
         self._on_delivery("left")
-        if not self._done and not self.runs_unattended:
+        if not self.done and not self.runs_unattended:
             self._timer = asyncio.get_running_loop().call_later(self._grace, self._on_empty)
 
     async def _follow(self, wait: Callable[[Awaitable[object]], Awaitable[None]]) -> AsyncIterator[Sequence[TurnEvent]]:
@@ -416,7 +397,7 @@ class LiveTurn:
                     await asyncio.sleep(0)
             if self._error is not None:
                 raise errors.from_dict(self._error.as_dict())
-            if self._done:
+            if self.done:
                 return
             waiter = asyncio.get_running_loop().create_future()
             self._waiters.append(waiter)
@@ -483,7 +464,14 @@ class Answer:
         if patience is not None:
             await self._wait(live._finished_or_waits.wait())
             if live.wait is not None and (left := live.wait.until - live.now()) > patience:
-                raise limit_reached(live.wait, left)
+                at = datetime.fromtimestamp(live.wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
+                raise RateLimited(
+                    f"{live.wait.why} (this request is kept, and is sent at {at}: send the same again then to get its "
+                    "answer)",
+                    retry_after=max(1.0, left),
+                    detail={"waits_until": live.wait.until},
+                    retry=False,
+                )
         await self._wait(live._finished.wait())
         if live._error is not None:
             raise errors.from_dict(live._error.as_dict())
@@ -541,17 +529,6 @@ def cancelled(by: CancelledBy) -> ProxyError:
     return TurnCancelled(f"{_WHY[by]}; nothing of this turn was kept", detail={"by": by})
 
 
-def limit_reached(wait: LimitWait, left: float) -> RateLimited:
-    """The error for a client that does not wait until the limit is over."""
-    at = datetime.fromtimestamp(wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
-    return RateLimited(
-        f"{wait.why} (this request is kept, and is sent at {at}: send the same again then to get its answer)",
-        retry_after=max(1.0, left),
-        detail={"waits_until": wait.until},
-        retry=False,
-    )
-
-
 def replay(live: LiveTurn) -> None:
     """Publish a finished turn's answer again, as if it had just been produced."""
     turn = live.turn
@@ -566,34 +543,43 @@ def replay(live: LiveTurn) -> None:
 def answer_events(output: Sequence[Block], first: int = 0) -> Iterator[TurnEvent]:
     """The events of a complete answer, its blocks numbered from `first`."""
     for index, block in enumerate(output, first):
-        yield BlockStart(index, _opening(block))
-        for delta in _deltas(block):
+        opening, deltas = dict(block), list[Block]()
+        match block.get("type"):
+            case "text":
+                opening = {"type": "text", "text": ""}
+                deltas.append({"type": "text_delta", "text": block["text"]})
+            case "thinking":
+                opening = {"type": "thinking", "thinking": "", "signature": ""}
+                deltas.append({"type": "thinking_delta", "thinking": block.get("thinking", "")})
+                if block.get("signature"):
+                    deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            case "tool_use":
+                opening["input"] = {}
+                arguments = json.dumps(block["input"], ensure_ascii=False)
+                deltas.append({"type": "input_json_delta", "partial_json": arguments})
+        yield BlockStart(index, opening)
+        for delta in deltas:
             yield BlockDelta(index, delta)
         yield BlockStop(index)
 
 
-def _opening(block: dict[str, object]) -> dict[str, object]:
-    kind = block.get("type")
-    if kind == "text":
-        return {"type": "text", "text": ""}
-    if kind == "thinking":
-        return {"type": "thinking", "thinking": "", "signature": ""}
-    if kind == "tool_use":
-        return {**block, "input": {}}
-    return dict(block)
-
-
-def _deltas(block: dict[str, object]) -> list[dict[str, object]]:
-    if block.get("type") == "text":
-        return [{"type": "text_delta", "text": block["text"]}]
-    if block.get("type") == "thinking":
-        deltas: list[dict[str, object]] = [{"type": "thinking_delta", "thinking": block.get("thinking", "")}]
-        if block.get("signature"):
-            deltas.append({"type": "signature_delta", "signature": block["signature"]})
-        return deltas
-    if block.get("type") == "tool_use":
-        return [{"type": "input_json_delta", "partial_json": json.dumps(block["input"], ensure_ascii=False)}]
-    return []
+def _assembled(events: Iterable[TurnEvent]) -> tuple[dict[int, Block], set[int]]:
+    """The blocks in these events by their number, as far as they go, and the numbers of those that have ended."""
+    blocks: dict[int, Block] = {}
+    deltas: dict[int, list[Block]] = {}
+    ended: set[int] = set()
+    for event in events:
+        if isinstance(event, BlockStart):
+            blocks[event.index], deltas[event.index] = dict(event.block), []
+        elif isinstance(event, BlockDelta) and event.index in deltas:
+            deltas[event.index].append(event.delta)
+        elif isinstance(event, BlockStop):
+            ended.add(event.index)
+    for index, block in blocks.items():
+        for name in ("text", "thinking", "signature"):
+            if pieces := [str(delta[name]) for delta in deltas[index] if name in delta]:
+                block[name] = "".join([str(block.get(name, "")), *pieces])
+    return blocks, ended
 
 
 def leave(accepting: asyncio.Task[Answer]) -> None:
@@ -614,7 +600,7 @@ async def kept(answer: Answer) -> None:
         raise
 
 
-# --- Deliveries. The next turn needs to know whether an answer arrived, so the store is told as clients come and go.
+# --- Deliveries. The next turn needs to know whether an answer arrived, so this is stored as clients come and go.
 
 
 class Deliveries:
@@ -630,8 +616,8 @@ class Deliveries:
         self._tasks = tasks
         self._grace = grace
         self._elsewhere: set[str] = set()  # turns that another proxy runs
-        self._notes: dict[str, asyncio.Task[None]] = {}  # by turn: the last write, until it is done
-        self._arrived: set[str] = set()  # turns whose last write is "delivered"
+        self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: the last write, until it is done
+        self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
         """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
@@ -641,15 +627,15 @@ class Deliveries:
             self._elsewhere.discard(turn.id)
 
         def on_delivery(how: Handover) -> None:
-            self._note(turn.id, partial(self._ended, live, how))
+            self._write(turn.id, partial(self._store_handover, live, how))
             if how == "arrived":
-                self._arrived.add(turn.id)
+                self.arrived.add(turn.id)
 
         def on_empty() -> None:
             self._tasks.own(self._give_up(live))
 
         def on_return() -> None:
-            self._note(turn.id, partial(self._returned, turn.id))
+            self._write(turn.id, partial(self._store_return, turn.id))
 
         live = LiveTurn(
             turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return,
@@ -666,7 +652,7 @@ class Deliveries:
         self._elsewhere.discard(live.turn.id)
         await self._store.unfollow(live.turn.id, self._instances.id)
 
-    async def _ended(self, live: LiveTurn, how: Handover) -> None:
+    async def _store_handover(self, live: LiveTurn, how: Handover) -> None:
         turn_id, arrived = live.turn.id, how == "arrived"
         elsewhere = turn_id in self._elsewhere
         try:
@@ -685,7 +671,7 @@ class Deliveries:
         if how != "left":
             self._elsewhere.discard(turn_id)
 
-    async def _returned(self, turn_id: str) -> None:
+    async def _store_return(self, turn_id: str) -> None:
         try:
             if turn_id in self._elsewhere:
                 await self._store.follow(turn_id, self._instances.id)
@@ -694,36 +680,32 @@ class Deliveries:
         except StoreUnavailable as exc:
             log.warning("delivery_not_noted", turn_id=turn_id, error=exc.message)
 
-    def _note(self, turn_id: str, note: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Store the turn's delivery, after its earlier notes."""
-        before = self._notes.get(turn_id)
-        self._arrived.discard(turn_id)
+    def _write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Store the turn's delivery, after its earlier writes."""
+        before = self._writes.get(turn_id)
+        self.arrived.discard(turn_id)
 
-        async def noting() -> None:
+        async def in_order() -> None:
             try:
                 if before is not None:  # a store may write concurrently
                     await asyncio.wait([before])
-                await note()
+                await write()
             finally:
-                if self._notes.get(turn_id) is asyncio.current_task():
-                    del self._notes[turn_id]
-                    self._arrived.discard(turn_id)
+                if self._writes.get(turn_id) is asyncio.current_task():
+                    del self._writes[turn_id]
+                    self.arrived.discard(turn_id)
 
-        self._notes[turn_id] = self._tasks.own(noting())
+        self._writes[turn_id] = self._tasks.own(in_order())
 
-    def has_arrived(self, turn_id: str) -> bool:
-        """Whether a client has the answer, though the store may not have been told yet."""
-        return turn_id in self._arrived
-
-    async def noted(self, turn_id: str) -> None:
+    async def stored(self, turn_id: str) -> None:
         """Wait until the turn's delivery is stored."""
-        if (note := self._notes.get(turn_id)) is not None:
-            await asyncio.wait([note])
+        if (write := self._writes.get(turn_id)) is not None:
+            await asyncio.wait([write])
 
     async def _give_up(self, live: LiveTurn) -> None:
         """Cancel a turn without clients here, unless a client waits at another proxy (see `Engine._follow`)."""
         turn_id = live.turn.id
-        await self.noted(turn_id)
+        await self.stored(turn_id)
         waited_for = False
         if turn_id not in self._elsewhere:
             try:

@@ -15,8 +15,9 @@ from .. import logs, redact
 from ..domain.models import Agent, Turn
 from ..errors import SessionBusy
 from ..settings import Settings
-from ..stores.base import Home, Lease, Proxy, Store
+from ..stores.base import Home, Lease, Store
 from ..stores.registry import Registry
+from .ownership import Ownership
 
 log = logs.get(__name__)
 
@@ -41,33 +42,31 @@ class Elsewhere(Exception):
 
 
 class Passing:
-    """One per engine. `here` is this proxy with the address at which others reach it."""
+    """One per engine. `home`: this host, if other proxies can reach it."""
 
-    def __init__(self, settings: Settings, secret: str, store: Store, registry: Registry, here: Proxy) -> None:
+    def __init__(self, settings: Settings, secret: str, store: Store, registry: Registry, ownership: Ownership) -> None:
         redact.know([secret])
         self._settings = settings
         self._store = store
         self._registry = registry
-        self._here = here
+        self._ownership = ownership
+        self._here = here = ownership.proxy
         # Files stay in their `var`, so it is part of the host's name. The address also counts: a container's name
         # changes.
         self.home = None if here.address is None else Home(f"{socket.gethostname()}:{settings.var}", here.address)
 
-    async def to_agent(self, agent: Agent, profile: str | None, *, held: bool) -> None:
+    async def to_agent(self, agent: Agent, profile: str | None) -> None:
         """Raises `Elsewhere` if another proxy should run a turn of this agent; also `SessionBusy` and
-                `StoreUnavailable`.
-
-        `held`: this proxy has the agent's lease.
-        """
+        `StoreUnavailable`."""
         origin = ORIGIN.get()
         if origin in ("forwarded", "local_only"):
             return
         files = self.keeps_files(profile)
-        if not files and (held or origin == "websocket"):
+        if not files and (self._ownership.has(agent.key) or origin == "websocket"):
             return
-        found = await (self._store.whereabouts(agent.key) if files else self._registry.find(agent))
-        if files and found.home is not None:
-            if self.is_here(found.home):
+        place = await (self._store.whereabouts(agent.key) if files else self._registry.find(agent))
+        if files and place.home is not None:
+            if self.is_here(place.home):
                 return
             if origin == "websocket":
                 raise SessionBusy(
@@ -75,13 +74,13 @@ class Passing:
                     "POST, which is answered there",
                     retry=False,
                 )
-            raise Elsewhere(found.home.address, agent.key, home=True)
+            raise Elsewhere(place.home.address, agent.key, home=True)
         if (
             origin == "from_client"
-            and found.address not in (None, self._here.address)
-            and found.holder != self._here.id
+            and place.address not in (None, self._here.address)
+            and place.holder != self._here.id
         ):
-            raise Elsewhere(found.address, agent.key)
+            raise Elsewhere(place.address, agent.key)
 
     async def to_turn(self, turn: Turn) -> None:
         """Raises `Elsewhere` if another proxy runs this unfinished turn and can be reached; also `StoreUnavailable`."""

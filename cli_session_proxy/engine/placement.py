@@ -34,8 +34,8 @@ from ..sandbox import directory_name
 from ..stores.base import Store, WholeTurn
 from .fitting import RequestFitting
 
-# Seconds after a turn's end in which an equal request counts as a retry of it. Later it is a new turn. The SDKs retry
-# after at most 60 s (the longest Retry-After that they heed).
+# Seconds after a turn's end in which an equal request counts as its retry. Later it is a new turn. The SDKs retry after
+# at most 60 s (the longest Retry-After that they follow).
 RETRY_WINDOW = 90.0
 
 HOUR = 3600.0
@@ -43,8 +43,8 @@ HOUR = 3600.0
 # Up to so many messages and characters are hashed on the event loop (about 3 ms); larger ones in a thread.
 SHORT = 500
 SHORT_TEXT = 512 * 1024
-# Turns of a client's history that are stored in one transaction: 20 ms of a thread, and of the store.
-PIECE = 100
+# Turns of a client's history that are stored in one transaction, which takes 20 ms.
+BATCH = 100
 
 
 _ROLE = attrgetter("role")
@@ -86,12 +86,13 @@ class Placement:
         passed_over: Turn | None = None,
         send_on: Callable[[Agent], Awaitable[None]] | None = None,
     ) -> Turn | tuple[Agent, Turn]:
-        """The existing turn that this request repeats, or a new turn to accept. The history of a new one is stored
-        first.
+        """The existing turn that this request repeats, or a new turn to accept and its agent. The history of a new turn
+        is stored first.
 
-        A repeat is recognised by its idempotency key, as a retry, or as a claim of an undelivered answer; never as
-        `passed_over`, a turn that the conversation went on without. `send_on` is called once the agent is known:
-        another proxy may have to run it. `admit` is called before anything is stored. Both may raise.
+        A repeat is recognised by its idempotency key, as a retry, or as a claim of an undelivered answer. `passed_over`
+        is a turn that the conversation continued without: the request is no repeat of it. `send_on` is called once the
+        agent is known, because another proxy may have to run the turn. `admit` is called before anything is stored.
+        Both may raise.
         """
         if not request.kept:
             _check_once(request)
@@ -116,8 +117,8 @@ class Placement:
         return agent, turn
 
     async def place(self, request: TurnRequest, agent: Agent | None = None) -> tuple[Agent, Turn, tuple[Message, ...]]:
-        """Decide which turn of which agent the request continues. Returns the agent, the new turn, and the exchanges of
-        the history that are to be stored before it. `agent`: the one that the request names, if that exists."""
+        """Decide which turn of which agent the request continues. Returns the agent, the new turn, and the messages of
+        the history that become turns before it. `agent`: the agent that the request names, if it exists."""
         if request.compose is not None:
             assert request.agent_id is not None
             if agent is None:
@@ -134,7 +135,7 @@ class Placement:
         else:
             if request.agent_id is not None and agent is None:
                 agent = await self._ensure(request.owner, request.agent_id, named=True)
-            # Without an answer in the history there is nothing of ours to match.
+            # A history without an answer cannot contain a turn.
             if not request.fresh and "assistant" in map(_ROLE, messages):
                 match, messages, refused = await self._matched(request, agent)
                 known = match[0] if match is not None else refused
@@ -158,13 +159,14 @@ class Placement:
             agent = await self._ensure(request.owner, new_id("auto" if request.kept else ONCE), named=False)
         imported, new = placed.parts(messages)
         if match is not None and parent == match[0].id:
-            last = itertools.takewhile(lambda one: one.role == "assistant", reversed(messages[: match[1].end]))
-            said = [block for message in reversed(list(last)) for block in message.content]
+            # The matched answer as the client has it: its calls may have other ids than in the chain.
+            run = itertools.takewhile(lambda message: message.role == "assistant", reversed(messages[: match[1].end]))
+            clients_answer = [block for message in reversed(list(run)) for block in message.content]
             if imported:
-                at = next(at for at, one in enumerate(imported) if one.role == "assistant")
-                imported = (*call_ids.in_our_ids(imported[:at], said, match[0].output), *imported[at:])
+                at = next(at for at, message in enumerate(imported) if message.role == "assistant")
+                imported = (*call_ids.in_our_ids(imported[:at], clients_answer, match[0].output), *imported[at:])
             else:
-                new = call_ids.in_our_ids(new, said, match[0].output)
+                new = call_ids.in_our_ids(new, clients_answer, match[0].output)
         return agent, self._turn(request, agent, parent, new, placed), imported
 
     def _turn(
@@ -205,17 +207,18 @@ class Placement:
     async def _matched(
         self, request: TurnRequest, agent: Agent | None
     ) -> tuple[tuple[Turn, HistoryEnding] | None, tuple[Message, ...], Turn | None]:
-        """The result of `match`, the messages without exchanges that the model refused here, and the last refused turn.
+        """The result of `match`; the request's messages without exchanges that the model refused here; and the last
+        refused turn.
 
-        A refused exchange is on no path: the message after it continues the turn before it.
+        A refused turn is on no path: a message after it continues the turn before it.
         """
         refused: Turn | None = None
         messages = request.messages
-        while (found := await self.match(request.owner, messages, agent)) and found[0].status == "refused":
-            refused, end = found[0], found[1].end
-            begins = max((at for _, _, at in list(lineage.runs(messages[:end]))[:-2]), default=0)
-            messages = (*messages[:begins], *messages[end:])
-        return found, messages, refused
+        while (match := await self.match(request.owner, messages, agent)) and match[0].status == "refused":
+            refused, end = match[0], match[1].end
+            begin = max((at for _, _, at in list(lineage.runs(messages[:end]))[:-2]), default=0)
+            messages = (*messages[:begin], *messages[end:])
+        return match, messages, refused
 
     async def _ensure(self, owner: str, agent_id: str, *, named: bool) -> Agent:
         directory = directory_name(owner, agent_id)
@@ -224,48 +227,49 @@ class Placement:
     async def match(
         self, owner: str, messages: tuple[Message, ...], agent: Agent | None
     ) -> tuple[Turn, HistoryEnding] | None:
-        """The deepest turn whose path equals the beginning of the history; within the named agent, else of unnamed
-        ones."""
+        """The deepest turn whose path equals the beginning of the history, and where it ends there. The turn is one of
+        the given agent; None: of an unnamed agent."""
         if _is_short(messages):
-            found = lineage.endings(messages)
+            endings = lineage.endings(messages)
         else:
-            found = await self._aside.thread(lineage.endings, messages)
-        known = {ending.hash: ending for ending in found}
-        turn = await self._store.deepest(owner, list(known), agent.key if agent else None) if known else None
-        return (turn, known[turn.path_hash]) if turn and turn.path_hash else None
+            endings = await self._aside.thread(lineage.endings, messages)
+        by_hash = {ending.hash: ending for ending in endings}
+        turn = await self._store.deepest(owner, list(by_hash), agent.key if agent else None) if by_hash else None
+        return (turn, by_hash[turn.path_hash]) if turn and turn.path_hash else None
 
-    async def say(
+    async def place_composed(
         self, agent: Agent, turn: Turn, composed: TurnRequest, before: Turn | None
     ) -> tuple[Turn, tuple[tuple[str, str], ...]]:
-        """The turn with its composed prompt and its parent, and its items, each with the turn that it belongs to.
+        """Place a turn whose prompt was composed when it runs (see `Compose`). Returns the turn with its prompt and its
+        parent; and for each of the client's items in the prompt, its id and the id of the turn that has it.
 
-        `before` is the end of the path so far. Exchanges that the prompt brings along are stored as turns after it.
+        `before` is the last turn of the path. Exchanges in the composed messages are stored as turns before this one.
         """
         parent, placed = lineage.decide(
             composed.messages, named=True, fresh=False, continues=composed.continues, match=None, keep_system=False
         )
         imported, new = placed.parts(composed.messages)
-        at = len(imported)
-        said = replace(
+        composed_turn = replace(
             turn,
             parent_id=parent,
             input=new,
             system=composed.system,
-            placed=replace(turn.placed, messages=len(composed.messages), imported=at),
+            placed=replace(turn.placed, messages=len(composed.messages), imported=len(imported)),
             options=composed.options,
         )
-        takes = dict.fromkeys(composed.takes, turn.id)
-        call, items = composed.call or {}, list(composed.items[at:])
+        turn_of_item = dict.fromkeys(composed.takes, turn.id)
+        call, items = composed.call or {}, list(composed.items[len(imported) :])
         if any(items):
             call = {**call, "items": {"input": items}}
         if imported:
-            pieces = _pieces(imported, composed.items)
-            for piece in pieces:
-                takes |= {item: piece.turn_id for item in piece.items if item in takes}
-            said = await self._store_history(agent, said, imported, RequestFitting(self._aside), pieces)
-        if before is not None and said.parent_id != before.id:
+            itemised = _itemised(imported, composed.items)
+            for exchange in itemised:
+                turn_of_item |= {item: exchange.turn_id for item in exchange.items if item in turn_of_item}
+            fitting = RequestFitting(self._aside)
+            composed_turn = await self._store_history(agent, composed_turn, imported, fitting, itemised)
+        if before is not None and composed_turn.parent_id != before.id:
             call = {**call, "behind": before.id}
-        return replace(said, call=call), tuple(takes.items())
+        return replace(composed_turn, call=call), tuple(turn_of_item.items())
 
     async def _store_history(
         self,
@@ -273,30 +277,33 @@ class Placement:
         turn: Turn,
         imported: Sequence[Message],
         fitting: RequestFitting,
-        pieces: Sequence[_Piece] = (),
+        itemised: Sequence[_Itemised] = (),
     ) -> Turn:
-        """Store the exchanges of the history that the chain does not have. Returns the turn as the child of the last.
+        """Store the exchanges of the history that the chain does not have, as turns. Returns `turn` as the child of the
+        last one. `itemised`: one per exchange, if the messages have items.
 
         In several transactions, so that others can write between them. If this is interrupted, the same request later
         finds the deepest stored turn and continues there.
         """
         above = await self._store.turn(turn.parent_id) if turn.parent_id else None
         known = await self._store.records(above.id) if above else []
-        said = await self._aside.thread(lambda: lineage.past(imported))
-        calls = any(calls_of(one.output) for one in said)
-        path = await self._store.path(above.id) if above and calls else []
-        found = await self._aside.thread(lambda: call_ids.unique(said, path))
-        shown = [await fitting.fit(one) for one in found]
-        made = self._backend.imported(agent, above, known, shown, turn.model)
-        coming = _imported(zip(found, made, strict=True), turn, above, self._clock(), pieces)
+        as_sent = await self._aside.thread(lambda: lineage.past(imported))
+        has_calls = any(calls_of(exchange.output) for exchange in as_sent)
+        path = await self._store.path(above.id) if above and has_calls else []
+        exchanges = await self._aside.thread(lambda: call_ids.unique(as_sent, path))
+        fitted = [await fitting.fit(exchange) for exchange in exchanges]
+        records = self._backend.imported(agent, above, known, fitted, turn.model)
+        turns = _imported(zip(exchanges, records, strict=True), turn, above, self._clock(), itemised)
         parent = turn.parent_id
-        while some := await self._aside.thread(lambda: list(itertools.islice(coming, PIECE))):
-            await self._store.import_turns(some)
-            parent = some[-1].turn.id
-        own = call_ids.in_our_ids(turn.input, said[-1].output, found[-1].output)
-        return replace(turn, parent_id=parent, input=own)
+        while batch := await self._aside.thread(lambda: list(itertools.islice(turns, BATCH))):
+            await self._store.import_turns(batch)
+            parent = batch[-1].turn.id
+        new = call_ids.in_our_ids(turn.input, as_sent[-1].output, exchanges[-1].output)
+        return replace(turn, parent_id=parent, input=new)
 
     async def _earlier(self, request: TurnRequest, latest: Turn | None, now: float) -> Turn | None:
+        """The turn that this request repeats; None if it is a new one. `latest`: the newest turn with an equal
+        request."""
         if request.idempotency_key is not None:
             turn = await self._store.turn_by_key(request.owner, request.idempotency_key, now)
             if turn is not None and turn.fingerprint != request.fingerprint:
@@ -312,7 +319,7 @@ class Placement:
             return latest if request.is_retry or left or await self._is_gone(latest.instance) else None
         if latest.status in ON_PATH and latest.delivery == "undelivered":
             return latest
-        # It may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.
+        # The answer may have arrived. A repeat claims it while idempotency keys are kept; later it is a new turn.
         recent = now - (latest.finished_at or now) < self._hours * HOUR
         if latest.status in ON_PATH and latest.delivery in ("pending", "uncertain") and recent:
             left = latest.delivery == "uncertain" or await self._was_left(latest)
@@ -324,14 +331,14 @@ class Placement:
 
 
 def _check_once(request: TurnRequest) -> None:
-    """Raises `InvalidRequest` if a request with `X-Chain: none` continues something, or is to be asked for later."""
-    for given, what in (
+    """Raises `InvalidRequest` if a request with `X-Chain: none` continues something, or runs in the background."""
+    for given, why in (
         (request.agent_id, "a named agent is kept: leave out its name"),
         (request.continues, "it cannot continue an id: send the whole conversation"),
         ((request.call or {}).get("background"), "the answer of a background turn is kept"),
     ):
         if given:
-            raise InvalidRequest(f"X-Chain: none keeps nothing: {what}", param="X-Chain")
+            raise InvalidRequest(f"X-Chain: none keeps nothing: {why}", param="X-Chain")
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
@@ -348,22 +355,23 @@ def _imported(
     own: Turn,
     above: Turn | None,
     now: float,
-    pieces: Sequence[_Piece],
+    itemised: Sequence[_Itemised],
 ) -> Iterator[WholeTurn]:
-    """Exchanges of a client's history as turns in front of its `own` one, each the child of the one before it."""
+    """Exchanges of a client's history, with their records, as turns between `above` and the request's `own` turn. Each
+    is the child of the one before it."""
     parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
     for at, (exchange, records) in enumerate(history):
-        piece = pieces[at] if pieces else None
+        with_items = itemised[at] if itemised else None
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
         depth += 1
         turn = Turn(
-            id=new_id("turn") if piece is None else piece.turn_id,
+            id=new_id("turn") if with_items is None else with_items.turn_id,
             seq=0,
             agent_key=own.agent_key,
             parent_id=parent,
             status="completed",
             model=own.model,
-            input=exchange.input if piece is None else piece.apart(exchange.input),
+            input=exchange.input if with_items is None else with_items.split(exchange.input),
             output=tuple(block for block in exchange.output if block.get("type") not in THINKING),
             created_at=now,
             finished_at=now,
@@ -373,42 +381,49 @@ def _imported(
             depth=depth,
             placed=Placed(own.placed.rule, side=own.placed.side),
             evidence=Evidence(Brought("client")),
-            call=None if piece is None else piece.call,
+            call=None if with_items is None else with_items.call,
         )
         yield WholeTurn(turn, records)
         parent = turn.id
 
 
-class _Piece(NamedTuple):
-    """The items of one exchange that becomes a turn: how many blocks each input message has, and the items' ids."""
+class _Itemised(NamedTuple):
+    """An exchange of a composed prompt that becomes a turn, and the ids of its items (`TurnRequest.items`).
+
+    `sizes`: how many blocks each input message has. `call`: for `Turn.call`.
+    """
 
     turn_id: str
     sizes: tuple[int, ...]
     items: tuple[str, ...]
     call: JSON
 
-    def apart(self, merged: Sequence[Message]) -> tuple[Message, ...]:
+    def split(self, merged: Sequence[Message]) -> tuple[Message, ...]:
         """Split the merged input into its original messages."""
         blocks = itertools.chain.from_iterable(message.content for message in merged)
         return tuple(Message("user", tuple(itertools.islice(blocks, size))) for size in self.sizes)
 
 
-def _pieces(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Piece]:
-    """One piece per exchange. `messages` end with an answer; `items` are as in `TurnRequest`, one per answer block."""
-    pieces: list[_Piece] = []
+def _itemised(messages: Sequence[Message], items: Sequence[str | None]) -> list[_Itemised]:
+    """The exchanges with their items. `messages` end with an answer; `items` has one entry for each message."""
+    exchanges: list[_Itemised] = []
     sizes: tuple[int, ...] = ()
-    asked_as: list[str | None] = []
+    input_items: list[str | None] = []
     start = 0
     for role, _, end in lineage.runs(messages):
         if role == "user":
             sizes = tuple(len(message.content) for message in messages[start:end])
-            asked_as = list(items[start:end])
+            input_items = list(items[start:end])
         else:
-            paired = zip(messages[start:end], items[start:end], strict=True)
-            said_as = [item for one, item in paired for block in one.content if block.get("type") not in THINKING]
-            ids = tuple(item for item in (*asked_as, *said_as) if item is not None)
-            call: JSON = {"items": {"input": asked_as, "output": said_as}}
-            pieces.append(_Piece(new_id("turn"), sizes, ids, call))
-            sizes, asked_as = (), []
+            output_items = [  # one for each block of the answer
+                item
+                for message, item in zip(messages[start:end], items[start:end], strict=True)
+                for block in message.content
+                if block.get("type") not in THINKING
+            ]
+            ids = tuple(item for item in (*input_items, *output_items) if item is not None)
+            call: JSON = {"items": {"input": input_items, "output": output_items}}
+            exchanges.append(_Itemised(new_id("turn"), sizes, ids, call))
+            sizes, input_items = (), []
         start = end
-    return pieces
+    return exchanges

@@ -40,13 +40,13 @@ class Readiness:
             return "draining"
         clock = asyncio.get_running_loop().time
         if clock() >= self._until:
-            state = await self._asked()
+            state = await self._probed()
             if state != self._last:
                 log.warning("readiness_changed", state=state, before=self._last)
             self._last, self._until = state, clock() + KEPT
         return self._last
 
-    async def _asked(self) -> State:
+    async def _probed(self) -> State:
         if self._probe is None or self._probe.done():
             self._probe = self._own(self._store.probe())
         self.why = None

@@ -46,7 +46,7 @@ class Clock:
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock, real = Clock(), Instances.now
     monkeypatch.setattr(Instances, "now", lambda self: real(self) + clock.ahead)
-    monkeypatch.setattr("cli_session_proxy.engine.engine.LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr("cli_session_proxy.engine.engine.LONGEST_NAP", 0.01)
     return clock
 
 
@@ -133,7 +133,7 @@ async def test_it_runs_though_every_client_has_left_and_the_same_request_has_its
     async with core(waiting, model) as (engine, backend):
         answer = await put_off(engine, "one")
         answer.leave()
-        await until(lambda: not engine._deliveries._notes)
+        await until(lambda: not engine._deliveries._writes)
         clock.ahead = HOUR + 60
         await until(lambda: not engine.progress())
         assert [turn.status for turn in await turns(engine)] == ["completed"]

@@ -13,7 +13,7 @@ from cli_session_proxy.backends.base import Abandoned, AnswerBlocks, Compacted, 
 from cli_session_proxy.domain.models import BlockStart, Usage
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.engine.live import BEFORE, TAIL, Progress
+from cli_session_proxy.engine.live import BEFORE_TAIL, TAIL, Progress
 from cli_session_proxy.errors import NotFound, ProxyError, TurnCancelled, UpstreamError
 from cli_session_proxy.export import feed
 from cli_session_proxy.settings import Settings
@@ -165,7 +165,7 @@ async def test_of_a_long_answer_the_end_is_shown_without_secrets(tmp_path: Path)
         answer = await watched.engine.submit(request("hello"))
         await watched.backend.reached.acquire()
         now = watched.now()
-        assert len(now.text) == TAIL + BEFORE
+        assert len(now.text) == TAIL + BEFORE_TAIL
         assert now.skipped + len(now.text) == len(f"{long}key {secret} ok")
         shown = feed.progress([now])[0]["text"]
         assert len(shown) <= TAIL

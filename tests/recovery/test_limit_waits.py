@@ -35,7 +35,7 @@ async def test_kill_9_while_it_waits_and_the_next_proxy_sends_it_once(
         assert await other.died() == -signal.SIGKILL
     ahead, real = [0.0], Instances.now
     monkeypatch.setattr(Instances, "now", lambda self: real(self) + ahead[0])
-    monkeypatch.setattr("cli_session_proxy.engine.engine.LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr("cli_session_proxy.engine.engine.LONGEST_NAP", 0.01)
     async with running(settings) as engine:
         again = await engine.submit(request("two"))
         await until(lambda: again.wait is not None)
@@ -61,7 +61,7 @@ async def test_a_subscription_tells_its_windows_and_its_limit_is_waited_for(
     resets = time.time() + 3600, time.time() + 86400
     ahead, real = [0.0], Instances.now
     monkeypatch.setattr(Instances, "now", lambda self: real(self) + ahead[0])
-    monkeypatch.setattr("cli_session_proxy.engine.engine.LOOK_AT_CLOCK", 0.01)
+    monkeypatch.setattr("cli_session_proxy.engine.engine.LONGEST_NAP", 0.01)
     told = windows("allowed", "five_hour", five_hour=(0.42, resets[0]), seven_day=(0.3, resets[1]))
     async with running(settings) as engine:
         upstream.next(Reply(headers=told))

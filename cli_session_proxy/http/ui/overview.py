@@ -122,7 +122,7 @@ class Overview:
             self._login = Login("unknown", None)  # somebody has logged in meanwhile
         program = self._engine.backend.program()
         today, week = status.costs(facts, now, sums.forgotten)
-        unready = status.unready(await self._engine.state(), self._engine.store_fails())
+        unready = status.unready(await self._engine.state(), self._engine.readiness.why)
         return ProxyStatus(
             problem=unready or self._login.advice or status.failing(facts),
             cli=None if program is None else explain.program(program),
