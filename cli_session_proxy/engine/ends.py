@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from .. import logs
-from ..domain.models import ANSWERED, FINISHED, JSON, Status, Turn
+from ..domain.models import ANSWERED, FINISHED, JSON, ChainSummary, Status, Turn
 from ..errors import Interrupted, LeaseLost, NotFound, ProxyError, StoreUnavailable, TurnCancelled
-from ..stores.base import Lease, Store
+from ..stores.base import Lease, Store, TurnPage
 from ..tasks import Tasks
 from .live import LiveTurn, Observer, Requested, with_end
 from .ownership import Instances
@@ -34,7 +35,7 @@ class _End:
 
 
 class Ends:
-    """One per engine. Until an end is stored, other proxies take its turn for a running one and wait."""
+    """One per engine. Until an end is stored, its turn counts as running for other proxies, which wait for it."""
 
     def __init__(self, store: Store, instances: Instances, tasks: Tasks, observers: Sequence[Observer]) -> None:
         self._store = store
@@ -45,7 +46,7 @@ class Ends:
         self._one_at_a_time = asyncio.Lock()
 
     def failed(self, live: LiveTurn, error: ProxyError) -> None:
-        """Queue its end to be stored (by `tell`). The agent's lease is not handed over before that."""
+        """Queue the end of a failed turn; `tell` stores it. The agent's lease is not handed over before that."""
         status: Status = "cancelled" if isinstance(error, TurnCancelled | Interrupted) else "failed"
         log.warning("turn_failed", agent=live.agent_id, turn_id=live.turn.id, code=error.code, message=error.message)
         now = live.now()
@@ -66,8 +67,8 @@ class Ends:
         live.fail(error)
 
     def never_ran(self, turn_id: str, attempts: Sequence[JSON] = ()) -> None:
-        """Accepting it failed, and its client knows, but the store may have it as queued. If so, end it as soon as the
-        store can be written: other turns would wait for it."""
+        """Accepting the turn failed, and its client knows. If the store has the turn as queued all the same, end it as
+        soon as the store can be written: other turns would wait for it."""
         error = Interrupted("the store was lost while this turn was accepted; send it again")
         now = self._instances.now()
         self.waiting[turn_id] = _End(turn_id, "cancelled", error.as_dict(), list(attempts), {}, now, None)
@@ -101,7 +102,7 @@ class Ends:
             except LeaseLost:
                 turn = None
             if turn is None:
-                # A queued turn is its own proxy's to end: ours. All others are ended by the holder of the lease.
+                # Without the lease, this proxy may only end a turn that is still queued.
                 now = await self._store.turn(end.turn_id)
                 if now is None or now.status != "queued":
                     return
@@ -125,3 +126,35 @@ class Ends:
                 await self.store_all()
             except Exception as exc:
                 log.warning("failure_not_noted", error=str(exc), exc_info=not isinstance(exc, StoreUnavailable))
+
+
+class StoreView:
+    """A `Store` for reading, as people and clients see it: a turn whose end is not stored yet (e.g. because the disk is
+    full) reads as ended. Other methods are those of the store itself."""
+
+    def __init__(self, store: Store, ends: Ends) -> None:
+        self._store = store
+        self._ends = ends
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def turn(self, turn_id: str) -> Turn | None:
+        turn = await self._store.turn(turn_id)
+        return None if turn is None else self._ends.applied(turn)
+
+    async def turns(self, agent_key: int, *, after_seq: int = 0) -> AsyncIterator[Turn]:
+        async for turn in self._store.turns(agent_key, after_seq=after_seq):
+            yield self._ends.applied(turn)
+
+    async def page(self, agent_key: int, **bounds: Any) -> TurnPage:
+        page = await self._store.page(agent_key, **bounds)
+        return replace(page, turns=tuple(self._ends.applied(turn) for turn in page.turns))
+
+    async def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
+        async for row in self._store.summaries(owner, folded=folded):
+            if self._ends.waiting and row.state is not None and row.state not in FINISHED:
+                newest = (await self.page(row.agent.key, before_seq=None, limit=1)).turns
+                yield replace(row, state=newest[0].status) if newest else row
+            else:
+                yield row

@@ -64,7 +64,7 @@ from .approvals import Question
 from .budgets import Budgets
 from .checks import Checks
 from .committing import CommitOrder, Committed, commit
-from .ends import Ends
+from .ends import Ends, StoreView
 from .executor import Executor, adopt, not_run
 from .forgetting import Forgetting
 from .lanes import LanePlace, Lanes, Slots
@@ -89,7 +89,6 @@ from .plan import PlanWatch
 from .readiness import Readiness, State
 from .recovery import FOLLOW, Recovery
 from .rewinding import Rewound, rewind
-from .store_view import StoreView
 
 __all__ = ["Answer", "Engine", "HasLeft"]
 
@@ -783,7 +782,7 @@ class Engine:
                     waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
                     now = None
-                    if known is not None and not waited and self._ownership.since(known.unused):
+                    if known is not None and not waited and self._ownership.unchanged_since(known.unused):
                         now = known.state
                     if now is None:  # other proxies may have moved the head until a moment ago
                         now = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)

@@ -1,7 +1,7 @@
-"""Steps 3 to 6 of a request (see `engine`): one turn on its backend, and once more where nothing was lost by it.
+"""Steps 3 to 6 of a request (see `engine`): one turn on its backend, in several attempts if one fails harmlessly.
 
-The caller has the agent for itself while this runs. A turn that fails never moves the head, and what the backend knows
-of it is put away before the agent's next turn.
+The caller holds the agent's lease meanwhile. A turn that fails never moves the head, and its exchange is discarded at
+the backend before the agent's next turn.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ from .plan import PlanWatch
 
 log = logs.get(__name__)
 
-# A turn whose exchange is lost before any output is run a second time; more would hide a broken backend.
+# A turn whose exchange is lost before any output is run a second time. A third attempt would hide a broken backend.
 ATTEMPTS = 2
 
 # Events after which no tool runs and the provider answers. A tuple: for `isinstance`, a union would be built each time.
@@ -135,10 +135,9 @@ class Executor:
         self._place_composed = place_composed
         self._budgets = budgets
         self._plan = plan
-        # Why a turn ends at its deadline.
-        patience = f"{settings.turn_timeout:g} s"
         self.approvals = Approvals()
-        self.too_long = f"the turn took longer than {patience}; send it again, or raise turn_timeout"
+        limit = f"{settings.turn_timeout:g} s"
+        self.too_long = f"the turn took longer than {limit}; send it again, or raise turn_timeout"
 
     async def execute(
         self,
@@ -149,10 +148,11 @@ class Executor:
         deadline: float,
         behind: Callable[[], Sequence[str]] = tuple,
     ) -> LimitWait | None:
-        """Run the turn, and publish its answer to its clients. Returns a `LimitWait` if it has to wait for a limit
-        instead; that is stored by then.
+        """Run the turn, and publish its answer to its clients. Returns a `LimitWait`, stored already, if the turn has
+        to wait for a limit instead.
 
-        `deadline` is by the awake clock. `behind` are turns that wait for the same limit. Raises `ProxyError`.
+        `deadline` is by the awake clock. `behind` gives the ids of the turns that wait for the same limit then. Raises
+        `ProxyError`.
         """
         lease = live.lease
         assert lease is not None
@@ -193,7 +193,7 @@ class Executor:
                 return wait
 
     def _lost(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
-        """The turn's error; None if it is run once more."""
+        """What follows an exchange that was lost: the turn's error; None if the turn is run once more."""
         retrying = attempt.retrying
         attempt.ended("failed", why=lost.why)
         attempt.noted = True
@@ -279,11 +279,10 @@ class Executor:
         It cannot be run again once it has called tools or a client has a part of its answer. A request that asked not
         to be stored is not kept for later either.
         """
-        once = attempt.agent.agent_id.startswith(f"{ONCE}_")
-        if attempt.tools or attempt.live.output_sent or once:
+        live = attempt.live
+        if attempt.tools or live.output_sent or attempt.agent.agent_id.startswith(f"{ONCE}_"):
             return None
-        before = attempt.live.last_wait
-        return fallbacks.wait_for(error, before, attempt.live.now(), self.settings.max_limit_wait)
+        return fallbacks.wait_for(error, live.last_wait, live.now(), self.settings.max_limit_wait)
 
     async def _next_fallback(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
         """The model to ask next; None: there is none, and the turn fails.
@@ -296,7 +295,7 @@ class Executor:
         asked = self.settings.model_for(attempt.live.turn.model, job.profile)
         names = self.settings.fallbacks_for(asked, job.profile)
         before = attempt.fallback
-        # In order, each once: skip those up to the model that has just failed.
+        # Each model is asked once, in order: skip those up to the model that has just failed.
         left = names[names.index(job.model) + 1 :] if job.model in names else names
         for name in left:
             window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
@@ -317,7 +316,11 @@ class Executor:
             if attempt.live.compose is not None:
                 state = await self._composed(attempt, attempt.live.compose, state)
             job = attempt.job = self._job(attempt, state, await self._recalled(attempt))
-            home = await self._home(attempt)
+            home = None
+            if self._passing is not None and self._passing.keeps_files(attempt.live.turn.profile):
+                home = self._passing.home
+                if (other_host := await self._passing.missing(attempt.agent)) is not None:
+                    attempt.evidence = replace(attempt.evidence, files_at=other_host.address)
             if attempt.format is not None or any(tool.strict for tool in job.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
             exchange = attempt.exchange = await self._prepared(attempt, job)
@@ -361,16 +364,6 @@ class Executor:
                 return None
         return await recall(memory, attempt.agent)
 
-    async def _home(self, attempt: Attempt) -> Home | None:
-        """The host on which the turn's tools leave their files. Notes if the agent's earlier files are on another
-        host."""
-        if self._passing is None or not self._passing.keeps_files(attempt.live.turn.profile):
-            return None
-        missing = await self._passing.missing(attempt.agent)
-        if missing is not None:
-            attempt.evidence = replace(attempt.evidence, files_at=missing.address)
-        return self._passing.home
-
     async def _prepared(self, attempt: Attempt, job: Job) -> Execution:
         """The exchange. Turns that a person added to the session meanwhile are adopted first."""
         ready = await self._backend.prepare(job)
@@ -382,7 +375,8 @@ class Executor:
         return ready
 
     async def _begin(self, attempt: Attempt, job: Job, exchange: Execution, home: Home | None) -> None:
-        """Store what is about to be sent, and where."""
+        """Store that this attempt's frame is about to be sent, and to which session. `home`: the host with the files of
+        the turn's tools."""
         live, options = attempt.live, job.turn.options
         unmet = list(exchange.unmet)
         tokens: int | None = None
@@ -427,7 +421,7 @@ class Executor:
         )
 
     async def is_awaited(self, turn: Turn) -> bool:
-        """Whether a client at some proxy waits for this answer. If so, it stays on the path though it is
+        """Whether a client at any proxy waits for this answer. Then the answer stays on the path though it is
         undelivered."""
         return await self._instances.any_waits(await self.store.followers(turn.id))
 
@@ -579,7 +573,7 @@ class Executor:
         raise Lost("the answer has no end", UpstreamError("the model's answer has no end; send it again"))
 
     async def _note_approval(self, attempt: Attempt, approval: Approval) -> None:
-        """Store an approval request with its turn, or replace its former state. Raises `StoreUnavailable`,
+        """Store an approval request with its turn, in place of its former state. Raises `StoreUnavailable`,
         `LeaseLost`."""
         others = [one for one in attempt.evidence.approvals if one.id != approval.id]
         attempt.evidence = replace(attempt.evidence, approvals=(*others, approval))
@@ -631,10 +625,10 @@ class Executor:
         # The turn is committed: later errors are only logged, and its clients get their answer.
         attempt.committed = True
         delivery = committed.delivery
-        wanted: Delivery
-        while delivery != (wanted := live.delivery_if_left if live.abandoned else "pending"):
-            # Clients left or came back during the commit, which may have overwritten the delivery noted then.
-            delivery = wanted
+        present: Delivery
+        while delivery != (present := live.delivery_if_left if live.abandoned else "pending"):
+            # Clients left or came back during the commit, which may have overwritten the delivery stored then.
+            delivery = present
             try:
                 await self.store.set_delivery(turn.id, delivery)
                 committed = replace(committed, delivery=delivery)  # on an error keep what the store has
@@ -664,8 +658,16 @@ class Executor:
         """
         live, turn = attempt.live, attempt.live.turn
         output = [block for block in attempt.output if block.get("type") != "tool_use"]
-        behind = await self._refused_before(turn, attempt.parent)
-        refusal = Refusal(end.category, end.explanation, behind)
+        # Siblings in a row before this turn that were refused: several suggest that the path itself is refused.
+        refused_before = 0
+        siblings = await self.store.children(attempt.parent.id) if attempt.parent is not None else []
+        for sibling, status in reversed(siblings):
+            if sibling == turn.id or status not in ANSWERED:
+                continue
+            if status != "refused":
+                break
+            refused_before += 1
+        refusal = Refusal(end.category, end.explanation, refused_before)
         added: list[Block] = []
         if not any(str(block.get("text", "")).strip() for block in output):
             # A client cannot send an empty answer back in its history: give it words.
@@ -691,19 +693,6 @@ class Executor:
         log.info("refused", turn_id=turn.id, category=end.category)
         self._finish(live, refused, ())
 
-    async def _refused_before(self, turn: Turn, parent: Turn | None) -> int:
-        """How many siblings in a row before this turn were refused. Several suggest that the path itself is refused."""
-        if parent is None:
-            return 0
-        count = 0
-        for other, status in reversed(await self.store.children(parent.id)):
-            if other == turn.id or status not in ANSWERED:
-                continue
-            if status != "refused":
-                break
-            count += 1
-        return count
-
     async def _stored(self, attempt: Attempt, turn: Turn, kept: KeptTurn | None) -> Turn:
         moves_head = kept is not None and attempt.agent.moves_head_to(turn)
         budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
@@ -724,13 +713,14 @@ class Executor:
 
 
 async def adopt(
-    store: Store, lease: Lease, found: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
+    store: Store, lease: Lease, adoptable: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
 ) -> Turn:
-    """Add turns held outside the proxy to the chain, and move the head to the last of them."""
-    session, last = found.session, found.turns[-1].turn.id
-    detail: JSON = {**found.detail, "turns": [whole.turn.id for whole in found.turns]}
+    """Add turns that were run outside the proxy to the chain, and move the head to the last of them. `taken`: the lines
+    of an application's session that these turns are made of."""
+    session, last = adoptable.session, adoptable.turns[-1].turn.id
+    detail: JSON = {**adoptable.detail, "turns": [whole.turn.id for whole in adoptable.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(lease, found.turns, session, [link], taken)
+    adopted = await store.adopt(lease, adoptable.turns, session, [link], taken)
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

@@ -5,8 +5,8 @@ lease between turns, with the warm process, until another proxy asks for it. The
 that was replaced, so a proxy that was paused for a minute cannot write over its successor.
 
 On one machine the kernel shows at once that a holder has ended: each proxy holds flock(2) on a file of its own while it
-lives. A proxy on another `var/` or host is only known by its heartbeats in the store: without them it is replaced when
-its lease has expired.
+lives. A proxy on another `var/` or host is known only by its heartbeats in the store. If these stop, it is replaced
+once its lease has expired.
 
     <var>/run/<instance>.lock        held as long as the proxy lives
     <var>/run/<instance>/<pid>       a CLI of that proxy: its pid, start time and directory (see `recovery`)
@@ -47,13 +47,13 @@ FIRST_WAIT = 0.002
 LAST_WAIT = 0.05
 # After a lease was handed over, turns here wait so many times `LAST_WAIT` for the other proxy to take it.
 GAP = 40
-# A reading of the store's clock within so many seconds always replaces the last one; during a longer one this process
-# may have been paused.
+# A reading of the store's clock that took at most so many seconds always replaces the last one. During a longer reading
+# this process may have been paused.
 EXACT = 1.0
-# Even a proxy that gets notifications polls for requests of others, after this share of the lease.
-LOOK = 0.1
-# A proxy without peers looks for new ones so often, in seconds: each look costs a wake-up.
-ALONE = 0.5
+# How often a proxy polls for requests of others, as a share of the lease. It does so even if the store notifies it.
+POLL = 0.1
+# How often a proxy without peers looks for new peers, in seconds: each look costs a wake-up.
+POLL_ALONE = 0.5
 
 
 def steady_clock() -> Callable[[], float]:
@@ -69,7 +69,7 @@ _steady = steady_clock()
 class Instances:
     """The proxies on this `var/`: this one and all others, alive or dead.
 
-    `elsewhere`: a store that proxies with another `var/` may use, too.
+    `elsewhere`: the store, if proxies with another `var/` may use it, too.
     """
 
     def __init__(self, var: Path, elsewhere: Leases | None = None) -> None:
@@ -78,7 +78,7 @@ class Instances:
         self._elsewhere = elsewhere
         self.spans_hosts = elsewhere is not None
         self._ahead: float | None = None  # the store's clock minus this host's steady clock
-        self._took = float("inf")  # seconds that this reading took
+        self._took = float("inf")  # seconds that the reading of `_ahead` took
         self._fd: int | None = None
 
     def enter(self) -> None:
@@ -107,11 +107,11 @@ class Instances:
     async def set_clock(self) -> None:
         """Read the store's clock, if its proxies may be on several hosts. Raises `StoreUnavailable`."""
         if self._elsewhere is not None:
-            asked = _steady()
+            before = _steady()
             server_time = await self._elsewhere.clock()
-            took = _steady() - asked
+            took = _steady() - before
             if took <= max(EXACT, self._took):
-                self._ahead, self._took = server_time - asked - took / 2, took
+                self._ahead, self._took = server_time - before - took / 2, took
 
     def now(self) -> float:
         """Seconds since 1970 by the store's clock, which all its proxies share: the clocks of hosts may differ by
@@ -158,7 +158,8 @@ class Instances:
     # turns of this proxy that failed while the store was away
 
     def failed(self, turn_id: str) -> None:
-        """Note in a file that the turn failed: its client knows, so its transcript must not be adopted as an answer."""
+        """Write a file that says that the turn failed. Its client was told so: an answer in its transcript must not be
+        committed."""
         try:
             (self._folder(self.id) / f"{turn_id}.failed").touch()
         except OSError as exc:
@@ -170,29 +171,29 @@ class Instances:
     # the CLIs of a proxy
 
     def on_spawn(self, pid: int, start_time: str | None, cwd: Path) -> None:
-        """Note a CLI of this proxy before its first frame, and again when its directory changes."""
-        note = self._folder(self.id) / str(pid)
+        """Write a file about a CLI of this proxy, before its first frame and again when its directory changes."""
+        file = self._folder(self.id) / str(pid)
         try:
-            note.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd)}))
-        except OSError as exc:  # it may run without a note: it dies with us
+            file.write_text(json.dumps({"pid": pid, "start_time": start_time, "cwd": str(cwd)}))
+        except OSError as exc:  # the CLI may run without it: it ends with this proxy
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def on_exit(self, pid: int) -> None:
-        note = self._folder(self.id) / str(pid)
         try:
-            note.unlink(missing_ok=True)
+            (self._folder(self.id) / str(pid)).unlink(missing_ok=True)
         except OSError as exc:  # harmless: readers compare the start time
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:
-        """(pid, start time) of each CLI that it noted and has not reaped; with `cwd`, only of those that work there."""
+        """(pid, start time) of each CLI that this proxy started and has not reaped; with `cwd`, only of those in that
+        directory."""
         for path in sorted(self._folder(instance).glob("[0-9]*")):
             try:
                 data = json.loads(path.read_text())
                 if cwd is None or data.get("cwd") in (None, str(cwd)):
                     yield int(data["pid"]), data["start_time"]
             except (FileNotFoundError, ValueError, KeyError, TypeError):
-                continue  # reaped just now, or its proxy died while it wrote this: the CLI got no prompt yet
+                continue  # reaped just now, or its proxy died while it wrote the file: the CLI got no prompt yet
 
     def _file(self, instance: str) -> Path:
         return self._run / (instance + SUFFIX)
@@ -207,9 +208,9 @@ class Ownership:
     - `settle(agent, lease)` ends what former holders left unfinished: their processes and turns of this agent.
     - `leave(agent, lease)` stores what only this proxy knows, before the lease is handed over.
     - `retire(agent)` ends this proxy's idle processes of an agent, before the lease is handed over.
-    - `fenced(agent_key)` is called when a lease was lost: whatever runs for this agent here has to stop.
-    - `busy()`: turns wait or run here, `in_lane(agent_key)`: turns of this agent; `end(turn_id, by)` ends one of them,
-      as another proxy wants.
+    - `fenced(agent_key)` is called when a lease was lost: the agent's turns here have to stop.
+    - `busy()`: whether turns wait or run here; `in_lane(agent_key)`: whether turns of this agent do.
+    - `end(turn_id, by)` ends a turn here that another proxy cancelled.
     """
 
     def __init__(
@@ -240,7 +241,7 @@ class Ownership:
         self._held: dict[int, _Holding] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
-        self._asked: dict[int, float] = {}  # when others first asked for these leases, by the loop's time
+        self._requested: dict[int, float] = {}  # when other proxies first asked for a lease, by agent; the loop's time
         self._lost: list[Agent] = []  # agents that another proxy took over; a process of ours may be left
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._pauses = PauseWatch(self.proxy.lease)
@@ -258,13 +259,13 @@ class Ownership:
     async def hand_over(self) -> None:
         """Hand over leases that other proxies ask for, once no turn uses them, and end turns that others cancel. Runs
         until it is cancelled."""
-        looks, peers = True, True
+        failing, peers = False, True
         while True:
-            longest = LOOK * self.proxy.lease
+            longest = POLL * self.proxy.lease
             if peers:
                 await self._store.until_asked(self.proxy.id, longest)
             else:
-                await asyncio.sleep(min(ALONE, longest))
+                await asyncio.sleep(min(POLL_ALONE, longest))
             self._pauses.was_awake()
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
@@ -274,13 +275,13 @@ class Ownership:
                     continue
                 asked = await self._store.asked(self.proxy.id)
             except (ProxyError, OSError) as exc:  # OSError: e.g. out of descriptors
-                if looks:  # logged once, however long it lasts
+                if not failing:  # logged once, however long it lasts
                     log.warning("leases_not_looked_at", error=str(exc))
-                looks = False
+                failing = True
                 continue
-            looks = True
+            failing = False
             now = asyncio.get_running_loop().time()
-            self._asked = {agent_key: self._asked.get(agent_key, now) for agent_key in asked.leases}
+            self._requested = {agent_key: self._requested.get(agent_key, now) for agent_key in asked.leases}
             for turn_id, by in asked.cancels:
                 self._end(turn_id, by)
             await asyncio.gather(*(self._release_unused(agent_key) for agent_key in asked.leases))
@@ -303,15 +304,15 @@ class Ownership:
             await self._renew()
 
     def unused(self, agent_key: int) -> Unused | None:
-        """The agent's lease, if nobody here writes under it now. What is read of the agent stays true as long as
-        `since` says so."""
+        """The agent's lease, if no turn here uses it now. State that is read of the agent now is still valid as long as
+        `unchanged_since` returns True."""
         held = self._held.get(agent_key)
         if held is None or not held.settled or self._users[agent_key]:
             return None
         return Unused(held.lease, held.uses)
 
-    def since(self, unused: Unused | None) -> bool:
-        """Whether nobody has written the agent since then, except the present user of the lease."""
+    def unchanged_since(self, unused: Unused | None) -> bool:
+        """Whether no turn has used the lease since then, except the one that uses it now."""
         held = None if unused is None else self._held.get(unused.lease.agent_key)
         return held is not None and unused == Unused(held.lease, held.uses - 1)
 
@@ -319,18 +320,18 @@ class Ownership:
     async def hold(
         self, agent: Agent, turn: Turn | None = None, *, first: Unused | None = None
     ) -> AsyncIterator[Lease]:
-        """Take the agent's lease, in the turn's place in the order of acceptance (None: at any time). `first`: no other
-        proxy had an unfinished turn when this one was accepted.
+        """Take the agent's lease, for a turn once it is next in the order of acceptance. `first`: the unused lease when
+        the turn was accepted, if no other proxy had an unfinished turn of the agent then.
 
-        Another holder is asked to hand over. One that has ended is replaced at once, one that does not respond when its
-        lease has expired. Waits without a limit: the caller bounds it.
+        Another holder is asked to hand over. A holder that has ended is replaced at once; one that does not respond,
+        when its lease has expired. Waits without a limit: the caller bounds it.
         """
         async with self._exclusively(agent.key):
-            if agent.key in self._asked:
+            if agent.key in self._requested:
                 await self._give_way(agent.key)
             wait = FIRST_WAIT
             while (lease := await self._acquired(agent)) is None or not (
-                self.since(first) or await self._is_first(agent, lease, turn)
+                self.unchanged_since(first) or await self._is_first(agent, lease, turn)
             ):
                 if lease is not None:
                     await self._release(agent.key)
@@ -339,7 +340,7 @@ class Ownership:
             try:
                 yield lease
             except LeaseLost:
-                if self.holds(lease):  # lost: forget it, so that the next turn asks for it at once
+                if self.holds(lease):  # forget the lost lease, so that the next turn asks for it at once
                     del self._held[agent.key]
                 raise
 
@@ -353,7 +354,7 @@ class Ownership:
             yield None
             return
         async with self._exclusively(agent.key):
-            yield await self._acquired(agent, asks=False)
+            yield await self._acquired(agent, request=False)
 
     def holds(self, lease: Lease) -> bool:
         """Whether this proxy holds the lease, as far as it knows."""
@@ -385,21 +386,22 @@ class Ownership:
             if not self._users[agent_key]:
                 del self._users[agent_key], self._locks[agent_key]
 
-    async def _acquired(self, agent: Agent, *, asks: bool = True) -> Lease | None:
-        """The lease, after a former holder's turns are settled. None while another proxy has it; `asks` requests it."""
+    async def _acquired(self, agent: Agent, *, request: bool = True) -> Lease | None:
+        """The lease, after a former holder's turns are settled. None while another proxy has it; that proxy is asked to
+        hand it over if `request`."""
         held = self._held.get(agent.key)
         if held is None:
-            got = await self._store.acquire(agent.key, self.proxy, awake=self._pauses.was_awake, asks=asks)
-            if isinstance(got, LeaseHeld) and self._instances.has_ended(got.holder):
-                got = await self._store.acquire(
-                    agent.key, self.proxy, dead=(got.holder,), awake=self._pauses.was_awake, asks=asks
-                )
-            if isinstance(got, LeaseHeld):
+            acquire = partial(self._store.acquire, agent.key, self.proxy, awake=self._pauses.was_awake, asks=request)
+            result = await acquire()
+            if isinstance(result, LeaseHeld) and self._instances.has_ended(result.holder):
+                result = await acquire(dead=(result.holder,))
+            if isinstance(result, LeaseHeld):
                 return None
             self._renewed = asyncio.get_running_loop().time()
-            held = self._held[agent.key] = _Holding(got.lease, agent, settled=got.taken_from is None)
-            if got.taken_from is not None:
-                log.warning("agent_taken_over", agent=agent.agent_id, epoch=got.lease.epoch, former=got.taken_from)
+            held = self._held[agent.key] = _Holding(result.lease, agent, settled=result.taken_from is None)
+            if result.taken_from is not None:
+                former = result.taken_from
+                log.warning("agent_taken_over", agent=agent.agent_id, epoch=result.lease.epoch, former=former)
         if not held.settled:
             await self._settle(agent, held.lease)
             held.settled = True
@@ -407,10 +409,11 @@ class Ownership:
         return held.lease
 
     async def _is_first(self, agent: Agent, lease: Lease, turn: Turn | None) -> bool:
-        """Whether no turn of another proxy comes before this one.
+        """Whether no turn of another proxy comes before this one in the order of acceptance.
 
-        A turn that is tried again keeps its old number but is last in its lane, so it does not count; neither does one
-        of a proxy that does not respond. A turn that runs elsewhere without the lease has lost it.
+        Two kinds of turns do not count: a turn that is tried again, because it keeps its old number but is last in its
+        lane; and a turn of a proxy that does not respond. A turn that runs elsewhere, without the lease, has lost the
+        lease: it is settled.
         """
         if not (self._instances.spans_hosts or self._instances.others()):
             return True
@@ -427,21 +430,21 @@ class Ownership:
         return True
 
     async def _release_unused(self, agent_key: int) -> None:
-        # A turn that uses the lease checks for requests when it ends. A queued one runs first, or gives way.
+        # The next turn of the lane hands over before it runs, if others have waited long enough (`_give_way`).
         if self._users[agent_key] or self._in_lane(agent_key):
             return
         async with self._exclusively(agent_key):
-            with survived("lease_not_handed_over"):  # tried again at the next look
+            with survived("lease_not_handed_over"):  # tried again at the next poll
                 await self._release(agent_key)
 
     async def _give_way(self, agent_key: int) -> None:
-        """Hand the lease over before the next turn here, if others have waited for it for the time of a lease: while
-        turns follow each other without a pause, `hand_over` never finds it unused.
+        """Hand the lease over before the next turn here, if another proxy has waited for it for `lease` seconds: while
+        turns follow each other without a pause, `hand_over` never finds the lease unused.
 
         New turns of other proxies do not need this: they have their place in the order of acceptance (`_is_first`).
         """
         clock = asyncio.get_running_loop().time
-        if clock() - self._asked[agent_key] < self.proxy.lease or agent_key not in self._held:
+        if clock() - self._requested[agent_key] < self.proxy.lease or agent_key not in self._held:
             return
         try:
             waiting = await self._store.unfinished_of(agent_key)
@@ -456,16 +459,16 @@ class Ownership:
             log.warning("lease_not_handed_over", error=exc.message)
 
     async def _retire_lost(self, agent: Agent) -> None:
-        """End our process of an agent that another proxy has taken over: it no longer has the path."""
-        if self._users[agent.key] or agent.key in self._held:  # its user compares it with the path
+        """End this proxy's process of an agent that another proxy has taken over: it no longer has the path."""
+        if self._users[agent.key] or agent.key in self._held:  # a turn here compares the process with the path
             return
         async with self._exclusively(agent.key):
-            # The agent's next turn here compares it with the path, and ends it.
+            # If this fails, the agent's next turn here compares the process with the path, and ends it.
             with survived("process_not_retired", agent=agent.agent_id):
                 await self._retire(agent)
 
     async def _release(self, agent_key: int) -> None:
-        """Give the lease back, after our processes on the agent's sessions have ended."""
+        """Give the lease back, after this proxy's processes of the agent have ended."""
         held = self._held.pop(agent_key, None)
         if held is None:
             return
@@ -473,9 +476,9 @@ class Ownership:
             await self._leave(held.agent, held.lease)
             await self._retire(held.agent)
             await self._store.release(held.lease)
-            self._asked.pop(agent_key, None)
+            self._requested.pop(agent_key, None)
         except BaseException:
-            # It is still ours in the store: keep it. The next look hands it over, or a heartbeat finds it lost.
+            # This proxy is still the holder in the store. The next poll hands over, or a heartbeat finds the loss.
             self._held[agent_key] = held
             raise
 
@@ -507,8 +510,8 @@ def differences(hosts: Iterable[tuple[str, Facts]]) -> dict[str, dict[str, list[
 
 
 class PauseWatch:
-    """Whether this process was paused within the last `lease` seconds. It must be called at least every `HEARTBEAT` of
-    these to notice; from any thread.
+    """Whether this process was paused within the last `lease` seconds. To notice, `was_awake` must be called at least
+    every `HEARTBEAT * lease` seconds; from any thread.
 
     If the machine slept, the other proxies did, too: their expired heartbeats mean nothing until they had time to renew
     them.

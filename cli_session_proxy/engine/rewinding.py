@@ -54,22 +54,18 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
         if last is not None and last.delivery == "undelivered" and last.behind not in (None, last.parent_id):
             # Answers that never arrived do not count: the path is the one without them.
             path = [*(turn.id for turn in await store.path(last.behind or "")), last.id]
-        remaining = _kept(path, to)
+        if to in path:
+            remaining = path.index(to) + 1
+        elif not _BACK.fullmatch(to):
+            raise InvalidRequest(
+                "to must be a turn of the path to the head, or -N for N turns back: see `dump`, which names both",
+                param="to",
+            )
+        elif int(to[1:]) > len(path):
+            raise InvalidRequest(f"the path to the head has only {len(path)} turns", param="to")
+        else:
+            remaining = len(path) - int(to[1:])
         head = path[remaining - 1] if remaining else None
         await store.rewind(lease, head)
     log.info("rewound", agent=agent.agent_id, was=now.head, head=head)
     return Rewound(agent.agent_id, now.head, head, len(path) - remaining)
-
-
-def _kept(path: list[str], to: str) -> int:
-    """How many turns of the path remain."""
-    if to in path:
-        return path.index(to) + 1
-    if not _BACK.fullmatch(to):
-        raise InvalidRequest(
-            "to must be a turn of the path to the head, or -N for N turns back: see `dump`, which names both",
-            param="to",
-        )
-    if int(to[1:]) > len(path):
-        raise InvalidRequest(f"the path to the head has only {len(path)} turns", param="to")
-    return len(path) - int(to[1:])

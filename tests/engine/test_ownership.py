@@ -229,7 +229,7 @@ async def asked_for_long(engine: Engine) -> None:
     """Another proxy wants the agent, and has wanted it for all the time of a lease."""
     owner = engine._ownership
     clock = asyncio.get_running_loop().time
-    await until(lambda: any(clock() - since >= owner.proxy.lease for since in owner._asked.values()))
+    await until(lambda: any(clock() - since >= owner.proxy.lease for since in owner._requested.values()))
 
 
 async def mover(engine: Engine, backend: MemoryBackend) -> int:
@@ -608,7 +608,7 @@ async def test_a_lease_is_not_unused_while_something_of_its_former_holder_is_to_
         assert unused is not None
         for first in (True, False):
             async with own.hold(agent):
-                assert own.since(unused) is first
+                assert own.unchanged_since(unused) is first
 
 
 class Looked(SqliteStore):
@@ -675,7 +675,7 @@ async def test_a_proxy_without_peers_waits_for_no_question_until_one_comes(
 
     async def nothing(*_given: object) -> None: ...
 
-    monkeypatch.setattr(ownership, "ALONE", 0.001)
+    monkeypatch.setattr(ownership, "POLL_ALONE", 0.001)
     (tmp_path / RUN).mkdir()
     store, here, beside = Waited(tmp_path / FILE), Looking(tmp_path), Instances(tmp_path)
     async with opened(lambda: store):
