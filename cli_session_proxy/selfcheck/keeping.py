@@ -7,6 +7,7 @@ because it needs the files beside it. The folder's name is the binary's hash, wh
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import secrets
@@ -16,7 +17,6 @@ from pathlib import Path
 from .. import logs
 from ..backends.claude.process.capability import Identity
 from ..sandbox import make_private
-from .running import sha256_of
 
 log = logs.get(__name__)
 
@@ -26,7 +26,9 @@ LARGEST = 512 * 1024 * 1024
 NAME = "claude"
 # The first bytes of a native program: ELF (Linux); Mach-O (macOS), for one architecture and for several.
 _PROGRAMS = (b"\x7fELF", b"\xcf\xfa\xed\xfe", b"\xca\xfe\xba\xbe")
+# The cache of hashes, and how many it holds: the newest ones.
 _KNOWN = "hashes.json"
+NOTED = 20
 
 
 class KeptBinaries:
@@ -45,8 +47,14 @@ class KeptBinaries:
                         return None
                 make_private(place.parent)
                 fresh = place.with_name(f".{secrets.token_hex(8)}")
+                source = program.resolve()
                 try:
-                    _link_or_copy(program.resolve(), fresh)
+                    try:
+                        os.link(source, fresh)
+                    except OSError:  # another disk, another user's file, or no support for links
+                        if source.stat().st_size > LARGEST:
+                            raise
+                        shutil.copy2(source, fresh)
                     os.replace(fresh, place)
                 finally:
                     fresh.unlink(missing_ok=True)
@@ -82,7 +90,12 @@ class KeptBinaries:
                 return None
             if (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns) != identity[1:]:
                 return None
-            self._note(known)
+            newest = dict(list(known.items())[-NOTED:])
+            fresh = self._folder / f".{secrets.token_hex(8)}"
+            with contextlib.suppress(OSError):  # of two concurrent writers the last one wins
+                make_private(self._folder)
+                fresh.write_text(json.dumps(newest))
+                os.replace(fresh, self._folder / _KNOWN)
         return known[name]
 
     def identities(self) -> dict[Identity, str]:
@@ -100,20 +113,8 @@ class KeptBinaries:
         except (OSError, ValueError, AttributeError):
             return {}
 
-    def _note(self, known: dict[str, str]) -> None:
-        """Write the cache. Of two concurrent writers the last one wins."""
-        newest = dict(list(known.items())[-20:])
-        fresh = self._folder / f".{secrets.token_hex(8)}"
-        with contextlib.suppress(OSError):
-            make_private(self._folder)
-            fresh.write_text(json.dumps(newest))
-            os.replace(fresh, self._folder / _KNOWN)
 
-
-def _link_or_copy(program: Path, place: Path) -> None:
-    try:
-        os.link(program, place)
-    except OSError:  # another disk, another user's file, or no support for links
-        if program.stat().st_size > LARGEST:
-            raise
-        shutil.copy2(program, place)
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal. Blocks: 230 MB take half a second of a core. Raises OSError."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

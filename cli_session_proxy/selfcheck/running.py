@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import shutil
 import sys
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -24,11 +23,10 @@ from ..backends.claude.process.observed import Observation, Observed, expected, 
 from ..domain.models import JSON
 from ..settings import Settings
 
-# Seconds: the hard limit of one run, and the wait for its end after its input was closed.
+# Seconds: the hard limit of one run, and how long it may take to end after its input was closed.
 LONGEST = 60.0
 END_WAIT = 5.0
 _LANGUAGE = ("LANG", "LC_ALL", "LC_CTYPE", "TZ")
-_CHUNK = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,40 +107,23 @@ async def _run_in(folder: Path, claude: Path, settings: Settings) -> Report:
     except TimeoutError:
         return Report(claude, why=f"it was not done within {LONGEST:.0f} s on this machine")
     finally:
-        await _end(child)
+        if child.returncode is None:  # a closed input ends it and its children
+            assert child.stdin is not None
+            child.stdin.close()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(child.wait(), END_WAIT)
+        if child.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                child.kill()
+            await child.wait()
     try:
-        return _report(claude, json.loads(printed))
+        output: JSON = json.loads(printed)
+        if "observations" not in output:
+            return Report(claude, why=str(output.get("why")))
+        observed = read(output["observations"])
+        why = None
+        if "start" not in observed or observed["start"].outcome == "not tried":
+            why = observed["start"].detail if "start" in observed else "it saw nothing"
+        return Report(claude, str(output["version"]), str(output["day"]), float(output["seconds"]), observed, why)
     except ValueError:
         return Report(claude, why=f"it ended with exit code {code}, and said nothing")
-
-
-def _report(claude: Path, output: JSON) -> Report:
-    if "observations" not in output:
-        return Report(claude, why=str(output.get("why")))
-    observed = read(output["observations"])
-    why = None
-    if "start" not in observed or observed["start"].outcome == "not tried":
-        why = observed["start"].detail if "start" in observed else "it saw nothing"
-    return Report(claude, str(output["version"]), str(output["day"]), float(output["seconds"]), observed, why)
-
-
-async def _end(child: Process) -> None:
-    """Close its input, which ends it and its children; kill it if it does not end in time."""
-    if child.returncode is None:
-        assert child.stdin is not None
-        child.stdin.close()
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(child.wait(), END_WAIT)
-    if child.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            child.kill()
-        await child.wait()
-
-
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a program. Blocks: 230 MB take half a second of a core. Raises OSError."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            digest.update(chunk)
-    return digest.hexdigest()

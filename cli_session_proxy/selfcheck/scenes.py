@@ -76,10 +76,10 @@ class SceneTalk:
         shown = texts_in(turn.request)
         if (wrong := difference([*self.texts, *texts_of("user", blocks)], shown)) is not None:
             raise Differs(f"the model was shown something else: {wrong}")
-        self.went_on(turn)
+        self.add_turn(turn)
         return turn
 
-    def went_on(self, turn: StageTurn) -> None:
+    def add_turn(self, turn: StageTurn) -> None:
         self.request = turn.request
         self.turns.append(turn.uuid)
         self.texts = [*texts_in(turn.request), *texts_of("assistant", turn.blocks)]
@@ -100,11 +100,11 @@ async def play(stage: Stage) -> None:
     if first is None or stage.found["place"].outcome != "ok":
         return
     await _round_trip(stage, first)
-    await _goes_on_from_results(stage, first)
+    await _continues_from_results(stage, first)
     last = await _running(stage)
     await _resumed(stage, last or first)
-    await _ahead(stage)
-    await _asked(stage)
+    await _claimed(stage)
+    await _approvals(stage)
     await _logged_in(stage)
 
 
@@ -138,14 +138,20 @@ async def _first(stage: Stage) -> SceneTalk | None:
             except ClaudeUnavailable as exc:
                 stage.note("tools_off", "failed", exc.message)
                 raise Unable("it was not used any further") from exc
-            _compare_answer(turn)
+            for how, text in {
+                "in pieces": turn.streamed(), "in blocks": turn.text(), "in the result": turn.result.text
+            }.items():  # fmt: skip
+                if text != ANSWER:
+                    raise Differs(f"the answer {how} is {text!r}, and the model said {ANSWER!r}")
+            if (thought := turn.text("thinking")) != THOUGHT:
+                raise Differs(f"the thought is {thought!r}, and the model thought {THOUGHT!r}")
             first = SceneTalk(launch.session_id)
-            first.went_on(turn)
+            first.add_turn(turn)
         if first is None and process.runs is None:
             frames = stage.found.pop("frames")
             raise (Differs if frames.outcome == "failed" else Unable)(frames.detail)
         if first is not None:
-            await _look_at_file(stage, first, launch)
+            await _observe_file(stage, first, launch)
             async with stage.observing("prompt_file"):
                 if not stage.cli.does("prompt_file"):
                     raise Unable("it was given on the command line")
@@ -158,17 +164,7 @@ async def _first(stage: Stage) -> SceneTalk | None:
     return first
 
 
-def _compare_answer(turn: StageTurn) -> None:
-    """Raises `Differs` unless the stream, the blocks and the result all give the model's words."""
-    texts = {"in pieces": turn.streamed(), "in blocks": turn.text(), "in the result": turn.result.text}
-    for how, words in texts.items():
-        if words != ANSWER:
-            raise Differs(f"the answer {how} is {words!r}, and the model said {ANSWER!r}")
-    if (thought := turn.text("thinking")) != THOUGHT:
-        raise Differs(f"the thought is {thought!r}, and the model thought {THOUGHT!r}")
-
-
-async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
+async def _observe_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
     """Read the transcript file when the result arrives, and again if it is written later."""
 
     def place() -> Path:
@@ -184,7 +180,15 @@ async def _look_at_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
     path = place()
     late = await until(lambda: _is_whole(path), LATE)
     async with stage.observing("records"):
-        first.records = _checked_records(path)
+        parsed = transcript.parse(path.read_bytes())
+        if parsed.broken:
+            raise Differs(f"{parsed.broken} lines are no records")
+        _check_parents(parsed.path, None)
+        texts = [pair for pair in texts_of_path(parsed.path) if not pair[1].startswith("thinking")]
+        if (wrong := difference([("user", f"text {FIRST}"), ("assistant", f"text {ANSWER}")], texts)) is not None:
+            kinds = ", ".join(sorted({entry.kind for entry in parsed.entries}))
+            raise Differs(f"in the records, {wrong}; their kinds: {kinds}")
+        first.records = [entry.record() for entry in parsed.entries]
     if late is not None:
         stage.note("complete", "ok" if at_once else "failed", f"it was whole {late:.2f} s later")
 
@@ -200,19 +204,6 @@ def _texts_in_file(path: Path) -> Texts:
         return texts_of_path(transcript.parse(path.read_bytes()).path)
     except OSError:
         return []
-
-
-def _checked_records(path: Path) -> list[Record]:
-    """The records of the file. Raises `Differs` if our reader cannot use them."""
-    parsed = transcript.parse(path.read_bytes())
-    if parsed.broken:
-        raise Differs(f"{parsed.broken} lines are no records")
-    _check_parents(parsed.path, None)
-    texts = [pair for pair in texts_of_path(parsed.path) if not pair[1].startswith("thinking")]
-    if (wrong := difference([("user", f"text {FIRST}"), ("assistant", f"text {ANSWER}")], texts)) is not None:
-        kinds = ", ".join(sorted({entry.kind for entry in parsed.entries}))
-        raise Differs(f"in the records, {wrong}; their kinds: {kinds}")
-    return [entry.record() for entry in parsed.entries]
 
 
 def _check_parents(path: Sequence[Entry], start: str | None) -> None:
@@ -248,8 +239,8 @@ async def _trip(stage: Stage, first: SceneTalk) -> None:
         async with stage.running(launch) as process:
             await stage.bounded(process, process.loaded(_nothing))
             turn = await stage.turn(process, WRITTEN)
-            wanted = [*texts_of_path(known), ("user", f"text {WRITTEN}")]
-            if (wrong := difference(wanted, texts_in(turn.request))) is not None:
+            expected = [*texts_of_path(known), ("user", f"text {WRITTEN}")]
+            if (wrong := difference(expected, texts_in(turn.request))) is not None:
                 raise Differs(f"a transcript that was written does not reach the model as it is: {wrong}")
             if first.records and first.request is not None and turn.request.prefix_kept(first.request) < 1.0:
                 raise Differs("the request does not begin with that of the turn before it, byte for byte")
@@ -270,10 +261,6 @@ def _written_records(stage: Stage, first: SceneTalk, launch: Launch) -> list[Rec
     at = time.time()
     scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, at, parsed.leaf)
 
-    def at_same_time(message: Message) -> Record:
-        scribe.at = at
-        return scribe.record(message, MODEL)
-
     result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
     exchange = [
         Message("user", (IMAGE, _text(SHOWN))),
@@ -281,7 +268,11 @@ def _written_records(stage: Stage, first: SceneTalk, launch: Launch) -> list[Rec
         Message("user", (result,)),
         Message("assistant", (_text(f"It is {FOUND}."),)),
     ]
-    return [*first.records, *map(at_same_time, exchange)]
+    records = list(first.records)
+    for message in exchange:
+        scribe.at = at  # all at one time
+        records.append(scribe.record(message, MODEL))
+    return records
 
 
 def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
@@ -342,7 +333,7 @@ async def _healed(stage: Stage, process: ClaudeProcess) -> None:
             raise Differs(f"it did not ask again for the same without thoughts: {wrong}")
 
 
-async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
+async def _continues_from_results(stage: Stage, first: SceneTalk) -> None:
     """A new process, which did not make the tool call, continues from the result of the call."""
     launch = stage.launch(stage.hopeful, resume=True)
     async with stage.observing("mcp_set_servers", part=True):
@@ -361,8 +352,8 @@ async def _goes_on_from_results(stage: Stage, first: SceneTalk) -> None:
             if not await stage.bounded(process, process.adapt(replace(launch, offers=OFFERS))):
                 raise Differs("it did not take the client's tools")
             turn = await stage.turn(process, (), frame_uuid=turn_uuid)
-            wanted = texts_of_path(transcript.parse_records(known).path)
-            if (wrong := difference(wanted, texts_in(turn.request))) is not None:
+            expected = texts_of_path(transcript.parse_records(known).path)
+            if (wrong := difference(expected, texts_in(turn.request))) is not None:
                 raise Differs(f"a process that was started again does not go on from the results: {wrong}")
 
 
@@ -435,7 +426,7 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     turn = await stage.turn(process, (), judge=judge, results=brought)
     if texts_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
         raise Differs(f"the result of a tool did not reach the model: {texts_in(turn.request)[-1:]}")
-    talk.went_on(StageTurn(calling.uuid, turn.events, turn.requests))
+    talk.add_turn(StageTurn(calling.uuid, turn.events, turn.requests))
     if not await stage.bounded(process, process.adapt(replace(ours, offers=Offers()))):
         raise Differs("it did not give the client's tools up again")
 
@@ -469,7 +460,7 @@ async def _interrupted(stage: Stage, talk: SceneTalk, process: ClaudeProcess) ->
     shown = texts_in(turn.request)
     if difference(talk.texts, shown[: len(talk.texts)]) is not None or shown[-1] != ("user", f"text {FOLLOWED}"):
         raise Differs("the turn after an interrupted one did not go on from the ones before it")
-    talk.went_on(turn)
+    talk.add_turn(turn)
 
 
 async def _rewound(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
@@ -506,7 +497,7 @@ async def _resumed(stage: Stage, talk: SceneTalk) -> None:
             raise Differs(f"it had not read its session when it answered `initialize`: {wrong}")
 
 
-async def _ahead(stage: Stage) -> None:
+async def _claimed(stage: Stage) -> None:
     launch = replace(stage.launch(stage.hopeful, "claimed"), system_prompt=ANOTHER_SYSTEM)
     waiting = stage.launch(stage.hopeful, "ahead")
     spare = waiting.spare(waiting.cwd, Path(dict(waiting.env)["TMPDIR"]))
@@ -527,7 +518,7 @@ async def _ahead(stage: Stage) -> None:
 # --- a tool that waits for a person
 
 
-async def _asked(stage: Stage) -> None:
+async def _approvals(stage: Stage) -> None:
     """The CLI asks although its mode would let it write, does nothing when denied, and writes when allowed."""
     profile = Profile(tools=("Write",), approve=("Write",), permission_mode="acceptEdits")
     launch = replace(stage.launch(stage.hopeful, "asked"), profile=profile)

@@ -98,7 +98,7 @@ class SelfChecks:
                     await self._store_degraded()
                     while self._new:
                         identity = next(iter(self._new))
-                        await self._look_at(identity, self._new.pop(identity))
+                        await self._examine(identity, self._new.pop(identity))
                 except StoreUnavailable as exc:
                     log.warning("self_check_not_kept", error=exc.message)
 
@@ -115,7 +115,8 @@ class SelfChecks:
                 if of == sha256:
                     capability.observe(identity, version, observed)
 
-    async def _look_at(self, identity: Identity, cli: Capability) -> None:
+    async def _examine(self, identity: Identity, cli: Capability) -> None:
+        """Apply the stored observations of this file; check it if there are none."""
         sha256 = await asyncio.to_thread(self._kept.sha256, identity)
         if sha256 is None:
             return  # another file has replaced it: `found` will be called for that one
@@ -149,12 +150,23 @@ class SelfChecks:
     async def _decide(
         self, identity: Identity, cli: Capability, sha256: str, observed: Observed, how: str = "failed its self-check"
     ) -> None:
+        """Apply the observations to this file. If an essential one failed, use another CLI instead, and say so; `how`
+        is the verb of that sentence."""
         capability.observe(identity, cli.version, observed)
         self._tries.pop(identity, None)
         self._decided[identity] = observed
         cli = replace(cli, observed=observed)
-        self._warn_of_mismatches(cli)
-        essential = await self._essential(cli)
+        surprises = mismatches(cli.observed, cli.version_tuple)
+        if surprises and (key := f"{cli.version} {cli.path}") not in self._logged:
+            self._logged.add(key)
+            lost = {one.name: one.detail for one in surprises if one.outcome == "failed"}
+            gained = [one.name for one in surprises if one.outcome == "ok"]
+            log.warning("claude_unexpected", version=cli.version, path=str(cli.path), lost=lost, gained=gained)
+        essential: Sequence[Name] = ESSENTIAL
+        if not cli.does("login"):  # a CLI that is billed by use needs no login
+            env = environment.common(self._settings, environment.config_dir(self._settings))
+            if await logged_in.kind(cli.path, env) != "by use":
+                essential = (*ESSENTIAL, "login")
         failed = [observed[name] for name in essential if name in observed and observed[name].outcome == "failed"]
         if not failed:
             capability.stand_in(identity, None)
@@ -168,19 +180,11 @@ class SelfChecks:
         known = by_subject(await self._store.findings())
         passed = [version for (_, version), seen in known.items() if fit(seen, essential)]
         newest = max(passed, key=capability.numbers, default=None)
-        words = sentence(cli, how, failed, None if instead == cli else instead, newest)
-        if words not in self._logged:
-            self._logged.add(words)
-            log.error("claude_unfit", message=words)
-            self._say(words)
-
-    async def _essential(self, cli: Capability) -> Sequence[Name]:
-        """The observations that must succeed under these settings. A CLI that is billed by use needs no login."""
-        if cli.does("login"):
-            return ESSENTIAL
-        env = environment.common(self._settings, environment.config_dir(self._settings))
-        by_use = await logged_in.kind(cli.path, env) == "by use"
-        return ESSENTIAL if by_use else (*ESSENTIAL, "login")
+        text = sentence(cli, how, failed, None if instead == cli else instead, newest)
+        if text not in self._logged:
+            self._logged.add(text)
+            log.error("claude_unfit", message=text)
+            self._say(text)
 
     async def _newest_that_passed(self, essential: Sequence[Name]) -> Identity | None:
         """The newest CLI that passed and of which this host still keeps a copy."""
@@ -200,14 +204,6 @@ class SelfChecks:
             if cli.version == version:
                 return capability.register(place, replace(cli, observed=observed))
         return None
-
-    def _warn_of_mismatches(self, cli: Capability) -> None:
-        surprises = mismatches(cli.observed, cli.version_tuple)
-        if surprises and (key := f"{cli.version} {cli.path}") not in self._logged:
-            self._logged.add(key)
-            lost = {one.name: one.detail for one in surprises if one.outcome == "failed"}
-            gained = [one.name for one in surprises if one.outcome == "ok"]
-            log.warning("claude_unexpected", version=cli.version, path=str(cli.path), lost=lost, gained=gained)
 
     async def _store_degraded(self) -> None:
         while self._degraded:

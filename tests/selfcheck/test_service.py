@@ -17,8 +17,8 @@ from cli_session_proxy.backends.claude.process.observed import NAMES, Name, Obse
 from cli_session_proxy.commands import doctor
 from cli_session_proxy.commands.doctor import _was_checked
 from cli_session_proxy.selfcheck import service
-from cli_session_proxy.selfcheck.keeping import KeptBinaries
-from cli_session_proxy.selfcheck.running import Report, sha256_of
+from cli_session_proxy.selfcheck.keeping import KeptBinaries, sha256_of
+from cli_session_proxy.selfcheck.running import Report
 from cli_session_proxy.selfcheck.service import SelfChecks, by_subject
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sqlite.store import SqliteStore

@@ -41,16 +41,16 @@ from ..base import (
     Retried,
     Used,
 )
-from . import failures, messages, stream
-from .library import Clients, litellm
+from . import messages, stream
+from .library import Clients, error_for, is_content_refusal, litellm
 from .messages import Rendering
-from .summary import TOKENS, Summaries
+from .summary import SHOWN, TOKENS, Summaries
 
 NAME = "litellm"
-# Seconds before the first retry of a failed request; doubled for each further one. A provider's longer Retry-After
-# counts, up to SOON; beyond that there is no retry.
-AGAIN = 0.5
-SOON = 10.0
+# Seconds before the first retry of a failed request; doubled for each further one. The provider's Retry-After counts if
+# it is longer; if it is longer than LONGEST_WAIT, there is no retry.
+FIRST_WAIT = 0.5
+LONGEST_WAIT = 10.0
 _STOPS = {"length": "max_tokens", "content_filter": "refusal"}
 _EFFORTS = {"max": "high", "xhigh": "high"}
 
@@ -87,11 +87,11 @@ class Target:
         total = float(prompt_cost) + float(answer_cost)
         return total if math.isfinite(total) else None
 
-    def honoured(self, **asked: Any) -> bool:
-        """Whether this parameter reaches the provider: LiteLLM drops those that the model does not support."""
+    def supports(self, **parameters: Any) -> bool:
+        """Whether these parameters reach the provider: LiteLLM drops those that the model does not support."""
         optional = litellm().utils.get_optional_params
         known = {"model": self.configured.litellm, "custom_llm_provider": self.provider, "drop_params": True}
-        return bool(optional(**known, **asked) != optional(**known))
+        return bool(optional(**known, **parameters) != optional(**known))
 
 
 def target_of(settings: Settings, name: str) -> Target:
@@ -104,9 +104,9 @@ def target_of(settings: Settings, name: str) -> Target:
     with suppress(Exception):  # a self-hosted model is in no list
         known = dict(module.get_model_info(configured.litellm))
 
-    def takes(wanted: bool | None, what: str) -> bool:
+    def takes(setting: bool | None, what: str) -> bool:
         # Unknown to LiteLLM: assume yes; if not, the server answers with an error.
-        return wanted if wanted is not None else not known or bool(known.get(f"supports_{what}"))
+        return setting if setting is not None else not known or bool(known.get(f"supports_{what}"))
 
     return Target(
         name,
@@ -162,32 +162,35 @@ class LiteLLMBackend:
         own = [block for message in job.turn.shown_input for block in message.content]
         added = [block for block in job.prompt if block not in own]
         turns = ((turn.shown_input, turn.output) for turn in path.turns)
-        asked = await asyncio.to_thread(rendering.path, turns, job.turn.shown_input, added)
+        request_messages = await asyncio.to_thread(rendering.path, turns, job.turn.shown_input, added)
         notes = [*rendering.notes, *([Note("outside_window", len(path.outside))] if path.outside else [])]
         costs: list[float] = []
         summary = None
         if path.outside and target.configured.window_summary:
-            ask = partial(self._asked, target, costs)
+            ask = partial(self._answer_to, target, costs)
             summary = await self.summaries.of(target.name, path.outside, target.context, ask)
             silent = len(path.outside) if summary is None else summary.silent
             notes += [Note("not_summarised", silent)] if silent else []
         if summary is not None:
-            first = next(message for message in asked if message["role"] == "user")
-            was = first["content"]
-            opening = {"type": "text", "text": summary.shown}
-            first["content"] = f"{summary.shown}\n\n{was}" if isinstance(was, str) else [opening, *was]
+            first = next(message for message in request_messages if message["role"] == "user")
+            content, opening = first["content"], f"{SHOWN}\n{summary.text}"
+            if isinstance(content, str):
+                first["content"] = f"{opening}\n\n{content}"
+            else:
+                first["content"] = [{"type": "text", "text": opening}, *content]
         taken = CallIds((*path.outside, *path.turns))
         if job.system:
-            asked.insert(0, {"role": "system", "content": job.system})
+            request_messages.insert(0, {"role": "system", "content": job.system})
         evidence = Evidence(notes=tuple(notes), window_summary=summary.text if summary is not None else None)
-        return ModelExecution(self, job, target, asked, taken, evidence, sum(costs))
+        return ModelExecution(self, job, target, request_messages, taken, evidence, sum(costs))
 
-    async def _asked(self, target: Target, costs: list[float], text: str) -> str:
-        """The model's answer to one text, outside of any conversation. Raises `ProxyError`."""
+    async def _answer_to(self, target: Target, costs: list[float], text: str) -> str:
+        """The model's answer to one text, outside of any conversation. Its cost is appended to `costs`. Raises
+        `ProxyError`."""
         answer = stream.ModelAnswer({}, CallIds())
-        messages = [{"role": "user", "content": text}]
-        async with aclosing(self.request(target, messages, {"max_tokens": TOKENS}, answer)) as heard:
-            async for _ in heard:
+        prompt = [{"role": "user", "content": text}]
+        async with aclosing(self.request(target, prompt, {"max_tokens": TOKENS}, answer)) as events:
+            async for _ in events:
                 pass
         for _ in answer.close():
             pass
@@ -195,17 +198,17 @@ class LiteLLMBackend:
         return answer_text(answer.blocks)
 
     async def request(
-        self, target: Target, asked: list[JSON], wanted: JSON, answer: stream.ModelAnswer
+        self, target: Target, request_messages: list[JSON], parameters: JSON, answer: stream.ModelAnswer
     ) -> AsyncGenerator[Event, None]:
-        """One request. Raises `ProxyError`."""
+        """The events of one request, whose answer is collected in `answer`. Raises `ProxyError`."""
         configured = target.configured
         response: Any = None
         self.clients.use()
         try:
             response = await litellm().acompletion(
-                **configured.params | wanted,
+                **configured.params | parameters,
                 model=configured.litellm,
-                messages=asked,
+                messages=request_messages,
                 stream=True,
                 stream_options={"include_usage": True},
                 api_base=configured.api_base,
@@ -216,19 +219,19 @@ class LiteLLMBackend:
                 num_retries=0,
             )
             async for chunk in response:
-                seen = False
+                has_events = False
                 for event in answer.feed(chunk):
-                    seen = True
+                    has_events = True
                     yield event
-                if not seen:
+                if not has_events:
                     yield Activity("chunk")
         except ProxyError:
             raise
         except Exception as exc:
-            if failures.is_guarded(exc):
+            if is_content_refusal(exc):
                 answer.finish = "content_filter"
                 return
-            raise failures.error_for(exc, target.name, target.key) from exc
+            raise error_for(exc, target.name, target.key) from exc
         finally:
             if response is not None:
                 await response.aclose()
@@ -270,7 +273,7 @@ class ModelExecution:
         owner: LiteLLMBackend,
         job: Job,
         target: Target,
-        asked: list[JSON],
+        request_messages: list[JSON],
         taken: CallIds,
         evidence: Evidence,
         spent: float,
@@ -278,21 +281,21 @@ class ModelExecution:
         self._owner = owner
         self._job = job
         self._target = target
-        self._asked = asked
+        self._messages = request_messages
         self._taken = taken
         self._interrupted = False
-        was, parent = job.session, job.parent
-        self.session_id = was.id if was is not None else str(uuid.uuid4())
-        self.continuity: Continuity = "started" if parent is None else "resumed" if was is not None else "branched"
+        session, parent = job.session, job.parent
+        self.session_id = session.id if session is not None else str(uuid.uuid4())
+        self.continuity: Continuity = "started" if parent is None else "resumed"
         self.links: tuple[Link, ...] = ()
-        if was is None:
+        if session is None:
             before = parent.session_id if parent is not None else None
             reason: Literal["branched", "started"] = "branched" if before is not None else "started"
             self.continuity = reason
             self.links = (Link(before, self.session_id, job.turn.id, reason, {}, time.time()),)
         self.evidence = evidence
         self._spent = spent  # for requests other than the turn's own, in US dollars
-        self._wanted, self.unmet = _parameters(job, target)
+        self._parameters, self.unmet = _parameters(job, target)
 
     async def say(self) -> AsyncGenerator[Event, None]:
         answer = stream.ModelAnswer({short_name(tool.name): tool for tool in self._job.offers.tools}, self._taken)
@@ -300,9 +303,9 @@ class ModelExecution:
         while True:
             begun = False
             try:
-                asking = self._owner.request(self._target, self._asked, self._wanted, answer)
-                async with aclosing(asking) as heard:
-                    async for event in heard:
+                asking = self._owner.request(self._target, self._messages, self._parameters, answer)
+                async with aclosing(asking) as events:
+                    async for event in events:
                         begun = True
                         yield event
                         if self._interrupted:
@@ -310,14 +313,14 @@ class ModelExecution:
                 break
             except ProxyError as error:
                 again = isinstance(error, Overloaded) or (isinstance(error, UpstreamError) and error.retry)
-                soon = (error.retry_after or 0.0) <= SOON
+                soon = (error.retry_after or 0.0) <= LONGEST_WAIT
                 if begun or not again or not soon or tried >= self._owner.settings.cli_retries:
                     raise
                 tried += 1
                 yield Retried({"error_status": error.detail.get("status"), "error": error.code, "attempt": tried})
-                await asyncio.sleep(max(error.retry_after or 0.0, AGAIN * 2 ** (tried - 1)))
-        for stop in answer.close():
-            yield stop
+                await asyncio.sleep(max(error.retry_after or 0.0, FIRST_WAIT * 2 ** (tried - 1)))
+        for block_stop in answer.close():
+            yield block_stop
         if self._interrupted:
             counted = answer.usage
             if counted is None:  # no usage comes with an answer that we ended
@@ -325,16 +328,13 @@ class ModelExecution:
                 text = "".join(str(block.get("text") or block.get("thinking") or "") for block in answer.blocks)
                 counted = await asyncio.to_thread(
                     lambda: Usage(
-                        int(count(model=model, messages=self._asked)), int(count(model=model, text=text)) if text else 0
+                        int(count(model=model, messages=self._messages)),
+                        int(count(model=model, text=text)) if text else 0,
                     )
                 )
             yield AnswerBlocks(tuple(answer.blocks), answer.model)
             yield Completed("stop_sequence", counted, self._cost(counted))
             return
-        async for event in self._ended(answer):
-            yield event
-
-    async def _ended(self, answer: stream.ModelAnswer) -> AsyncGenerator[Event, None]:
         used = answer.usage or Usage()
         cost = self._cost(used)
         stop = _STOPS.get(answer.finish or "", "end_turn")
@@ -391,33 +391,33 @@ class ModelExecution:
 
 def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
     """(the request's parameters as LiteLLM's, the names of those that the model does not support)."""
-    wanted, choice = job.turn.options.parameters, job.turn.options.tool_choice
+    requested, choice = job.turn.options.parameters, job.turn.options.tool_choice
     out: JSON = {}
     unmet: list[Name] = []
     plain: tuple[Name, ...] = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     for name in plain:
-        value = getattr(wanted, name)
+        value = getattr(requested, name)
         if value is None:
             continue
-        if name != "top_k" and target.honoured(**{name: value}):
+        if name != "top_k" and target.supports(**{name: value}):
             out[name] = value
         else:
             unmet.append(name)
     effort = _EFFORTS.get(job.effort or "", job.effort)
-    if effort is not None and target.honoured(reasoning_effort=effort):
+    if effort is not None and target.supports(reasoning_effort=effort):
         out["reasoning_effort"] = effort
-    elif wanted.thinking is False and target.honoured(reasoning_effort="low"):
+    elif requested.thinking is False and target.supports(reasoning_effort="low"):
         unmet.append("thinking")  # the model cannot turn thinking off
     if job.offers:
         out["tools"] = messages.offered(job.offers.tools, choice.allowed)
-        asked: Any = choice.mode if choice.mode != "auto" else None
+        tool_choice: Any = choice.mode if choice.mode != "auto" else None
         if choice.mode == "required" and choice.allowed is not None and len(choice.allowed) == 1:
             (entry,) = (one for one in out["tools"] if one["function"]["name"] == short_name(choice.allowed[0]))
-            asked = {"type": "function", "function": {"name": entry["function"]["name"]}}
-        if asked is not None and target.honoured(tools=out["tools"], tool_choice=asked):
-            out["tool_choice"] = asked
+            tool_choice = {"type": "function", "function": {"name": entry["function"]["name"]}}
+        if tool_choice is not None and target.supports(tools=out["tools"], tool_choice=tool_choice):
+            out["tool_choice"] = tool_choice
         elif choice.mode == "required":
             unmet.append("tool_choice")
-        if not choice.parallel and target.honoured(parallel_tool_calls=False):
+        if not choice.parallel and target.supports(parallel_tool_calls=False):
             out["parallel_tool_calls"] = False
     return out, tuple(unmet)
