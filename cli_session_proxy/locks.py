@@ -55,13 +55,18 @@ class FileLock:
         self._fd: int | None = None
 
     def try_acquire(self) -> bool:
+        """Whether the lock is now ours. Raises `StoreUnavailable` if the file cannot be opened."""
         try:
             fd = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as exc:
             raise StoreUnavailable(f"cannot open {self._path} ({exc.strerror}): fix that, then try again") from exc
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not _is_file(fd, self._path):  # its last holder removed it: a lock on the removed file excludes nobody
+            try:
+                is_same = os.path.samestat(os.fstat(fd), self._path.stat())
+            except FileNotFoundError:
+                is_same = False
+            if not is_same:  # its last holder has removed the file: a lock on that one excludes nobody
                 raise BlockingIOError
         except BlockingIOError:
             os.close(fd)
@@ -79,12 +84,3 @@ class FileLock:
         self._path.unlink(missing_ok=True)
         fd, self._fd = self._fd, None
         os.close(fd)
-
-
-def _is_file(fd: int, path: Path) -> bool:
-    try:
-        status = path.stat()
-    except FileNotFoundError:
-        return False
-    mine = os.fstat(fd)
-    return (mine.st_dev, mine.st_ino) == (status.st_dev, status.st_ino)

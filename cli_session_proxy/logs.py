@@ -123,14 +123,6 @@ class _LogFile(RotatingFileHandler):
             self.handleError(record)
 
 
-def _as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
-    """The arguments for `logging`. The traceback stays in the event, where secrets are removed."""
-    from structlog.stdlib import ProcessorFormatter
-
-    wrapped, extra = ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
-    return wrapped, {**extra, "exc_info": False}
-
-
 def load() -> None:
     """Import structlog now. Later the import may fail (while Python exits after Ctrl-C) or block the event loop."""
     import structlog  # noqa: F401
@@ -154,14 +146,16 @@ def get(name: str = NAME) -> structlog.stdlib.BoundLogger:
 @cache
 def _made(name: str) -> structlog.stdlib.BoundLogger:
     import structlog
+    from structlog.stdlib import ProcessorFormatter
+
+    def as_record(logger: Any, method: str, event: MutableMapping[str, Any]) -> tuple[tuple[Any], dict[str, Any]]:
+        """The arguments for `logging`. The traceback stays in the event, where secrets are removed."""
+        wrapped, extra = ProcessorFormatter.wrap_for_formatter(logger, method, _Event(event))
+        return wrapped, {**extra, "exc_info": False}
 
     logger: structlog.stdlib.BoundLogger = structlog.wrap_logger(
         logging.getLogger(name),
-        processors=[
-            structlog.stdlib.filter_by_level,
-            *_shared(),
-            _as_record,
-        ],
+        processors=[structlog.stdlib.filter_by_level, *_shared(), as_record],
         wrapper_class=structlog.stdlib.BoundLogger,
         context_class=dict,
         cache_logger_on_first_use=False,
@@ -181,6 +175,10 @@ def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
     """
     from structlog.processors import JSONRenderer
 
+    def in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
+        """Show the time in the zone of the settings."""
+        return {**event, "timestamp": times.written(datetime.fromisoformat(event["timestamp"]).timestamp())}
+
     path = file_of(settings)
     make_private(path.parent)
     to_file = _LogFile(path, maxBytes=ROTATE_BYTES, backupCount=ROTATE_KEPT, encoding="utf-8", delay=False)
@@ -188,7 +186,7 @@ def configure(settings: Settings, quiet: Collection[str] = ()) -> None:
     to_stderr = logging.StreamHandler(sys.stderr)
     to_stderr.setLevel(logging.WARNING)
     to_stderr.addFilter(lambda record: not (isinstance(record.msg, dict) and record.msg.get("event") in quiet))
-    to_stderr.setFormatter(_formatter(_in_zone, _console(colors=sys.stderr.isatty())))
+    to_stderr.setFormatter(_formatter(in_zone, _console(colors=sys.stderr.isatty())))
 
     shut_down()
     logger = logging.getLogger(NAME)
@@ -202,14 +200,15 @@ def forget(settings: Settings, named: Iterable[str]) -> None:
 
     A line that another process writes to the file meanwhile may be lost.
     """
-    wanted = {json.dumps(_visible(name), ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
+    texts = {json.dumps(_visible(name), ensure_ascii=False)[1:-1].encode("utf-8", "replace") for name in named if name}
     current = file_of(settings)
     for path in current.parent.glob(f"{current.name}*"):
-        _forget(path, wanted)
+        _forget(path, texts)
 
 
-def _forget(path: Path, wanted: set[bytes]) -> None:
-    """Rewrite the file in place: other processes have it open for appending. This process writes nothing meanwhile."""
+def _forget(path: Path, texts: set[bytes]) -> None:
+    """Remove the lines with one of these texts. The file is rewritten in place, because other processes have it open
+    for appending; this process writes nothing meanwhile."""
     ours = [
         handler
         for handler in logging.getLogger(NAME).handlers
@@ -221,7 +220,7 @@ def _forget(path: Path, wanted: set[bytes]) -> None:
         with path.open("r+b") as file:
             lines = file.readlines()
             # an id matches as a word, an agent's name as a whole string
-            remaining = [line for line in lines if wanted.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
+            remaining = [line for line in lines if texts.isdisjoint(_ID.findall(line) + _TEXT.findall(line))]
             if len(remaining) < len(lines):
                 file.seek(0)
                 file.writelines(remaining)
@@ -246,11 +245,6 @@ def _shared() -> list[Any]:
     from structlog import contextvars, processors, stdlib
 
     return [contextvars.merge_contextvars, stdlib.add_log_level, processors.TimeStamper(fmt="iso", utc=True)]
-
-
-def _in_zone(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> MutableMapping[str, Any]:
-    """Show the time in the zone of the settings."""
-    return {**event, "timestamp": times.written(datetime.fromisoformat(event["timestamp"]).timestamp())}
 
 
 def _formatter(*renderers: Any) -> structlog.stdlib.ProcessorFormatter:

@@ -114,7 +114,7 @@ def knowing(secrets: Iterable[str], show: Callable[..., T], *given: Any) -> T:
 
 def text(value: str) -> str:
     """The text with every secret in it replaced by `[redacted]`."""
-    return _scrubbed(value) if _may_hold_one(value) else value
+    return _scrubbed(value) if _may_have_secret(value) else value
 
 
 def head(value: str, most: int) -> str:
@@ -126,21 +126,17 @@ def head(value: str, most: int) -> str:
 def _scrubbed(value: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         value = value.replace(secret, HIDDEN)
-    value = _TOKEN.sub(HIDDEN, _without_pem(value))
+    # Private keys, with their frames; one without an end is hidden to the end of the text.
+    pieces: list[str] = []
+    done = 0
+    while (begin := _PEM_BEGIN.search(value, done)) is not None:
+        pieces += (value[done : begin.start()], HIDDEN)
+        end = value.find(_PEM_END, begin.end())
+        done = len(value) if end < 0 else end + len(_PEM_END)
+    value = _TOKEN.sub(HIDDEN, "".join([*pieces, value[done:]]))
     for pattern, replacement in _NAMED:
         value = pattern.sub(replacement, value)
     return value
-
-
-def _without_pem(value: str) -> str:
-    """Hide private keys with their frame; one without an end is hidden to the end of the text."""
-    pieces: list[str] = []
-    done = 0
-    while (found := _PEM_BEGIN.search(value, done)) is not None:
-        pieces += (value[done : found.start()], HIDDEN)
-        end = value.find(_PEM_END, found.end())
-        done = len(value) if end < 0 else end + len(_PEM_END)
-    return "".join([*pieces, value[done:]]) if pieces else value
 
 
 # No pattern matches a text shorter than this.
@@ -149,7 +145,7 @@ _GITLAB = tuple(f"gl{kind}-" for kind in _GITLAB_KINDS.split("|"))
 _GITHUB = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")
 
 
-def _may_hold_one(value: str) -> bool:
+def _may_have_secret(value: str) -> bool:
     """Whether a pattern can match, by words that each match contains. The patterns take twenty times as long."""
     if len(value) < _SHORTEST:
         return False
@@ -194,7 +190,7 @@ def data(value: Any) -> Any:
             elif secret:
                 out[shown] = _hidden(item)
             elif kind is str:
-                out[shown] = _scrubbed(item) if _may_hold_one(item) else item
+                out[shown] = _scrubbed(item) if _may_have_secret(item) else item
             else:
                 out[shown] = data(item)
         return out
@@ -208,10 +204,10 @@ _PLAIN = frozenset({int, float, bool, type(None)})
 
 def _named(name: str) -> tuple[str, bool]:
     """The field's name as it is shown, and whether its value is always hidden."""
-    found = text(name), name.lower().replace("-", "_") in SECRET_NAMES
+    result = text(name), name.lower().replace("-", "_") in SECRET_NAMES
     if len(name) <= _SHORT and len(_names) < _MOST:
-        _names[name] = found
-    return found
+        _names[name] = result
+    return result
 
 
 def _hidden(value: Any) -> Any:

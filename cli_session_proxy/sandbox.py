@@ -98,9 +98,9 @@ class Sandboxes:
         Safe to call again and by several processes.
         """
         path, tmpdir = self.path(agent_dir), self.tmpdir(agent_dir)
-        for made in (path, tmpdir):
-            make_private(made.parent)
-            _make(made)
+        for directory in (path, tmpdir):
+            make_private(directory.parent)
+            _make(directory)
         for name, target in self._links.items():
             _link(path, name, target)
         self._prepared[agent_dir] = path, tmpdir
@@ -108,15 +108,12 @@ class Sandboxes:
 
     def prepared(self, agent_dir: str) -> tuple[Path, Path] | None:
         """The sandbox and the TMPDIR, if both exist and there are no links to check; else None: call `prepare`."""
-        known = None if self._links else self._prepared.get(agent_dir)
-        if known is None:
-            return None
-        sandbox, tmpdir = known
+        paths = None if self._links else self._prepared.get(agent_dir)
         try:
-            exists = stat.S_ISDIR(os.lstat(sandbox).st_mode) and stat.S_ISDIR(os.lstat(tmpdir).st_mode)
+            exist = paths is not None and all(stat.S_ISDIR(os.lstat(path).st_mode) for path in paths)
         except OSError:
             return None
-        return known if exists else None
+        return paths if exist else None
 
     def has(self, agent_dir: str) -> bool:
         return self.path(agent_dir).is_dir()
@@ -125,13 +122,13 @@ class Sandboxes:
         """Whether the sandbox has more than folders and the links of the settings. True also if it is unreadable."""
         sandbox = self.path(agent_dir)
         links = {sandbox.joinpath(*PurePosixPath(name).parts) for name in self._links}
-        unread, seen = [sandbox], 0
+        unread, entries_read = [sandbox], 0
         while unread:
             try:
                 with os.scandir(unread.pop()) as entries:
                     for entry in entries:
-                        seen += 1
-                        if entry.is_dir(follow_symlinks=False) and seen < MOST_FOLDERS:
+                        entries_read += 1
+                        if entry.is_dir(follow_symlinks=False) and entries_read < MOST_FOLDERS:
                             unread.append(Path(entry.path))
                         elif Path(entry.path) not in links or not entry.is_symlink():
                             return True
@@ -202,25 +199,25 @@ def remove_any(path: Path) -> None:
     """Remove a file, a link (not its target) or a whole folder, also with folders that are not writable. Does nothing
     if there is nothing. Raises `SandboxError`."""
     with _explained(f"cannot remove {path}"), contextlib.suppress(FileNotFoundError):
-        if not stat.S_ISDIR(path.lstat().st_mode):
+        if stat.S_ISDIR(path.lstat().st_mode):
+            _remove_folder(path)
+        else:
             path.unlink()
-            return
-        _remove_folder(path)
 
 
 def _remove_folder(top: Path) -> None:
     """Remove a folder of any depth and width with a few descriptors: empty each folder in it, and move the folders
     inside that one up to `top`. No link is followed, even if the agent's programs create it meanwhile. Raises
     `SandboxError` if they keep writing."""
-    give_up = time.monotonic() + LONGEST_REMOVAL
-    left = True
+    end = time.monotonic() + LONGEST_REMOVAL
+    may_have_entries = True
     with _opened(top) as here:
-        while left:
-            left = False
+        while may_have_entries:
+            may_have_entries = False
             with os.scandir(here) as entries:
                 for entry in entries:
-                    left = True
-                    if time.monotonic() > give_up:
+                    may_have_entries = True
+                    if time.monotonic() > end:
                         raise SandboxError(f"{top} is written to while it is removed: try again")
                     with contextlib.suppress(FileNotFoundError):
                         _remove_entry(entry.name, here)
@@ -228,6 +225,7 @@ def _remove_folder(top: Path) -> None:
 
 
 def _remove_entry(name: str, here: int) -> None:
+    """Remove this entry of the folder `here`. Folders inside of it are moved to `here`, under random names."""
     if not _is_folder(name, here):
         os.unlink(name, dir_fd=here)
         return
@@ -286,11 +284,12 @@ def _is_safe(name: str) -> bool:
 
 
 @contextlib.contextmanager
-def _explained(what: str) -> Iterator[None]:
+def _explained(failure: str) -> Iterator[None]:
+    """Raise an OSError of the body as a `SandboxError` that begins with `failure`."""
     try:
         yield
     except OSError as exc:
-        raise SandboxError(f"{what}: {exc.strerror}; is the disk writable and not full?") from exc
+        raise SandboxError(f"{failure}: {exc.strerror}; is the disk writable and not full?") from exc
 
 
 def _make(path: Path) -> None:
@@ -311,50 +310,47 @@ def folder_below(top: Path, place: PurePosixPath) -> Iterator[int]:
     relative to its parent, so that a link put there meanwhile is not followed. Raises `SandboxError`, OSError."""
     top.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
-    held = [os.open(top, flags)]
+    opened = [os.open(top, flags)]
     try:
         for folder in place.parent.parts:
             with contextlib.suppress(FileExistsError):
-                os.mkdir(folder, 0o700, dir_fd=held[-1])
+                os.mkdir(folder, 0o700, dir_fd=opened[-1])
             try:
-                held.append(os.open(folder, flags | os.O_NOFOLLOW, dir_fd=held[-1]))
+                opened.append(os.open(folder, flags | os.O_NOFOLLOW, dir_fd=opened[-1]))
             except OSError as exc:
                 raise SandboxError(
                     f"{top / place}: {folder!r} is a symbolic link or a file where a folder belongs: move it away"
                 ) from exc
-        yield held[-1]
+        yield opened[-1]
     finally:
-        for fd in held:
+        for fd in opened:
             os.close(fd)
 
 
 def _link(sandbox: Path, name: str, target: Path) -> None:
-    """Make `sandbox/name` a link to `target`: silent when it is one, atomically re-pointed when it is stale."""
+    """Make `sandbox/name` a link to `target`. Raises `SandboxError` if a real file is in its place."""
     relative = PurePosixPath(name)
     if relative.is_absolute() or not relative.parts or ".." in relative.parts:
         raise SandboxError(f"[sandbox.links] {name!r}: must be a path inside the sandbox, such as 'skills'")
-    wanted = os.path.abspath(target.expanduser())
-    if not os.path.exists(wanted):
-        raise SandboxError(f"[sandbox.links] {name}: its target {wanted} does not exist; make it or fix the setting")
+    real_target = os.path.abspath(target.expanduser())
+    if not os.path.exists(real_target):
+        raise SandboxError(
+            f"[sandbox.links] {name}: its target {real_target} does not exist; make it or fix the setting"
+        )
     place = sandbox / relative
     with _explained(f"[sandbox.links] {name}: cannot link {place}"), folder_below(sandbox, relative) as folder:
         try:
-            os.symlink(wanted, place.name, dir_fd=folder)
+            os.symlink(real_target, place.name, dir_fd=folder)
         except FileExistsError:
             if not stat.S_ISLNK(os.lstat(place.name, dir_fd=folder).st_mode):
                 raise SandboxError(
                     f"[sandbox.links] {name}: {place} is a real file or folder: left alone, move it away"
                 ) from None
-            if os.readlink(place.name, dir_fd=folder) != wanted:
-                _repoint(folder, place.name, wanted)
-
-
-def _repoint(folder: int, name: str, wanted: str) -> None:
-    """Replace a link atomically."""
-    fresh = f".{name}.{secrets.token_hex(8)}"
-    os.symlink(wanted, fresh, dir_fd=folder)
-    try:
-        os.replace(fresh, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except OSError:
-        os.unlink(fresh, dir_fd=folder)
-        raise
+            if os.readlink(place.name, dir_fd=folder) != real_target:  # replaced atomically
+                fresh = f".{place.name}.{secrets.token_hex(8)}"
+                os.symlink(real_target, fresh, dir_fd=folder)
+                try:
+                    os.replace(fresh, place.name, src_dir_fd=folder, dst_dir_fd=folder)
+                except OSError:
+                    os.unlink(fresh, dir_fd=folder)
+                    raise
