@@ -126,7 +126,8 @@ _LONGEST_SECRETS = 1024 * 1024
 FIX_ID_LIMIT = 300
 
 
-def _names_a_variable(value: str) -> str:
+def _variable_name(value: str) -> str:
+    """The value, if it is the name of an environment variable. Raises `ValueError`."""
     if not _ENVIRONMENT_NAME.fullmatch(value):
         raise ValueError("it must be the name of an environment variable, not its value")
     return value
@@ -140,7 +141,7 @@ def fix_id_of(text: str) -> str:
 
 
 AbsolutePath = Annotated[Path, AfterValidator(lambda path: Path(os.path.abspath(path.expanduser())))]
-VariableName = Annotated[str, AfterValidator(_names_a_variable)]
+VariableName = Annotated[str, AfterValidator(_variable_name)]
 
 
 class _Table(BaseModel):
@@ -620,48 +621,46 @@ class Settings(BaseModel):
     @property
     def is_audited(self) -> bool:
         """Whether there is an audit log: if owners have names, or `audit` names a file."""
-        named = self.keys or self.keys_file is not None or self.trusted_header is not None
-        return bool(named) or self.audit is not None
+        return self.has_owners or self.audit is not None
 
     def secret_files(self) -> dict[Path, str]:
         """Files and sockets that give access to more than one agent's data, and the setting that names each. They may
         be missing. No confined agent may read them."""
-        found = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
-        named = {"keys_file": self.keys_file, "cluster_key_file": self.cluster_key_file, "uds": self.uds}
-        named |= {"audit": self.audit}
-        named["archive_key_file"] = self.archive_key_file
-        found |= {path: name for name, path in named.items() if path is not None}
+        files = {path: "a file of settings" for path in (self.config, Path.cwd() / CONFIG_FILE) if path is not None}
+        for name in ("keys_file", "cluster_key_file", "uds", "audit", "archive_key_file"):
+            if (path := getattr(self, name)) is not None:
+                files[path] = name
         for name, url in (("store", self.store), ("registry", self.registry)):
             if url is not None:
                 query = parse_qs(urlsplit(url.get_secret_value()).query)
-                found |= {Path(path): name for option in _FILES_IN_URLS for path in query.get(option, ())}
+                files |= {Path(path): name for option in _FILES_IN_URLS for path in query.get(option, ())}
         if self.store is not None:  # libpq reads these by itself
-            found |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
-            found |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
-            found |= dict.fromkeys(_sockets_of(self.store.get_secret_value()), "store")
+            files |= {Path(path): name for name in _FILES_OF_LIBPQ if (path := os.environ.get(name))}
+            files |= {Path.home() / name: "store" for name in _HOME_OF_LIBPQ}
+            files |= dict.fromkeys(_sockets_of(self.store.get_secret_value()), "store")
         if self.archive_to is not None and not self.archive_to.startswith(S3):
-            found[Path(self.archive_to)] = "archive_to"
-        if self.archive_to is not None and self.archive_to.startswith(S3):  # boto3 reads these by itself
-            found |= {Path(path): "archive_to" for name in _FILES_OF_AWS if (path := os.environ.get(name))}
-            found |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}
+            files[Path(self.archive_to)] = "archive_to"
+        elif self.archive_to is not None:  # boto3 reads these by itself
+            files |= {Path(path): "archive_to" for name in _FILES_OF_AWS if (path := os.environ.get(name))}
+            files |= {Path.home() / name: "archive_to" for name in _HOME_OF_AWS}
         for name, model in self.models.items():
-            texts = (value for value in model.params.values() if isinstance(value, str))
-            named_files = filter(lambda text: text.startswith(("/", "~")) or os.path.isfile(text), texts)
-            found |= {Path(text): f"models.{name}" for text in named_files}
-        return {Path(os.path.abspath(path.expanduser())): what for path, what in found.items()}
+            for value in model.params.values():
+                if isinstance(value, str) and (value.startswith(("/", "~")) or os.path.isfile(value)):
+                    files[Path(value)] = f"models.{name}"
+        return {Path(os.path.abspath(path.expanduser())): name for path, name in files.items()}
 
     def run_unconfined(self) -> dict[Path, str]:
         """Paths in the settings and the MCP file of unconfined CLIs, which may be programs or scripts, and the setting
         that names each."""
-        found = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
+        paths = {path: "claude_env" for value in self.claude_env.values() for path in paths_in(value)}
         for name, profile in self.profiles.items():
             if profile.mcp_config is not None and not profile.confined:
-                at = profile.mcp_config.expanduser()
+                file = profile.mcp_config.expanduser()
                 with suppress(OSError):
-                    text = at.read_text("utf-8", "replace")
-                    found |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
-                found[Path(os.path.abspath(at))] = f"mcp_config of profile {name}"
-        return found
+                    text = file.read_text("utf-8", "replace")
+                    paths |= dict.fromkeys(paths_in(text), f"mcp_config of profile {name}")
+                paths[Path(os.path.abspath(file))] = f"mcp_config of profile {name}"
+        return paths
 
     def refuse_loop(self, model: str, base: str | None) -> None:
         """Raises `ConfigError` if LiteLLM would send requests for this one of `models` to this proxy: to `base`, the
@@ -683,10 +682,10 @@ class Settings(BaseModel):
                     f"wait for its own end: set models.{model}.api_base to the address of the model's provider"
                 )
 
-    def window_for(self, model: str, profile: Profile, wanted: Window | None) -> Window | None:
+    def window_for(self, model: str, profile: Profile, requested: Window | None) -> Window | None:
         """The request's own window, else the model's, else the profile's; None: the whole path."""
         of_model = self.models[model].window if model in self.models else None
-        return wanted or of_model or profile.window
+        return requested or of_model or profile.window
 
     def profile_for(self, name: str | None) -> Profile:
         """The named profile, the default one, or one without tools. Raises `ConfigError` for an unknown name."""
@@ -717,7 +716,7 @@ def _environment() -> dict[str, Any]:
 
 
 def _over(above: Mapping[str, Any], below: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge them: values of `above` win, and tables are merged key by key."""
+    """Both together: values of `above` count, and tables are merged key by key."""
     both = {name: below[name] for name in below.keys() & above.keys()}
     tables = {n: _over(above[n], v) for n, v in both.items() if isinstance(v, dict) and isinstance(above[n], dict)}
     return {**below, **above, **tables}
@@ -728,22 +727,23 @@ def spelled(path: Path) -> Path:
     folder for each of them. Missing parts stay as they are."""
     if sys.platform != "darwin":
         return path
-    found = Path(path.anchor)
+
+    def folded(name: str) -> str:
+        return unicodedata.normalize("NFC", name).casefold()
+
+    folder = Path(path.anchor)
     for part in path.parts[1:]:
         try:
-            names = os.listdir(found)
-            alike = [name for name in names if _folded(name) == _folded(part)] if part not in names else []
-            found /= next((name for name in alike if os.path.samefile(found / name, found / part)), part)
+            names = os.listdir(folder)
+            alike = [name for name in names if folded(name) == folded(part)] if part not in names else []
+            folder /= next((name for name in alike if os.path.samefile(folder / name, folder / part)), part)
         except OSError:
-            found /= part
-    return found
-
-
-def _folded(name: str) -> str:
-    return unicodedata.normalize("NFC", name).casefold()
+            folder /= part
+    return folder
 
 
 def _origin(text: str) -> str:
+    """One origin, as browsers write it. Raises `ValueError`."""
     named = origin(text)
     if named is None:
         raise ValueError(f"{text!r} is not one origin: give scheme://host or scheme://host:port, without * or a path")
@@ -872,13 +872,17 @@ def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFil
     wrong: dict[tuple[str, ...], list[str]] = {}
     for one in exc.errors():
         setting, kind = _setting_at(one["loc"])
-        says = str(one["ctx"]["error"]) if one["type"] == "value_error" else _plain(one["msg"])
         if one["type"] == "extra_forbidden":
-            says = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
+            text = f"there is no such setting{did_you_mean(setting[-1], getattr(kind, 'model_fields', {}))}"
+        elif one["type"] == "value_error":
+            text = str(one["ctx"]["error"])
+        else:  # pydantic's message, in words for the author of a settings file
+            text = one["msg"].replace("Input should be", "must be").partition(", unable to parse")[0]
+            text = text.replace("a valid integer", "a whole number").replace("a valid tuple", "a list")
         if setting:
-            wrong.setdefault(setting, []).append(says)
+            wrong.setdefault(setting, []).append(text)
         else:  # a check of several settings: each line of its text names one
-            for line in says.splitlines():
+            for line in text.splitlines():
                 name, _, rest = line.partition(": ")
                 if name.partition(".")[0] not in Settings.model_fields:
                     name, rest = line.split()[0], line
@@ -887,13 +891,8 @@ def _mistakes(exc: ValidationError, given: Mapping[str, Any], file: _SettingsFil
         yield f"setting {'.'.join(setting)}: {'; '.join(texts)} ({_place_of(setting, given, file)})"
 
 
-def _plain(says: str) -> str:
-    """pydantic's message in words for the author of a settings file."""
-    kind = says.replace("Input should be", "must be").partition(", unable to parse")[0]
-    return kind.replace("a valid integer", "a whole number").replace("a valid tuple", "a list")
-
-
 def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _SettingsFile) -> str:
+    """Where this setting was given: by which flag or variable, or in which line of the file."""
     if setting[0] in given:
         return f"from --{setting[0].replace('_', '-')}"
     for variable in os.environ if setting[0] in Settings.model_fields else ():
@@ -903,12 +902,13 @@ def _place_of(setting: tuple[str, ...], given: Mapping[str, Any], file: _Setting
     return file.place(setting)
 
 
-def _setting_at(place: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
-    """The setting at pydantic's location, which also has members of unions, and the type that contains it."""
+def _setting_at(location: Sequence[int | str]) -> tuple[tuple[str, ...], Any]:
+    """The setting at pydantic's location, without the members of unions that it also has, and the type that has this
+    setting."""
     kind: Any = Settings
     above: Any = None
     parts = []
-    for part in place:
+    for part in location:
         inside = getattr(kind, "model_fields", None)
         if inside is None and get_origin(kind) not in (dict, tuple):
             break
@@ -921,16 +921,14 @@ def _untrusted(file: _SettingsFile) -> Iterator[str]:
     """A line for each setting of a found file that only a file named by the user may have."""
     profiles = file.data.get("profiles")
     sandbox = file.data.get("sandbox")
-    found = [(name, what) for name, what in _TRUSTED.items() if file.data.get(name)]
-    found += [
-        (f"profiles.{profile}.{name}", what)
-        for profile, values in (profiles.items() if isinstance(profiles, dict) else ())
-        for name, what in _TRUSTED_OF_PROFILES.items()
-        if isinstance(values, dict) and values.get(name)
-    ]
+    refused = [(name, what) for name, what in _TRUSTED.items() if file.data.get(name)]
+    for profile, values in profiles.items() if isinstance(profiles, dict) else ():
+        for name, what in _TRUSTED_OF_PROFILES.items() if isinstance(values, dict) else ():
+            if values.get(name):
+                refused.append((f"profiles.{profile}.{name}", what))
     if isinstance(sandbox, dict) and sandbox.get("links"):
-        found.append(("sandbox.links", "links to other files"))
-    for name, what in found:
+        refused.append(("sandbox.links", "links to other files"))
+    for name, what in refused:
         yield (
             f"{file.place(name.split('.'))} sets {name} ({what}); for safety, a config file found in the working "
             f"directory cannot: if it is yours, say --config {CONFIG_FILE}, or set {PREFIX}CONFIG"

@@ -148,7 +148,8 @@ class Telemetry(Observer):
                             dict(zip(("traceparent", "tracestate"), one.trace_context, strict=True))
                         )
                     self._record(one.root, parent)
-                    self._measure(one.operation)
+                    if self._meters is not None:
+                        self._measure(one.operation)
                 self._send(self._finished.get_finished_spans(), len(turns))
             except Exception:
                 self._failed += len(turns)
@@ -171,8 +172,7 @@ class Telemetry(Observer):
         span.end(_nanoseconds(ended.end))
 
     def _measure(self, operation: Operation) -> None:
-        if self._meters is None:
-            return
+        """Add the turn's tokens and seconds to the metrics."""
         attributes = dict(operation.attributes)
         for kind, tokens in (("input", operation.input_tokens), ("output", operation.output_tokens)):
             if tokens:
@@ -183,16 +183,17 @@ class Telemetry(Observer):
             self._seconds.record(operation.seconds, attributes)
 
     def _send(self, spans: Sequence[ReadableSpan], turns: int) -> None:
+        """Send the spans of so many turns. Logs when the collector begins to refuse spans, and when it stops to."""
         if not spans:
             return
         began = time.monotonic()
-        taken = self._exporter.export(spans) is SpanExportResult.SUCCESS
-        if not taken:
+        accepted = self._exporter.export(spans) is SpanExportResult.SUCCESS
+        if not accepted:
             self._failed += turns
-        if taken is self._refused:  # the state has changed
-            self._refused = not taken
-            what = "telemetry_arrives_again" if taken else "telemetry_not_taken"
-            log.warning(what, lost=self.lost, seconds=round(time.monotonic() - began, 1))
+        if accepted is self._refused:  # the state has changed
+            self._refused = not accepted
+            event = "telemetry_arrives_again" if accepted else "telemetry_not_taken"
+            log.warning(event, lost=self.lost, seconds=round(time.monotonic() - began, 1))
 
 
 def _nanoseconds(at: float) -> int:

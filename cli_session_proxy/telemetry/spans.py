@@ -63,15 +63,6 @@ class Operation:
     error: str | None
 
 
-def provider_of(turn: Turn, models: Mapping[str, ModelSettings]) -> str:
-    """The provider's name in the conventions. For the CLI it is Anthropic, as the proxy does not know better."""
-    configured = models.get(turn.reported_model)
-    if configured is None or turn.backend not in (None, "litellm"):
-        return "anthropic"
-    name = configured.litellm.partition("/")[0] if "/" in configured.litellm else "openai"
-    return _PROVIDERS.get(name, name)
-
-
 def of_turn(
     turn: Turn,
     links: Sequence[Link],
@@ -81,10 +72,18 @@ def of_turn(
     *,
     words: bool,
 ) -> tuple[Span, Operation]:
-    """`at`: when it was stored. `words`: include the texts of the conversation, with known secrets hidden."""
+    """The turn's spans, as a tree, and its data for metrics.
+
+    `at`: when it was stored. `words`: include the texts of the conversation, without secrets.
+    """
     error = None if turn.status in ANSWERED else str((turn.error or {}).get("code") or turn.status)
+    provider = "anthropic"  # for the CLI, as the proxy does not know better
+    configured = models.get(turn.reported_model)
+    if configured is not None and turn.backend in (None, "litellm"):
+        name = configured.litellm.partition("/")[0] if "/" in configured.litellm else "openai"
+        provider = _PROVIDERS.get(name, name)
     model = _known({
-        "gen_ai.provider.name": provider_of(turn, models),
+        "gen_ai.provider.name": provider,
         "gen_ai.request.model": turn.model,
         "gen_ai.response.model": turn.answered_by,
     })  # fmt: skip
