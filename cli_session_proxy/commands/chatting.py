@@ -113,6 +113,7 @@ COMMANDS = frozenset({"/help", "/rewind", "/show", "/model"})
 
 
 async def _command(talk: ChatTalk, line: str, write: Write) -> None:
+    """Run one of `COMMANDS`; an error is printed."""
     name, _, rest = line.strip().partition(" ")
     try:
         if name == "/help":
@@ -148,19 +149,20 @@ async def _turn(talk: ChatTalk, line: str, write: Write, interrupts: Interrupts,
 
 
 async def _answer(talk: ChatTalk, line: str, write: Write, person: Lines | None) -> None:
-    drawn = AnswerView(Console(highlight=False)) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
-    note, add = (write, write) if drawn is None else (drawn.note, drawn.add)
-    waiting = asyncio.create_task(_watch(talk, note, person))
+    """Send the line, and write the answer as it comes, then a footer. A terminal shows its Markdown."""
+    view = AnswerView(Console(highlight=False)) if sys.stdout.isatty() and os.environ.get("TERM") != "dumb" else None
+    write_note, write_piece = (write, write) if view is None else (view.note, view.add)
+    watching = asyncio.create_task(_watch(talk, write_note, person))
     try:
         async with aclosing(talk.say(line)) as pieces:
             async for piece in pieces:
-                add(printable(piece))
+                write_piece(printable(piece))
     finally:
-        waiting.cancel()
-        await asyncio.wait([waiting])
-        if drawn is not None:
-            drawn.end()
-    if drawn is None:
+        watching.cancel()
+        await asyncio.wait([watching])
+        if view is not None:
+            view.end()
+    if view is None:
         write("\n")
     turn = await talk.last()
     if turn is not None:
@@ -178,25 +180,27 @@ async def _watch(talk: ChatTalk, write: Write, person: Lines | None) -> None:
                 if text and text != shown:
                     write(f"  [{printable(text)}]\n")
                 shown = text
-                open_ones = {one["id"]: one for turn in turns for one in turn.get("approvals", ())}
-                if asking is not None and not asking.done() and asking.get_name() not in open_ones:
+                approvals = {one["id"]: one for turn in turns for one in turn.get("approvals", ())}
+                if asking is not None and not asking.done() and asking.get_name() not in approvals:
                     asking.cancel()
                     write("\n  [answered elsewhere, or over]\n")
                     asking = None
-                unasked = [one for name, one in open_ones.items() if name not in asked]
+                unasked = [one for name, one in approvals.items() if name not in asked]
                 if person is not None and unasked and (asking is None or asking.done()):
                     asked.add(unasked[0]["id"])
-                    asking = asyncio.create_task(_ask(talk, unasked[0], write, person), name=unasked[0]["id"])
+                    asking = asyncio.create_task(_ask_approval(talk, unasked[0], write, person), name=unasked[0]["id"])
     finally:
         if asking is not None:
             asking.cancel()
             await asyncio.wait([asking])
 
 
-DECIDED: Mapping[str, Decision] = {"y": "allow", "yes": "allow", "t": "allow_for_turn", "n": "deny", "no": "deny"}
+# The words that a person types, and what they decide.
+DECISIONS: Mapping[str, Decision] = {"y": "allow", "yes": "allow", "t": "allow_for_turn", "n": "deny", "no": "deny"}
 
 
-async def _ask(talk: ChatTalk, request: JSON, write: Write, person: Lines) -> None:
+async def _ask_approval(talk: ChatTalk, request: JSON, write: Write, person: Lines) -> None:
+    """Ask the person whether this tool may run, until the answer is understood, and pass it on."""
     lines = [f"{request['tool']}{' of a sub-agent' if request['sub_agent'] else ''} waits for your approval:"]
     lines += [f"  {line}" for line in request["text"].split("\n")]
     if request["left_out"]:
@@ -210,11 +214,11 @@ async def _ask(talk: ChatTalk, request: JSON, write: Write, person: Lines) -> No
         line = await person.next()
         if line is None:
             return
-        given, _, word = line.strip().partition(" ")
-        if (decision := DECIDED.get(given.lower())) is not None and (not word or decision == "deny"):
+        typed, _, reason = line.strip().partition(" ")
+        if (decision := DECISIONS.get(typed.lower())) is not None and (not reason or decision == "deny"):
             break
     try:
-        await talk.decide(request["id"], decision, word.strip() or None)
+        await talk.decide(request["id"], decision, reason.strip() or None)
     except ProxyError as exc:
         write(f"  error: {printable(exc.message)}\n")
 
@@ -240,6 +244,7 @@ def printable(text: str) -> str:
 
 @asynccontextmanager
 async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> AsyncIterator[tuple[ChatTalk, str]]:
+    """A connection to the server that runs on this `var`, else to an engine of this process; and its name."""
     served = served_at(settings.var)
     if served is not None and await alive(served):
         timeout = httpx.Timeout(settings.turn_timeout, connect=10)
@@ -248,7 +253,8 @@ async def _talk(settings: Settings, owner: str, agent_id: str, model: str) -> As
         return
     async with engine_in(settings, log_to_file=True) as engine:
         if any(profile.approve for profile in settings.profiles.values()):
-            await SelfChecks(settings, engine.store, lambda _words: None).recall()  # approvals
+            # A stored self-check says whether this CLI asks for approvals.
+            await SelfChecks(settings, engine.store, lambda _text: None).recall()
         yield LocalTalk(engine, owner, agent_id, model, audit_of(settings)), "an engine of its own"
 
 
@@ -264,7 +270,7 @@ class LocalTalk:
         self._turn_id = ""
 
     async def say(self, text: str) -> AsyncGenerator[str, None]:
-        # Each line is a new turn: typed twice, it is meant twice.
+        # A line that is typed twice is two turns, so no two requests may look alike.
         unique = hashlib.sha256(uuid.uuid4().bytes).hexdigest()
         request = TurnRequest(self.model, (Message.user(text),), unique, self._owner, self._agent_id)
         answer = await self._engine.submit(request)
@@ -312,8 +318,8 @@ class LocalTalk:
 
 
 class RemoteTalk:
-    """A connection to a running server. A turn that is left ends there after `disconnect_grace`; one that waits for a
-    limit is cancelled."""
+    """A connection to a running server. If an answer is not read to its end, the server ends the turn after
+    `disconnect_grace`; a turn that waits for a limit is cancelled."""
 
     def __init__(self, http: httpx.AsyncClient, agent_id: str, model: str) -> None:
         self._http = http
@@ -324,26 +330,26 @@ class RemoteTalk:
     async def say(self, text: str) -> AsyncGenerator[str, None]:
         body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": text}]}
         headers = {"X-Agent-Id": self._agent}
-        left: JSON | None = None
+        cancel: JSON | None = None  # the request that cancels the turn, if only that ends it
         try:
             async with self._http.stream("POST", "/v1/chat/completions", json=body, headers=headers) as answer:
                 if answer.status_code != 200:
                     raise _error(await answer.aread())
                 if "retry-after" in answer.headers:
-                    left = {"turn": answer.headers["x-turn-id"]}
+                    cancel = {"turn": answer.headers["x-turn-id"]}
                 async for line in answer.aiter_lines():
                     if line.startswith("data:") and line != "data: [DONE]":
                         chunk = json.loads(line.removeprefix("data:"))
                         if "error" in chunk:
                             raise from_dict(chunk["error"])
                         yield "".join(choice["delta"].get("content") or "" for choice in chunk.get("choices", ()))
-            left = None
+            cancel = None
         except httpx.HTTPError as exc:
             raise UpstreamError("the server ended in the middle of the answer: send it again") from exc
         finally:
-            if left is not None:
+            if cancel is not None:
                 with contextlib.suppress(httpx.HTTPError):  # the turn has begun, or the server is gone
-                    await self._http.post(f"/v1/chains/{self._agent}/cancel", json=left)
+                    await self._http.post(f"/v1/chains/{self._agent}/cancel", json=cancel)
 
     async def progress(self) -> AsyncGenerator[Sequence[JSON], None]:
         async with aclosing(progress_of(self._http, self._agent_id)) as progress:

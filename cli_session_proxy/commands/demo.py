@@ -1,8 +1,8 @@
-"""The promise in a minute, offline: a conversation over the real CLI whose session file is deleted half-way.
+"""`demo`: a conversation over the real CLI, offline, whose session file is deleted half-way.
 
-    openai-shaped requests ─▶ our HTTP door ─▶ engine ─▶ the real CLI ─▶ a scripted model on loopback
+    OpenAI's chat requests ─▶ our HTTP server ─▶ engine ─▶ the real CLI ─▶ a scripted model on loopback
 
-Everything lives in a temporary folder under a made-up key; no login and no file of the user's is touched.
+All its files are in a temporary folder. It uses a fake key, and no login or file of the user.
 """
 
 from __future__ import annotations
@@ -29,11 +29,12 @@ Say = Callable[[str], None]
 
 AGENT = "demo"
 FAKE_KEY = "sk-ant-fake-demo"
-TOLD = (
+# (message, expected answer), before and after the session file is deleted
+BEFORE = (
     ("Remember: the colour is teal", "Noted: colour is teal."),
     ("Remember: the number is seven", "Noted: number is seven."),
 )
-ASKED = (
+AFTER = (
     ("What is the colour?", "colour is teal."),
     ("recall", "I remember: colour is teal; number is seven."),
 )
@@ -45,16 +46,23 @@ async def demo(claude_bin: Path | None, say: Say) -> bool:
     """Hold the conversation and print it with the links that repaired it. True when everything was recalled."""
     with tempfile.TemporaryDirectory(prefix="csp-demo-") as folder, _bare_environment():
         async with Upstream() as upstream:
-            settings = _settings(Path(folder), upstream.url, claude_bin)
+            settings = Settings(
+                port=0, var=Path(folder, "var"), claude_bin=claude_bin, claude_config_dir=Path(folder, "claude-config"),
+                claude_env={
+                    "HOME": folder, "ANTHROPIC_API_KEY": FAKE_KEY, "ANTHROPIC_BASE_URL": upstream.url,
+                    "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
+                },
+                turn_timeout=TURN_TIMEOUT,
+            )  # fmt: skip
             say("A conversation over the real Claude CLI; the model is a script that knows only what it is sent.\n")
-            async with _door(settings) as http:
-                recalled = await _talk(http, say, TOLD)
+            async with _server(settings) as http:
+                recalled = await _talk(http, say, BEFORE)
                 transcript = Path((await _dump(http))["sessions"][-1]["transcript"])
             # The proxy was stopped, so no process is left that still knows the conversation.
             await asyncio.to_thread(transcript.unlink)
             say(f"  ——     the proxy is stopped, the CLI's session file deleted: {transcript.name}\n")
-            async with _door(settings) as http:
-                recalled = await _talk(http, say, ASKED) and recalled
+            async with _server(settings) as http:
+                recalled = await _talk(http, say, AFTER) and recalled
                 data = await _dump(http)
                 number = {turn["id"]: position for position, turn in enumerate(data["turns"], 1)}
                 say("The chain's links, from its dump:")
@@ -85,27 +93,9 @@ def _bare_environment() -> Iterator[None]:
         os.environ.update(before)
 
 
-def _settings(folder: Path, upstream: str, claude_bin: Path | None) -> Settings:
-    home = folder / "home"
-    home.mkdir()
-    return Settings(
-        port=0,
-        var=folder / "var",
-        claude_bin=claude_bin,
-        claude_config_dir=folder / "claude-config",
-        claude_env={
-            "HOME": str(home),
-            "ANTHROPIC_API_KEY": FAKE_KEY,
-            "ANTHROPIC_BASE_URL": upstream,
-            "CLAUDE_CODE_DISABLE_NONESSENTIAL_TRAFFIC": "1",
-        },
-        turn_timeout=TURN_TIMEOUT,
-    )
-
-
 @contextlib.asynccontextmanager
-async def _door(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
-    """Our own server on a free loopback port."""
+async def _server(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
+    """A client of our own server, on a free loopback port."""
     with contextlib.closing(socket.create_server(("127.0.0.1", 0))) as listener:
         async with engine_in(settings, log_to_file=True) as engine:
             server = Server(create_app(engine, settings), settings)
@@ -121,16 +111,16 @@ async def _door(settings: Settings) -> AsyncIterator[httpx.AsyncClient]:
 
 
 async def _talk(http: httpx.AsyncClient, say: Say, lines: tuple[tuple[str, str], ...]) -> bool:
-    """Each line is one request with nothing but its own words. True when every answer is the one expected."""
-    right = True
-    for words, expected in lines:
+    """Send each message in a request of its own, without the ones before it. True if all answers are as expected."""
+    as_expected = True
+    for message, expected in lines:
         answer = await http.post(
             "/v1/chat/completions",
             headers={"X-Agent-Id": AGENT},
-            json={"model": "sonnet", "messages": [{"role": "user", "content": words}]},
+            json={"model": "sonnet", "messages": [{"role": "user", "content": message}]},
         )
-        said = answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else answer.text
+        text = answer.json()["choices"][0]["message"]["content"] if answer.status_code == 200 else answer.text
         how = answer.headers.get("x-continuity", f"HTTP {answer.status_code}")
-        say(f"  you    {words}\n  agent  {said}   [{how}, session {answer.headers.get('x-session-id', '-')[:8]}]\n")
-        right = right and said == expected
-    return right
+        say(f"  you    {message}\n  agent  {text}   [{how}, session {answer.headers.get('x-session-id', '-')[:8]}]\n")
+        as_expected = as_expected and text == expected
+    return as_expected
