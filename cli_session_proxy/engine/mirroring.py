@@ -107,8 +107,8 @@ class Mirroring:
             if session.tip_turn_id is None:
                 parent = None
             elif parent is None or parent.id != session.tip_turn_id:
-                path = await self._store.path(parent.id) if parent is not None else []
-                if not any(turn.id == session.tip_turn_id for turn in path):  # another branch
+                path = await self._store.ancestors(parent.id) if parent is not None else []
+                if session.tip_turn_id not in path:  # another branch
                     parent = await self._store.turn(session.tip_turn_id)
             found = await self._backend.turns_from_sdk(agent, parent, session, lines)
             if found is not None:

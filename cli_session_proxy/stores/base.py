@@ -602,14 +602,18 @@ class Paths(Protocol):
         then one on a path, then one whose answer arrived, then the newest.
         """
 
+    async def ancestors(self, turn_id: str) -> list[str]:
+        """The ids of the turns from the root to this one."""
+
     async def path(self, turn_id: str) -> list[Turn]:
-        """The turns from the root to this one. O(depth): not for the warm path."""
+        """The turns from the root to this one. O(depth): not for the warm path. Raises `ContextTooLong`."""
 
     async def children(self, turn_id: str) -> list[tuple[str, Status]]:
         """The id and the status of each, in the order of acceptance."""
 
     async def records(self, turn_id: str) -> list[Record]:
-        """The transcript records of the whole path to this turn, in order. O(depth): only for repairs."""
+        """The transcript records of the whole path to this turn, in order. O(depth): only for repairs. Raises
+        `ContextTooLong`."""
 
     async def own_records(self, turn_id: str) -> list[Record]:
         """The transcript records of this turn alone, in order."""

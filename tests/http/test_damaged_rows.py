@@ -14,10 +14,12 @@ import psycopg
 import pytest
 
 from cli_session_proxy.domain.limits import no_constant
+from cli_session_proxy.domain.models import Record
 from cli_session_proxy.errors import DamagedRow
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.sql import damaged
-from cli_session_proxy.stores.sqlite.store import FILE
+from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
+from cli_session_proxy_store_conformance.samples import a_commit, a_turn, accepted, an_agent, opened
 
 from ..engine.test_core import core
 from ..serving import serving
@@ -158,6 +160,31 @@ async def test_what_is_damaged_beside_turns_hides_nothing(
             assert (await http.get(f"/chains/{DAMAGED}")).status_code == 200
         assert (await ask(engine, "two", agent=DAMAGED)).depth == 2
         assert len(named(caplog)) == 1
+
+
+OF_A_RECORD: dict[str, tuple[str, Any]] = {
+    "a text for a line": ("line", "{}"),
+    "half a character": ("line", b"\xff"),
+    "half a list of images": ("images", "[[1"),
+    "an image without a place": ("images", "[7]"),
+    "an image that is not there": ("images", json.dumps([[0, "a" * 64]])),
+    "bytes for a uuid": ("uuid", b"x"),
+}
+
+
+@pytest.mark.parametrize(("column", "value"), OF_A_RECORD.values(), ids=OF_A_RECORD)
+async def test_a_damaged_record_is_named(tmp_path: Path, column: str, value: Any) -> None:
+    settings = Settings(var=tmp_path)
+    async with opened(lambda: SqliteStore(tmp_path / FILE)) as store:
+        agent = await an_agent(store)
+        for turn_id in ("t1", "t2"):
+            turn = await accepted(store, a_turn(agent, turn_id))
+            await store.commit(**a_commit(turn, agent, records=(Record('{"type":"summary"}'),)))
+        damage(settings, f"UPDATE records SET {column} = ? WHERE turn_id = ?", value, "t1")
+        for read in (store.records, store.own_records):
+            with pytest.raises(DamagedRow, match=f"records with turn_id 't1', n '0': ({column}|its JSON)"):
+                await read("t1")
+            assert len(await read("t2")) == 1
 
 
 @pytest.mark.parametrize(("column", "value"), OF_A_TURN.values(), ids=OF_A_TURN)

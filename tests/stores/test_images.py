@@ -9,14 +9,18 @@ import random
 import sqlite3
 import tempfile
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.images import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
+from cli_session_proxy.errors import ContextTooLong
+from cli_session_proxy.stores.sql import reading
 from cli_session_proxy.stores.sql.rows import dumps
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import a_commit, a_turn, accepted, an_agent, opened, turn_of
@@ -117,3 +121,29 @@ async def test_an_image_is_kept_once_and_goes_with_its_last_agent(tmp_path: Path
         await store.delete_agent(two.key)
         with closing(sqlite3.connect(path)) as file:
             assert file.execute("SELECT count(*) FROM images").fetchone() == (0,)
+
+
+async def test_images_count_where_they_are_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A PDF of 20 MB in each of a hundred turns is stored once: a turn behind them took 15 GB."""
+    monkeypatch.setattr(reading, "PAGE_BYTES", 30_000)
+    block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PICTURE}}
+    async with opened(lambda: SqliteStore(tmp_path / "s")) as store:
+        assert isinstance(store, SqliteStore)
+        agent = await an_agent(store)
+        parent = None
+        for n in range(4):
+            new = a_turn(agent, f"t{n}", parent, input=(Message("user", (block,)),))
+            turn = await accepted(store, new)
+            parent = turn.id
+            await store.commit(**a_commit(turn, agent, records=(Record(json.dumps(block)),)))
+        page, following = await store._db.read(partial(reading.page_of_agent, agent_key=agent.key, after_seq=0))
+        assert ([one.id for one in page], following) == (["t0", "t1"], page[-1].seq)
+        outlines, following = await store._db.read(partial(reading.page_of_outlines, agent_key=agent.key, after_seq=0))
+        assert (len(outlines), following) == (4, None)
+        assert len(await store.path("t3")) == len(await store.records("t3")) == 4
+        monkeypatch.setattr(reading, "MOST_OF_A_PATH", 20_000)
+        assert len(await store.records("t0")) == 1
+        for read in (store.path, store.records):
+            with pytest.raises(ContextTooLong, match="rewind it"):
+                await read("t3")
+        assert await store.ancestors("t3") == ["t0", "t1", "t2", "t3"]

@@ -23,6 +23,7 @@ from sqlalchemy import (
     func,
     literal,
     not_,
+    null,
     or_,
     select,
     true,
@@ -353,10 +354,11 @@ def _within(
     conn: Connection, query: Select[Any], most_bytes: int, limit: int = PAGE, **given: Any
 ) -> tuple[Sequence[Any], int | None]:
     """The first rows of turns with `most_bytes` together, one at least; and behind which place the rest begins."""
-    sizes = list(conn.scalars(query.with_only_columns(turns.c.bytes).limit(limit), given))
+    cut_out: ColumnElement[Any] = turns.c.images if query.selected_columns.contains_column(turns.c.images) else null()
+    sizes = rows.with_images(conn, conn.execute(query.with_only_columns(turns.c.bytes, cut_out).limit(limit), given))
     count, total = 0, 0
     for size in sizes:
-        total += size if isinstance(size, int) else 0
+        total += size
         if count and total > most_bytes:
             break
         count += 1
@@ -496,33 +498,46 @@ def _in_order(turn_id: str, parents: dict[str, str | None]) -> Iterable[str]:
     return reversed(ids)
 
 
-def path(conn: Connection, turn_id: str) -> list[Turn]:
-    ancestors = _ancestors(turn_id)
-    found = {turn.id: turn for turn in _turns(conn, _TURN.join(ancestors, ancestors.c.id == turns.c.id))}
-    return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
-
-
-# Most bytes of a path's records. A larger transcript is not loaded (`transcript.entries`); reading 850 MB took 3 GB of
-# memory and 3 s of the event loop, at each turn.
+# Most bytes of a path's records, with their images. A larger transcript is not loaded (`transcript.entries`); reading
+# 850 MB took 3 GB of memory and 3 s of the event loop, at each turn.
 MOST_OF_A_PATH = 512 * 1024 * 1024
 
 
-def path_records(conn: Connection, turn_id: str) -> list[Record]:
-    ancestors = _ancestors(turn_id)
-    parents = {row.id: row.parent_id for row in conn.execute(select(ancestors.c.id, ancestors.c.parent_id))}
-    on = ancestors.c.id == records.c.turn_id
-    size = conn.scalar(select(func.sum(func.length(records.c.line))).select_from(records).join(ancestors, on)) or 0
-    if size > MOST_OF_A_PATH:
+def _refuse_larger(size: int, most: int) -> None:
+    if size > most:
         raise ContextTooLong(
-            f"this conversation has {size:,} bytes of records, and {MOST_OF_A_PATH:,} are the most: rewind it to an "
-            "earlier turn, or start a new one"
+            f"this conversation has {size:,} bytes of records, and {most:,} are the most: rewind it to an earlier "
+            "turn, or start a new one"
         )
-    query = select(records).join(ancestors, on)
-    lines = conn.execute(query.order_by(records.c.turn_id, records.c.n)).all()
+
+
+def ancestors(conn: Connection, turn_id: str) -> list[str]:
+    found = _ancestors(turn_id)
+    return [*_in_order(turn_id, {row.id: row.parent_id for row in conn.execute(select(found.c.id, found.c.parent_id))})]
+
+
+def path(conn: Connection, turn_id: str) -> list[Turn]:
+    above = _ancestors(turn_id)
+    on = above.c.id == turns.c.id
+    # Their `bytes` are those of the records, too.
+    sizes = rows.with_images(conn, conn.execute(select(turns.c.bytes, turns.c.images).join(above, on)))
+    _refuse_larger(sum(sizes), 2 * MOST_OF_A_PATH)
+    found = {turn.id: turn for turn in _turns(conn, _TURN.join(above, on))}
+    return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
+
+
+def path_records(conn: Connection, turn_id: str) -> list[Record]:
+    above = _ancestors(turn_id)
+    on = above.c.id == records.c.turn_id
+    size = conn.scalar(select(func.sum(func.length(records.c.line))).select_from(records).join(above, on)) or 0
+    _refuse_larger(size, MOST_OF_A_PATH)
+    cut_out = conn.scalars(select(records.c.images).join(above, on).where(records.c.images.is_not(None)))
+    _refuse_larger(size + sum(rows.with_images(conn, ((0, images) for images in cut_out))), MOST_OF_A_PATH)
+    lines = conn.execute(select(records).join(above, on).order_by(records.c.turn_id, records.c.n)).all()
     by_turn: dict[str, list[Record]] = {}
     for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):
         by_turn.setdefault(line.turn_id, []).append(record)
-    return [record for at in _in_order(turn_id, parents) for record in by_turn.get(at, ())]
+    return [record for at in ancestors(conn, turn_id) for record in by_turn.get(at, ())]
 
 
 def own_records(conn: Connection, turn_id: str) -> list[Record]:

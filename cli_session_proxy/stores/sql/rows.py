@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from operator import attrgetter, itemgetter
@@ -32,7 +33,7 @@ from ...errors import DamagedRow
 from ..base import TurnFacts, TurnOutline
 from .damaged import reads
 from .database import InsertNew, Prepared
-from .tables import agents, image_refs, images, links, sessions, turns
+from .tables import agents, image_refs, images, links, records, sessions, turns
 
 Values = dict[str, Any]
 
@@ -71,6 +72,7 @@ SUMMED = (
     turns.c.created_at, turns.c.finished_at, turns.c.cost_usd, turns.c.usage, turns.c.error,
 )  # fmt: skip
 LINK = tuple(links.c)
+RECORD = tuple(records.c)
 
 # `placed` and the `evidence` of ordinary turns are the same few texts again and again. So their parsed form is cached:
 # how many, and up to which length (characters).
@@ -80,6 +82,7 @@ SHORT = 256
 # Made once: `json.dumps` with other than default options makes an encoder at each call.
 _encoder = json.JSONEncoder(ensure_ascii=False, separators=(",", ":"))
 _decoder = json.JSONDecoder()
+_HASH = re.compile('"([0-9a-f]{64})"')
 
 
 # Most JSON columns of a turn are empty.
@@ -316,13 +319,33 @@ def record_values(cutter: ImageCutter, turn_id: str, n: int, record: Record) -> 
     }
 
 
-def loaded_records(conn: Connection, rows: Sequence[Row[Any]]) -> list[Record]:
-    places = [() if row.images is None else loads(row.images) for row in rows]
-    known = load_images(conn, (sha for part in places for _, sha in part))
-    return [
-        Record(restore(row.line.decode("utf-8", "surrogatepass"), part, known), row.uuid, bool(row.synthetic))
-        for row, part in zip(rows, places, strict=True)
-    ]
+def loaded_records(conn: Connection, found: Sequence[Row[Any]]) -> list[Record]:
+    known = load_images(
+        conn, (sha for row in found if isinstance(row.images, str) for sha in _HASH.findall(row.images))
+    )
+    return [record(row, known) for row in found]
+
+
+@reads(*RECORD)
+def record(row: Row[Any], known: Mapping[str, str]) -> Record:
+    line = row.line.decode("utf-8", "surrogatepass")
+    return Record(
+        line if row.images is None else restore(line, loads(row.images), known), row.uuid, bool(row.synthetic)
+    )
+
+
+def with_images(conn: Connection, found: Iterable[tuple[Any, Any]]) -> list[int]:
+    """How large each of these rows is with its images, given its bytes without them, and its column `images`. What is
+    damaged counts nothing: reading the row names it."""
+    sizes, shas = [], []
+    for size, cut_out in found:
+        sizes.append(size if isinstance(size, int) else 0)
+        shas.append(_HASH.findall(cut_out) if isinstance(cut_out, str) else ())
+    known: dict[str, int] = {}
+    for part in chunks(sorted({sha for each in shas for sha in each})):
+        query = select(images.c.sha256, images.c.size).where(images.c.sha256.in_(part))
+        known |= {sha: size for sha, size in conn.execute(query) if isinstance(size, int)}
+    return [size + sum(known.get(sha, 0) for sha in each) for size, each in zip(sizes, shas, strict=True)]
 
 
 # SQLite takes at least 999 variables in a statement, PostgreSQL 32,767.

@@ -133,6 +133,7 @@ class SqlStore(Store):
     deepest = _read(reading.deepest)
     own_frames = _read(reading.own_frames)
     children = _read(reading.children)
+    ancestors = _read(reading.ancestors)
     path = _read(reading.path)
     records = _read(reading.path_records)
     own_records = _read(reading.own_records)

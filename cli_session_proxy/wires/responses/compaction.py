@@ -15,6 +15,7 @@ from typing import Any
 
 from ...domain.models import JSON, Message
 from ...domain.reminders import reminder
+from ...errors import ContextTooLong
 from ..common import optional
 
 _SEAL = "csp1:"
@@ -24,9 +25,15 @@ UNKNOWN = "The earlier part of this conversation was compacted by another servic
 
 
 def sealed(messages: Sequence[Message]) -> str:
-    """The conversation as the `encrypted_content` of a compaction item."""
-    text = "\n\n".join(f"{message.role}: {_told(message)}" for message in messages)
-    return _SEAL + base64.b64encode(zlib.compress(text.encode("utf-8", "surrogatepass"))).decode()
+    """The conversation as the `encrypted_content` of a compaction item. Raises `ContextTooLong`: of a larger one the
+    newest part would not be read again."""
+    pieces, size = [], 0
+    for message in messages:
+        pieces.append(f"{message.role}: {_told(message)}".encode("utf-8", "surrogatepass"))
+        size += len(pieces[-1]) + 2
+        if size > LARGEST:
+            raise ContextTooLong(f"the conversation has more than {LARGEST:,} bytes of text: it fits into no one item")
+    return _SEAL + base64.b64encode(zlib.compress(b"\n\n".join(pieces))).decode()
 
 
 def unsealed(item: Mapping[str, Any], where: str) -> Message:

@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.errors import InvalidRequest
+from cli_session_proxy.errors import ContextTooLong, InvalidRequest
 from cli_session_proxy.wires.common import Naming
 from cli_session_proxy.wires.responses import body as responses
+from cli_session_proxy.wires.responses import compaction
 from turnfault.provider.script import ToolUse
 from turnfault.provider.upstream import Upstream
 
@@ -181,3 +182,12 @@ async def test_a_conversation_becomes_one_item_that_stands_for_it(door: Door, up
     assert "the colour is teal" in json.dumps(upstream.requests[-1].messages)
     by_id = await door.http.post("/v1/responses/compact", json={"model": "sonnet", "previous_response_id": first["id"]})
     assert by_id.json()["output"][0]["type"] == "compaction"
+
+
+def test_a_conversation_that_one_item_cannot_hold_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 40 MiB the newest eight were not read again."""
+    monkeypatch.setattr(compaction, "LARGEST", 1000)
+    sealed = compaction.sealed([Message.user("x" * 400)] * 2)
+    assert "x" * 400 in str(compaction.unsealed({"encrypted_content": sealed}, "input[0]").content)
+    with pytest.raises(ContextTooLong, match="more than 1,000 bytes"):
+        compaction.sealed([Message.user("x" * 400)] * 3)

@@ -68,12 +68,16 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
     lines = [with_session_id(record.line, session_id) for record in records]
     if not form.whole_records:
         lines = in_strict_order(lines)
-    data = "".join(f"{line}\n" for line in lines).encode("utf-8", "surrogatepass")
+    read, size = hashlib.sha256(), 0
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, fresh = tempfile.mkstemp(dir=path.parent, prefix=temporary(session_id))
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            for line in lines:  # one by one: all of a long path at once would block the interpreter for seconds
+                data = f"{line}\n".encode("utf-8", "surrogatepass")
+                file.write(data)
+                read.update(data)
+                size += len(data)
             file.flush()
             os.fsync(file.fileno())
             os.replace(fresh, path)
@@ -87,7 +91,7 @@ def write(path: Path, records: Sequence[Record], session_id: str, form: Loading 
         # Search the text first: few records have it, and parsing a whole long path is slow.
         if record.uuid and not ('"isSidechain":true' in record.line and json.loads(record.line).get("isSidechain"))
     ]
-    return mark_of(stat, len(data), hashlib.sha256(data).hexdigest(), uuids[-1] if uuids else None)
+    return mark_of(stat, size, read.hexdigest(), uuids[-1] if uuids else None)
 
 
 def timestamp(now: float) -> str:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -132,3 +134,15 @@ def test_an_answer_of_the_clis_own_that_hangs_on_itself_holds_nobody_up() -> Non
     made_up = record("a", "a", "assistant", message={"model": SYNTHETIC_MODEL})
     lines = entries(record("frame", None), made_up, record("u", "a"), record("b", "frame", "assistant"))
     assert [entry.uuid for entry in capture.up_to_own(lines, "frame")] == ["frame", "b"]
+
+
+def test_a_long_path_is_written_line_by_line(tmp_path: Path) -> None:
+    """A path of 240 MB was joined and encoded at once, which blocked the interpreter for 2.5 s."""
+    records = [Record(json.dumps({"uuid": f"u{n}", "text": "x" * 100_000}), f"u{n}") for n in range(300)]
+    path = tmp_path / f"{SESSION}.jsonl"
+    tracemalloc.start()
+    mark = transcript.write(path, records, SESSION)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 3_000_000
+    assert (mark.size, mark.sha256) == (path.stat().st_size, hashlib.sha256(path.read_bytes()).hexdigest())
