@@ -81,8 +81,8 @@ def _examples(*lines: str) -> str:
     return "\b\nExamples:\n" + "\n".join(f"  cli-session-proxy {line}" for line in lines)
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(given: bool) -> None:
+    if given:
         from importlib.metadata import version
 
         _say(f"cli-session-proxy {version('cli-session-proxy')}")
@@ -92,12 +92,13 @@ def _print_version(wanted: bool) -> None:
 def _command(
     *examples: str, name: str | None = None, options: Mapping[str, Any] = STORE
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Declare a command. `options`: its options that become its `settings`, listed before `--owner` and `--json`."""
+    """Declare a command. `options`: those of its options that are settings. The command gets them as its argument
+    `settings`, resolved; `--help` lists them before `--owner` and `--json`."""
 
     def declare(command: Callable[..., None]) -> Callable[..., None]:
         parameters = dict(inspect.signature(command).parameters)
         del parameters["settings"]
-        last = {key: parameters.pop(key) for key in ("owner", "as_json") if key in parameters}
+        listed_last = {key: parameters.pop(key) for key in ("owner", "as_json") if key in parameters}
         for key, kind in options.items():
             parameters[key] = inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=kind)
 
@@ -108,24 +109,19 @@ def _command(
             settings = load(**{key: given.pop(key) for key in options})
             times.show_in(settings.timezone)
             if settings.is_audited:
-                _note(settings, name or command.__name__, given)
+                from .http.audit import audit_of, of_command
+
+                if (audit := audit_of(settings)) is not None:
+                    of_command(audit, name or command.__name__, given, getpass.getuser)
+                    audit.close()
             command(settings, **given)
 
-        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (parameters | last).values()]
+        every = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in (parameters | listed_last).values()]
         vars(run)["__signature__"] = inspect.Signature(every)
         run.__annotations__ = {one.name: one.annotation for one in every}
         return app.command(name, epilog=_examples(*examples))(run)
 
     return declare
-
-
-def _note(settings: "Settings", name: str, given: Mapping[str, object]) -> None:
-    from .http.audit import audit_of, of_command
-
-    audit = audit_of(settings)
-    if audit is not None:
-        of_command(audit, name, given, getpass.getuser)
-        audit.close()
 
 
 @app.callback()
@@ -276,14 +272,14 @@ def chains(
 @_command("show ada", "show turn_0a1b", "show 5e551011 --json", options=STORE_AND_CLI)
 def show(
     settings: "Settings",
-    wanted: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
+    name: Annotated[str, typer.Argument(metavar="AGENT|SESSION|TURN", help="Its name or id, or a part of it.")],
     owner: Annotated[str | None, typer.Option(help="Only agents of this owner.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show one agent, session or turn. Last words, repairs, failures, cost, and the command to continue by hand."""
     from .commands import inspecting
 
-    details = asyncio.run(inspecting.show(settings, owner, wanted))
+    details = asyncio.run(inspecting.show(settings, owner, name))
     if as_json:
         _say(json.dumps(details, indent=1))
     else:
@@ -308,14 +304,14 @@ def find(
     from .commands import finding
 
     more = {"model": model, "repaired": repaired, "min_cost": min_cost, "limit": limit}
-    wanted = finding.parse(words or (), owner, since, until, status, **more)
-    found, indexed, extras = asyncio.run(finding.find(settings, wanted))
+    query = finding.parse(words or (), owner, since, until, status, **more)
+    found, indexed, extras = asyncio.run(finding.find(settings, query))
     if as_json:
         from .export.search_results import as_json as rendered
 
-        _say(json.dumps(rendered(wanted, found, indexed), indent=1))
+        _say(json.dumps(rendered(query, found, indexed), indent=1))
     else:
-        finding.print_found(wanted, found, extras)
+        finding.print_found(query, found, extras)
 
 
 @_command("dump ada", "dump ada --last 3", "dump ada --format json > ada.json", "dump ada --follow")

@@ -66,15 +66,15 @@ async def apart(function: Callable[..., T], *arguments: Any) -> T:
 
 
 @contextmanager
-def survived(event: str, **about: object) -> Iterator[None]:
-    """Log an exception of the body as this event, and continue. For services: a failure at one agent must not stop the
-    work for others."""
+def survived(event: str, **fields: object) -> Iterator[None]:
+    """Log an exception of the body as this event with these fields, and continue. For services: a failure at one agent
+    must not stop the work for others."""
     try:
         yield
     except ProxyError as exc:
-        log.warning(event, error=exc.message, **about)
+        log.warning(event, error=exc.message, **fields)
     except Exception:
-        log.exception(event, **about)
+        log.exception(event, **fields)
 
 
 def awake_clock(loop: asyncio.AbstractEventLoop) -> Callable[[], float]:

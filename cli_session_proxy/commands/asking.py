@@ -117,12 +117,12 @@ async def ask_server(
     async with client_of(served, ANSWER_TIMEOUT, key) as client:
         try:
             answer = await client.request(method, f"/v1/chains/{encoded_agent_id(agent_id)}{after}", json=body)
-            said: JSON = answer.json()
-            error = None if answer.status_code == 200 else said["error"]
+            data: JSON = answer.json()
+            error = None if answer.status_code == 200 else data["error"]
         except (httpx.HTTPError, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(
                 f"{served} (from serve.json in --var) does not answer like a cli-session-proxy server"
             ) from exc
     if error is not None:
         raise from_dict(error)
-    return said
+    return data

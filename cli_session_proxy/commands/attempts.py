@@ -47,22 +47,22 @@ async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> J
     `fix_id`, `fixes` counts the attempts at each fix. Raises `ConfigError`."""
     configured = settings.profile_for(None).git_memory or GitMemory(repo=Path())
     place = configured.repo if repo is None else repo
-    wanted = fix_id or configured.fix_id
-    if wanted is None:
+    fix_id = fix_id or configured.fix_id
+    if fix_id is None:
         known = await earlier(place, None, MOST_COUNTED)
         fixes: dict[str, int] = {}
         for attempt in known.attempts:
             fixes[attempt.fix_id] = fixes.get(attempt.fix_id, 0) + 1
         return {"repo": str(place), "fix_id": None, "text": None, "attempts": [], "fixes": fixes}
     try:
-        fix_id_of(wanted)
+        fix_id_of(fix_id)
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
-    known = await earlier(place, wanted, configured.attempts)
-    block = block_of(wanted, known)
+    known = await earlier(place, fix_id, configured.attempts)
+    block = block_of(fix_id, known)
     attempts = [{**one.trailers, "commit": one.commit, "at": one.at} for one in known.attempts]
     text = None if block is None else block["text"]
-    return {"repo": str(place), "fix_id": wanted, "text": text, "attempts": attempts, "fixes": {}}
+    return {"repo": str(place), "fix_id": fix_id, "text": text, "attempts": attempts, "fixes": {}}
 
 
 def print_memory(found: JSON) -> str:

@@ -198,8 +198,8 @@ def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) ->
     if observed is None:
         how = "`serve` does it once, beside turns" if settings.self_check else "self_check is off"
         return Checkup("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
-    (about,) = (one.found for one in found if (one.subject, one.name) == (whole, RUN))
-    report = Report(cli.path, cli.version, str(about["day"]), float(about["seconds"]), observed)
+    (run,) = (one.found for one in found if (one.subject, one.name) == (whole, RUN))
+    report = Report(cli.path, cli.version, str(run["day"]), float(run["seconds"]), observed)
     return list(_seen(report))[-1]
 
 
@@ -428,8 +428,8 @@ async def _strays(var: Path) -> Checkup:
         return Checkup("processes", "ok", "no proxy has left anything")
     instances = Instances(var)
     dead = [one for one in instances.others() if not instances.alive(one)]
-    noted = [child for one in dead for child in instances.children(one)]
-    pids = [str(pid) for pid, started in noted if start_time(pid) == started]
+    children = [child for one in dead for child in instances.children(one)]
+    pids = [str(pid) for pid, started in children if start_time(pid) == started]
     if pids:
         says = f"{len(pids)} CLI processes of a dead proxy: {', '.join(pids)}"
         return Checkup("processes", "warning", says, f"kill {' '.join(pids)} (the next `serve` ends them as well)")

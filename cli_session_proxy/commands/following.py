@@ -28,7 +28,7 @@ from .stored import agent_in, opened
 LOOK = 0.25
 NOT_THERE = 404
 # Lines of a growing answer that are shown.
-SAID_LINES = 6
+ANSWER_LINES = 6
 
 
 async def follow(settings: Settings, owner: str, agent_id: str, shown: Shown, write: Write) -> None:
@@ -69,8 +69,8 @@ async def show_progress(http: httpx.AsyncClient, agent_id: str, console: Console
             lines = []
             for one in going:
                 lines.append(Text(f"{one['turn_id']}  {printable(one['says'])}", style="bold"))
-                said = visible(one["text"]).splitlines()[-SAID_LINES:]
-                lines += [Text(f"    {line}", style="dim", overflow="fold") for line in said]
+                newest = visible(one["text"]).splitlines()[-ANSWER_LINES:]
+                lines += [Text(f"    {line}", style="dim", overflow="fold") for line in newest]
             below.update(Group(*lines), refresh=True)
 
 

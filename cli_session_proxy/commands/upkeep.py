@@ -35,11 +35,11 @@ from .stored import agent_in, engine_in, made, opened
 from .terminal import progress_bar
 
 
-async def adopt(settings: Settings, owner: str, wanted: str, agent_id: str | None) -> Adopted:
-    """Adopt a session of the CLI, from any directory. Raises `NotFound`, `InvalidRequest`."""
+async def adopt(settings: Settings, owner: str, session: str, agent_id: str | None) -> Adopted:
+    """Adopt a session of the CLI, given by its id or file. Raises `NotFound`, `InvalidRequest`."""
     async with _ready(settings) as store, _looking() as look:
         with progress_bar("adopting") as move_bar:
-            return await adopt_session(settings, store, owner, agent_id, wanted, look, move_bar)
+            return await adopt_session(settings, store, owner, agent_id, session, look, move_bar)
 
 
 def print_adopted(done: Adopted) -> Iterator[str]:

@@ -247,7 +247,7 @@ def of_command(audit: Audit, name: str, given: Mapping[str, object], login: Call
     """Log a command of ours before it runs. Of its arguments only owner and agent are logged."""
     if (action := COMMANDS.get(name)) is None:
         return
-    named = next((str(given[one]) for one in ("agent_id", "wanted", "session") if given.get(one)), "")
+    named = next((str(given[one]) for one in ("agent_id", "name", "session") if given.get(one)), "")
     owner = given.get("owner")
     what = redact.text(f"{name} {named}".strip())
     audit.write(AuditLine(action, time.time(), "command", what, str(owner) if owner else None, address=login()))

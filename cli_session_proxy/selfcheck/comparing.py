@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
+from itertools import zip_longest
 
 from turnfault.provider.seen import Seen, parts, spoken
 
@@ -36,13 +37,11 @@ def texts_of_path(entries: Iterable[Entry]) -> Texts:
     return _texts(pair for entry in entries for pair in entry.spoken())
 
 
-def difference(wanted: Sequence[tuple[str, str]], got: Sequence[tuple[str, str]]) -> str | None:
+def difference(expected: Sequence[tuple[str, str]], actual: Sequence[tuple[str, str]]) -> str | None:
     """The first difference, as a sentence; None if they are equal."""
-    for at in range(max(len(wanted), len(got))):
-        mine = wanted[at] if at < len(wanted) else None
-        theirs = got[at] if at < len(got) else None
-        if mine != theirs:
-            return f"block {at + 1} is {_quoted(theirs)} instead of {_quoted(mine)}"
+    for number, (theirs, ours) in enumerate(zip_longest(actual, expected), 1):
+        if theirs != ours:
+            return f"block {number} is {_quoted(theirs)} instead of {_quoted(ours)}"
     return None
 
 

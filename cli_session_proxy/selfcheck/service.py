@@ -246,8 +246,8 @@ def recorded(settings: Settings, found: Iterable[Finding], claude: Path, version
 def findings_of(report: Report) -> dict[str, JSON]:
     """The observations as findings to store."""
     observations: dict[str, JSON] = {str(name): one.as_json() for name, one in report.observed.items()}
-    about = {"version": report.version, "path": str(report.path), "day": report.day, "seconds": report.seconds}
-    return {**observations, RUN: about}
+    run = {"version": report.version, "path": str(report.path), "day": report.day, "seconds": report.seconds}
+    return {**observations, RUN: run}
 
 
 def sentence(

@@ -130,8 +130,15 @@ class Stage:
             yield
         except Unable as exc:
             outcome, detail = "not tried", str(exc)
-        except (Differs, ProcessDied, ProxyError) as exc:
-            outcome, detail = _judged(exc)
+        except Differs as exc:
+            outcome, detail = "failed", str(exc)
+        except ProcessDied as exc:
+            killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # by another program, not by us
+            why = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
+            outcome, detail = ("not tried", f"something killed it ({why})") if killed else ("failed", why)
+        except ProxyError as exc:
+            lacked_resources = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
+            outcome, detail = "not tried" if lacked_resources else "failed", exc.message
         except OSError as exc:
             outcome, detail = "not tried", f"{exc.filename}: {exc.strerror}"
         if outcome != "ok" or not part:
@@ -227,17 +234,6 @@ class Stage:
         """All files below the CLI's directory, for an error message."""
         below = (Path(folder, name) for folder, _, names in os.walk(self.config_dir) for name in names)
         return sorted(str(path.relative_to(self.config_dir)) for path in below)
-
-
-def _judged(exc: Differs | ProcessDied | ProxyError) -> tuple[Outcome, str]:
-    if isinstance(exc, Differs):
-        return "failed", str(exc)
-    if isinstance(exc, ProcessDied):
-        killed = exc.returncode == -signal.SIGKILL and "exit code" in exc.why  # else we killed it
-        why = f"{exc.why}: {exc.stderr.strip()[-200:]}" if exc.stderr.strip() else exc.why
-        return ("not tried", f"something killed it ({why})") if killed else ("failed", why)
-    lacked_resources = isinstance(exc, ClaudeUnavailable) and isinstance(exc.__cause__, OSError | RuntimeError)
-    return ("not tried" if lacked_resources else "failed"), exc.message
 
 
 def _at_work(group: int) -> bool:
