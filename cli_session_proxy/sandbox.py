@@ -244,12 +244,14 @@ def _remove_entry(name: str, here: int) -> None:
 
 
 def _is_folder(name: str, above: int) -> bool:
+    """Whether this entry of the open folder `above` is a folder itself, not a link to one."""
     return stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode)
 
 
 @contextlib.contextmanager
 def _opened(name: Path | str, above: int | None = None) -> Iterator[int]:
-    """A descriptor of a folder, whose mode is set to 0700 before. No link is followed."""
+    """A descriptor of this folder (inside the open folder `above`, if given), whose mode is first set to 0700. No link
+    is followed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if sys.platform == "linux":
         at = os.open(name, flags | os.O_PATH, dir_fd=above)
@@ -280,6 +282,7 @@ def make_private(path: Path) -> None:
 
 
 def _is_safe(name: str) -> bool:
+    """Whether an agent's name can be its directory's name as it is."""
     return len(name) <= READABLE_LIMIT and _SAFE.fullmatch(name) is not None and not _LIKE_HASHED.search(name)
 
 
@@ -346,7 +349,7 @@ def _link(sandbox: Path, name: str, target: Path) -> None:
                 raise SandboxError(
                     f"[sandbox.links] {name}: {place} is a real file or folder: left alone, move it away"
                 ) from None
-            if os.readlink(place.name, dir_fd=folder) != real_target:  # replaced atomically
+            if os.readlink(place.name, dir_fd=folder) != real_target:  # replace the link atomically
                 fresh = f".{place.name}.{secrets.token_hex(8)}"
                 os.symlink(real_target, fresh, dir_fd=folder)
                 try:

@@ -34,29 +34,38 @@ from ..settings import Profile
 from .comparing import Texts, difference, texts_in, texts_of, texts_of_path
 from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 
-# Each prompt is unique, so that the request that carries it can be recognised.
+# All prompts are unique, so that a request can be recognised by its prompt.
+#
+# The first turn: its prompt, and the text and the thinking of the answer.
 FIRST, ANSWER, THOUGHT = "check-first", "The colour is check-teal.", "They want check-teal."
-OPENING, AGAIN, LIMITED, UNLIMITED = "check-opening", "check-again", "check-limited", "check-unlimited"
-TOOLS, STOPPED, FOLLOWED = "check-tools", "check-stopped", "check-followed"
-TAKEN_BACK, INSTEAD, RESUMED = "check-taken-back", "check-instead", "check-resumed"
-SHOWN, LOOKED_UP, WRITTEN, AHEAD = "check-shown", "check-looked-up", "check-written", "check-ahead"
-ANOTHER_SYSTEM = "You are being checked anew."
-STOP_AT, TOKENS = "check-stop", 1234
-LOGGED_IN, LOGIN = "check-logged-in", "sk-ant-oat01-fake-selfcheck"
-FORBIDDEN, ALLOWED, REASON = "check-forbidden", "check-allowed", "check-reason"
-OFFERS = Offers.of((Tool("lookup", "Looks a word up.", {"properties": {"word": {"type": "string"}}}),))
-CALL: Block = {"type": "tool_use", "id": "toolu_check", "name": cli_name("lookup"), "input": {"word": "teal"}}
-FOUND = "check-found"
+# A transcript that we write: its prompt, the next turn's prompt, an image, a call of the client's tool and its result.
+SHOWN, WRITTEN, LOOKED_UP = "check-shown", "check-written", "check-looked-up"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}
-SECRET, SECRET_FILE = "check-secret", "secret.txt"
-WORDS = ("/clear", f"read @{SECRET_FILE}")
-BESIDE, SEALED = "check-beside", "check-sealed"
-REFUSED = "messages.1.content.0: Invalid `signature` in `thinking` block"
+OFFERS = Offers.of((Tool("lookup", "Looks a word up.", {"properties": {"word": {"type": "string"}}}),))
+CALL: Block = {"type": "tool_use", "id": "toolu_check", "name": cli_name("lookup"), "input": {"word": "teal"}}
+RESULT_TEXT = "check-found"
+# Compaction: the prompt whose answer reports a full context, the next prompt, the summary, and a text in the CLI's
+# request for a summary.
 FILLED, COMPACTED, SUMMARY, ASKS_FOR_SUMMARY = "check-filled", "check-compacted", "check-summary", "detailed summary"
 FULL = {"input_tokens": 990_000}
-# The file of the first turn is at most this old, in seconds.
-AGO = 60.0
+# A prompt whose request the provider refuses because of a thinking block, and the provider's message.
+SEALED, REFUSED = "check-sealed", "messages.1.content.0: Invalid `signature` in `thinking` block"
+# Requests to a running process. Another system prompt; limits of the model; the client's tools; a prompt beside an
+# image; prompts that the CLI must not take for commands, and the file that one names; an interrupted turn and the
+# next one; a turn that is taken back and the one in its place.
+OPENING, AGAIN, ANOTHER_SYSTEM = "check-opening", "check-again", "You are being checked anew."
+LIMITED, UNLIMITED, STOP_AT, TOKENS = "check-limited", "check-unlimited", "check-stop", 1234
+TOOLS, BESIDE_IMAGE = "check-tools", "check-beside"
+SECRET, SECRET_FILE = "check-secret", "secret.txt"
+LIKE_COMMANDS = ("/clear", f"read @{SECRET_FILE}")
+STOPPED, FOLLOWED, TAKEN_BACK, INSTEAD = "check-stopped", "check-followed", "check-taken-back", "check-instead"
+# A resumed session; a process that was started before its session was known; approvals; a login instead of a key.
+RESUMED, CLAIMED = "check-resumed", "check-ahead"
+FORBIDDEN, ALLOWED, REASON = "check-forbidden", "check-allowed", "check-reason"
+LOGGED_IN, LOGIN = "check-logged-in", "sk-ant-oat01-fake-selfcheck"
+# Seconds: a transcript of this check is not older.
+OLDEST = 60.0
 
 
 @dataclass(slots=True)
@@ -168,7 +177,7 @@ async def _observe_file(stage: Stage, first: SceneTalk, launch: Launch) -> None:
     """Read the transcript file when the result arrives, and again if it is written later."""
 
     def place() -> Path:
-        return stage.projects.written(launch.cwd, stage.transcript_of(launch), time.time() - AGO)
+        return stage.projects.written(launch.cwd, stage.transcript_of(launch), time.time() - OLDEST)
 
     at_once = _is_whole(path := place())
     async with stage.observing("place"):
@@ -261,12 +270,12 @@ def _written_records(stage: Stage, first: SceneTalk, launch: Launch) -> list[Rec
     at = time.time()
     scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, at, parsed.leaf)
 
-    result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
+    result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": RESULT_TEXT}
     exchange = [
         Message("user", (IMAGE, _text(SHOWN))),
         Message("assistant", (_text("I look it up."), CALL)),
         Message("user", (result,)),
-        Message("assistant", (_text(f"It is {FOUND}."),)),
+        Message("assistant", (_text(f"It is {RESULT_TEXT}."),)),
     ]
     records = list(first.records)
     for message in exchange:
@@ -340,7 +349,7 @@ async def _continues_from_results(stage: Stage, first: SceneTalk) -> None:
         turn_uuid = str(uuid.uuid4())
         parsed = transcript.parse_records(first.records)
         scribe = Scribe(launch.session_id, launch.cwd, stage.cli.version, time.time(), parsed.leaf)
-        result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": FOUND}
+        result: Block = {"type": "tool_result", "tool_use_id": CALL["id"], "content": RESULT_TEXT}
         exchange = [
             scribe.record(Message("user", (_text(LOOKED_UP),)), MODEL),
             scribe.record(Message("assistant", (CALL,)), MODEL),
@@ -366,8 +375,8 @@ async def _running(stage: Stage) -> SceneTalk | None:
     """Run each step on a process that passed the previous step. Returns the conversation of the last process."""
     steps: list[tuple[Name, Step]] = [
         ("set_model", _set_model), ("apply_flag_settings", _parameters), ("mcp_set_servers", _tools),
-        ("blocks", lambda stage, talk, process: talk.turn(stage, process, BESIDE, IMAGE)),
-        ("words", _words), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
+        ("blocks", lambda stage, talk, process: talk.turn(stage, process, BESIDE_IMAGE, IMAGE)),
+        ("words", _like_commands), ("interrupt", _interrupted), ("rewind_conversation", _rewound),
     ]  # fmt: skip
     steps = [step for step in steps if step[0] not in stage.found]
     talk = None
@@ -421,10 +430,10 @@ async def _tools(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     called = calling.events[-1] if calling.events else None
     if not isinstance(called, Called):
         raise Differs("the model called a tool of the client, and the call did not come out")
-    result: JSON = {"content": [{"type": "text", "text": FOUND}], "isError": False}
+    result: JSON = {"content": [{"type": "text", "text": RESULT_TEXT}], "isError": False}
     brought = {str(call["id"]): result for call in called.calls}
     turn = await stage.turn(process, (), judge=judge, results=brought)
-    if texts_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {FOUND}")]:
+    if texts_in(turn.request)[-1:] != [("user", f"tool_result {next(iter(brought))} {RESULT_TEXT}")]:
         raise Differs(f"the result of a tool did not reach the model: {texts_in(turn.request)[-1:]}")
     talk.add_turn(StageTurn(calling.uuid, turn.events, turn.requests))
     if not await stage.bounded(process, process.adapt(replace(ours, offers=Offers()))):
@@ -436,9 +445,9 @@ async def _unchecked(_arguments: object, _schema: JSON) -> str | None:
     return None
 
 
-async def _words(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
+async def _like_commands(stage: Stage, talk: SceneTalk, process: ClaudeProcess) -> None:
     (process.cwd / SECRET_FILE).write_text(SECRET)
-    for prompt in WORDS:
+    for prompt in LIKE_COMMANDS:
         turn = await talk.turn(stage, process, prompt)
         if SECRET in turn.request.raw.decode():
             raise Differs("a file that a prompt named went to the model")
@@ -507,10 +516,10 @@ async def _claimed(stage: Stage) -> None:
         if not await stage.bounded(process, process.claim(launch)):
             raise Differs("it did not take a session")
         talk = SceneTalk(process.session_id)
-        turn = await talk.turn(stage, process, AHEAD)
+        turn = await talk.turn(stage, process, CLAIMED)
         if ANOTHER_SYSTEM not in json.dumps(turn.request.body.get("system")):
             raise Differs("it took a session, and the next request did not have its system prompt")
-        path, since = stage.transcript_of(process.launch), time.time() - AGO
+        path, since = stage.transcript_of(process.launch), time.time() - OLDEST
         if await until(lambda: stage.projects.written(process.cwd, path, since).exists(), LATE) is None:
             raise Differs(f"it took a session, and wrote {', '.join(stage.written())}")
 

@@ -207,6 +207,7 @@ def _tools(turn: Turn, end: float) -> Iterable[Span]:
 
 
 def _known(attributes: Mapping[str, Any]) -> dict[str, Any]:
+    """The attributes that have a value."""
     return {name: value for name, value in attributes.items() if value is not None}
 
 
@@ -246,4 +247,5 @@ def _part(block: Block) -> JSON:
 
 
 def _text(kind: str, text: object) -> JSON:
+    """A part of this kind, with the text's first `LONGEST_TEXT` characters."""
     return {"type": kind, "content": str(text or "")[:LONGEST_TEXT]}
