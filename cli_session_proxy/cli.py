@@ -77,7 +77,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for programs.")
 
 
 def _examples(*lines: str) -> str:
-    """The last part of a command's help; lines are not wrapped."""
+    """The last part of a command's help. For Typer, "\\b" begins lines that are not wrapped."""
     return "\b\nExamples:\n" + "\n".join(f"  cli-session-proxy {line}" for line in lines)
 
 

@@ -1,7 +1,7 @@
 """Settings: flags override the environment (`CLI_SESSION_PROXY_*`), which overrides a file. Only read here.
 
 The file is the one that `--config` names, else `cli_session_proxy.toml` in the working directory. The latter may be
-from somebody else (a cloned repository): it may set no program, environment, link or access (`_TRUSTED`).
+from somebody else (a cloned repository): it may set no program, environment, link or access (`_ONLY_IN_A_NAMED_FILE`).
 
 `Settings` is resolved once at start-up and passed down. An invalid file or value is a `ConfigError` that names the
 place and the remedy.
@@ -63,7 +63,7 @@ MODELS = ("sonnet", "opus", "haiku", "default")
 ALIASES = {"claude-sonnet-latest": "sonnet", "claude-opus-latest": "opus", "claude-haiku-latest": "haiku"}
 
 # Other names that the CLI accepts: its other aliases, ids of Anthropic and Vertex, ids and ARNs of Bedrock.
-_TAKEN = re.compile(
+_CLI_MODELS = re.compile(
     r"(?:sonnet|opus|haiku|default|best|opusplan)(?:\[1m\])?|.*claude.*|arn:aws[a-z-]*:bedrock:.*", re.I
 )
 
@@ -77,9 +77,9 @@ OnLimit = Literal["fallback", "error", "wait"]
 # The file's data, for the `Settings` that are being built.
 _file: ContextVar[Mapping[str, Any]] = ContextVar("settings_file", default=MappingProxyType({}))
 
-# Settings that a file found in the working directory may not have: they run or configure programs, lead to other files,
-# give access, or delete. The second table is for each profile.
-_TRUSTED = {
+# Settings that are refused in a file found in the working directory, and what each decides: they run or configure
+# programs, lead to other files, give access, or delete. The second table has settings of profiles.
+_ONLY_IN_A_NAMED_FILE = {
     "backend": "a program",
     "claude_bin": "a program", "claude_config_dir": "a program's settings", "claude_env": "a program's environment",
     "host": "who can come in", "allowed_origins": "who can come in", "store": "where conversations are kept",
@@ -91,7 +91,7 @@ _TRUSTED = {
     "archive_to": "where conversations are sent", "archive_key_file": "where conversations are sent",
     "trusted_header": "who can come in", "trusted_header_from": "who can come in",
 }  # fmt: skip
-_TRUSTED_OF_PROFILES = {
+_PROFILES_ONLY_IN_A_NAMED_FILE = {
     "mcp_config": "programs", "tools": "programs", "setting_sources": "programs", "add_dirs": "other directories",
     "git_memory": "a repository to read from and write to",
 }  # fmt: skip
@@ -461,7 +461,7 @@ class Settings(BaseModel):
         raise ValueError("it takes postgresql://user@host:5432/database; leave it out for SQLite in --var")
 
     @model_validator(mode="after")
-    def _gateway_alone_names_owners(self) -> Settings:
+    def _trusted_header_is_safe(self) -> Settings:
         if self.trusted_header is None:
             if self.trusted_header_from:
                 raise ValueError("trusted_header_from needs trusted_header: the header in which the gateway names them")
@@ -561,7 +561,10 @@ class Settings(BaseModel):
     def knows_model(self, name: str) -> bool:
         """Whether a turn may ask for this name. The CLI may still refuse it."""
         known = (
-            self.any_model or name in self.models or name == self.default_model or _TAKEN.fullmatch(name) is not None
+            self.any_model
+            or name in self.models
+            or name == self.default_model
+            or _CLI_MODELS.fullmatch(name) is not None
         )
         return known or any(fnmatchcase(name, pattern) for pattern in self.aliases)
 
@@ -921,9 +924,9 @@ def _untrusted(file: _SettingsFile) -> Iterator[str]:
     """A line for each setting of a found file that only a file named by the user may have."""
     profiles = file.data.get("profiles")
     sandbox = file.data.get("sandbox")
-    refused = [(name, what) for name, what in _TRUSTED.items() if file.data.get(name)]
+    refused = [(name, what) for name, what in _ONLY_IN_A_NAMED_FILE.items() if file.data.get(name)]
     for profile, values in profiles.items() if isinstance(profiles, dict) else ():
-        for name, what in _TRUSTED_OF_PROFILES.items() if isinstance(values, dict) else ():
+        for name, what in _PROFILES_ONLY_IN_A_NAMED_FILE.items() if isinstance(values, dict) else ():
             if values.get(name):
                 refused.append((f"profiles.{profile}.{name}", what))
     if isinstance(sandbox, dict) and sandbox.get("links"):

@@ -50,10 +50,10 @@ def client_of(
 
 
 async def alive(served: Served) -> bool:
-    """Whether it answers and proves that it is the server of this `var`. Another program may have its port now."""
+    """Whether the server answers and proves that it is the one of this `var`: another program may have its port now."""
     challenge = secrets.token_hex(16)
     try:
-        status, headers, _ = await got(served, "/healthz", {CHALLENGE: challenge}, HEALTH_TIMEOUT)
+        status, headers, _ = await get_from(served, "/healthz", {CHALLENGE: challenge}, HEALTH_TIMEOUT)
     except (OSError, http.client.HTTPException):
         return False
     if served.secret is None:
@@ -62,7 +62,7 @@ async def alive(served: Served) -> bool:
     return hmac.compare_digest(proved, proof(served.secret, challenge).encode())
 
 
-async def got(
+async def get_from(
     served: Served, path: str, headers: dict[str, str], timeout: float
 ) -> tuple[int, http.client.HTTPMessage, bytes]:
     """Status, headers and body of a GET, all of it within this time. Raises OSError or HTTPException."""

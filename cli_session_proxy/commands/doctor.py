@@ -180,14 +180,16 @@ def _abilities(cli: Capability) -> Checkup:
     return Checkup("capabilities", "warning", says, capability.UPGRADE)
 
 
-def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) -> Checkup:
-    """The stored self-check of this binary, found by the file's noted identity: it is not hashed again."""
+def _was_checked(cli: Capability, settings: Settings, findings: Sequence[Known]) -> Checkup:
+    """The finding about the stored self-check of this binary. Its hash is read from a cache, by the file's identity."""
     identity = capability.identity_of(cli.path)
     sha256 = KeptBinaries(settings.var / "cli").identities().get(identity)
-    observed = None if sha256 is None else by_subject(found).get((sha256, cli.version))
-    whole = f"{sha256} {cli.version}"
-    not_run = next((one.found.get("why") for one in found if (one.subject, one.name) == (whole, NOT_RUN)), None)
-    in_use = {one.name: one.found.get("detail") for one in found if one.subject == whole and one.found.get("in_use")}
+    observed = None if sha256 is None else by_subject(findings).get((sha256, cli.version))
+    subject = f"{sha256} {cli.version}"
+    not_run = next((one.found.get("why") for one in findings if (one.subject, one.name) == (subject, NOT_RUN)), None)
+    in_use = {
+        one.name: one.found.get("detail") for one in findings if one.subject == subject and one.found.get("in_use")
+    }
     if observed is None and in_use:
         failed = "; ".join(f"{name}: {detail}" for name, detail in in_use.items())
         says = f"{cli.version} at {cli.path} failed in use ({failed}), and no check of it has ended"
@@ -198,9 +200,9 @@ def _was_checked(cli: Capability, settings: Settings, found: Sequence[Known]) ->
     if observed is None:
         how = "`serve` does it once, beside turns" if settings.self_check else "self_check is off"
         return Checkup("self-check", "ok", f"{cli.version} was not checked yet ({how}); doctor --check-cli does it now")
-    (run,) = (one.found for one in found if (one.subject, one.name) == (whole, RUN))
+    (run,) = (one.found for one in findings if (one.subject, one.name) == (subject, RUN))
     report = Report(cli.path, cli.version, str(run["day"]), float(run["seconds"]), observed)
-    return list(_seen(report))[-1]
+    return list(_checkups_of(report))[-1]
 
 
 async def _checked(cli: Capability, settings: Settings) -> list[Checkup]:
@@ -214,14 +216,14 @@ async def _checked(cli: Capability, settings: Settings) -> list[Checkup]:
             async with opened(settings, may_be_new=True) as store:
                 if store is not None and sha256 is not None:
                     await store.keep_findings(f"{sha256} {report.version}", findings_of(report))
-    return list(_seen(report))
+    return list(_checkups_of(report))
 
 
 DOES_WITHOUT = "the proxy does without these; another version may do better (--claude-bin)"
 
 
-def _seen(report: Report) -> Iterator[Checkup]:
-    """A line for each observation of a self-check, and the verdict."""
+def _checkups_of(report: Report) -> Iterator[Checkup]:
+    """A finding for each observation of a self-check; the last one is about all of it."""
     if report.why is not None:
         yield Checkup("self-check", "warning", f"it could not be run: {report.why}", "run it again on a quiet machine")
         return

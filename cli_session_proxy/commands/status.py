@@ -14,7 +14,7 @@ from ..export.status import WEEK, ProxyStatus
 from ..http.served import Served, served_at
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings
-from .asking import ANSWER_TIMEOUT, alive, got, key_of
+from .asking import ANSWER_TIMEOUT, alive, get_from, key_of
 
 STOPPED = "no server runs on {var}: start it with `cli-session-proxy serve`"
 
@@ -24,7 +24,7 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
     served = served_at(settings.var)
     if served is not None and await alive(served):
         try:
-            _, _, body = await got(served, "/v1/overview", key_of(settings, owner), ANSWER_TIMEOUT)
+            _, _, body = await get_from(served, "/v1/overview", key_of(settings, owner), ANSWER_TIMEOUT)
             return ProxyStatus.from_json(json.loads(body)["status"]), served
         except (OSError, HTTPException, ValueError, KeyError, TypeError) as exc:
             raise UpstreamError(f"{served} (from serve.json in --var) does not answer like this version") from exc
@@ -32,6 +32,7 @@ async def look(settings: Settings, owner: str = LOCAL_OWNER) -> tuple[ProxyStatu
 
 
 async def _without_server(settings: Settings) -> ProxyStatus:
+    """The status as the store and the CLI on this machine tell it."""
     # Imported here: with a server none of these is needed, and they take half a second.
     from ..backends.claude.process import capability, environment, observed  # noqa: PLC0415
     from ..engine.plan import stored  # noqa: PLC0415
