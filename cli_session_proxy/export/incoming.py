@@ -40,6 +40,8 @@ from .shapes import check_header, check_line, of_turn
 
 T = TypeVar("T")
 
+# Characters of the records of one turn, with their images: of a path with more none is loaded.
+MOST_OF_A_TURN = 512 * 1024 * 1024
 # Levels of JSON in a line: those of a CLI's record, within a turn.
 DEEPEST = CLI_DEPTH + 8
 # `resp_…`, `msg_…` and the like: the hexadecimal digits are those of a turn or an item.
@@ -252,7 +254,7 @@ class _Reading:
         turn: Turn | None = None
         records: list[Record] = []
         with self.checked.path.open("rb") as file, self.checked.path.open("rb") as image_file:
-            number = 0
+            number = size = 0
             while file.tell() < self.checked.size:
                 number += 1
                 where = f"{self.checked.path} line {number}"
@@ -265,13 +267,18 @@ class _Reading:
                     record = Record(text, line["uuid"], line["synthetic"])
                     if "\n" in record.line or "\r" in record.line:
                         raise InvalidRequest(f"{where}: record: it is more than one line")
+                    size += len(text)
+                    if size > MOST_OF_A_TURN:
+                        raise InvalidRequest(f"{where}: record: more than {MOST_OF_A_TURN:,} characters of one turn")
+                    if not isinstance(_loads(text), dict):
+                        raise InvalidRequest(f"{where}: record: it is no object of JSON")
                     if not self.kept.is_sound(record):
                         raise InvalidRequest(f"{where}: record: a file or a mark that this program did not make")
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":
                     yield WholeTurn(turn, self.kept.records_to_keep(turn.id, turn.parent_id, records))
-                    turn, records = None, []
+                    turn, records, size = None, [], 0
                     self.progress(file.tell(), self.checked.size)
                 match kind:
                     case "turn":

@@ -37,7 +37,7 @@ from ..talking import ask, running
 from .test_dumps import store_of
 
 SESSION = "5e551011-0000-4000-8000-000000000001"
-TURN_1 = "turn_" + "1" * 32
+TURN_1, TURN_2 = "turn_" + "1" * 32, "turn_" + "2" * 32
 # From `<config>/projects/<folder>/` up to a file beside the configuration.
 CLIMBS = "../../../victim"
 HEADER: dict[str, Any] = {
@@ -503,6 +503,26 @@ async def test_images_make_no_more_of_a_line_than_a_line_may_be(
     await refused(settings, path, "line 4: images")
 
 
+async def test_nor_do_many_lines_make_more_of_a_turn_than_can_be_loaded(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten lines of 100 bytes and an image of 20 MB took 2.2 GB, and each further one 100 MB more."""
+    monkeypatch.setattr(incoming, "MOST_OF_A_TURN", 50_000)
+    sha256, line = image("A" * 10_000)
+    record = record_line('{"data":""}') | {"images": [[9, sha256]]}
+    lines = (turn_line(), *[record] * 4, turn_line(id=TURN_2), *[record] * 4, session_line())
+    await upkeep.import_(settings, "local", sealed(tmp_path / "x.jsonl", line, *lines), None)
+    path = sealed(tmp_path / "x.jsonl", line, turn_line(), *[record] * 5, session_line())
+    with pytest.raises(InvalidRequest, match="line 8: record: more than 50,000 characters of one turn"):
+        await upkeep.import_(settings, "local", path, "b")
+
+
+@pytest.mark.parametrize("line", ["[1]", '{"a":1', "words"])
+async def test_a_record_is_an_object_of_json(settings: Settings, tmp_path: Path, line: str) -> None:
+    """It was taken in, and every later turn was an internal error."""
+    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), record_line(line), session_line()), "JSON|record")
+
+
 async def test_a_number_that_no_float_holds_is_refused(settings: Settings, tmp_path: Path) -> None:
     """Python reads it as infinity, and a page with that is no JSON."""
     path = sealed(tmp_path / "x.jsonl", turn_line(timings={"result": 12345.0}), session_line())
@@ -512,9 +532,6 @@ async def test_a_number_that_no_float_holds_is_refused(settings: Settings, tmp_p
     sums["end"]["sha256"] = hashlib.sha256(body).hexdigest()
     path.write_bytes(body + json.dumps(sums, separators=(",", ":")).encode() + b"\n")
     await refused(settings, path, "line 2")
-
-
-TURN_2 = "turn_" + "2" * 32
 
 
 @pytest.mark.parametrize(
