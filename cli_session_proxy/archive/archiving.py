@@ -26,9 +26,9 @@ from ..export import incoming, portable
 from ..sandbox import Sandboxes
 from ..stores.base import Expiry, Store
 from ..tasks import survived
+from .fetching import UnnamedFile
 from .places import Place
 from .sealed import ArchiveKey
-from .unnamed import Unnamed
 
 log = logs.get(__name__)
 
@@ -39,9 +39,9 @@ VERSION_CHARACTERS = 24
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome for one agent. `stays`: why it is still here; None if it was archived.
+    """The outcome for one agent. `stays`: why the agent is still in the store; None if it was archived.
 
-    `name`: its object, also if the agent stays because it was used meanwhile.
+    `name`: the name of its object, also if the agent stays because it was used meanwhile.
     """
 
     agent_id: str
@@ -55,16 +55,18 @@ class Outcome:
         return asdict(self)
 
 
-# Called with each agent and its object before the agent is deleted here.
-Note = Callable[[Agent, str], None]
+# Called with each agent and the name of its object, before the agent is deleted here.
+BeforeDelete = Callable[[Agent, str], None]
 
 
 class Archiver:
     """Puts agents of a running engine into one place."""
 
-    def __init__(self, engine: Engine, place: Place, key: ArchiveKey, note: Note | None = None) -> None:
+    def __init__(
+        self, engine: Engine, place: Place, key: ArchiveKey, before_delete: BeforeDelete | None = None
+    ) -> None:
         self._engine = engine
-        self._note = note
+        self._before_delete = before_delete
         self._store = engine.store
         self._settings = engine.settings
         self.place = place
@@ -90,10 +92,10 @@ class Archiver:
             # The version, the key, and this host's facts in an export.
             identity = "\0".join((version, self._key.recipient, str(Sandboxes(self._settings).path(agent.dir))))
             name = f"{agent.dir}.{hashlib.sha256(identity.encode()).hexdigest()[:VERSION_CHARACTERS]}{SUFFIX}"
-            end = await self._kept(agent, name)
+            end = await self._compared(agent, name)
             if end is None:
                 await self._put(agent, name)
-                end = await self._kept(agent, name)
+                end = await self._compared(agent, name)
             if end is None:
                 if await self._store.version(agent.key) != version:
                     return stays("it was continued meanwhile, or no longer exists", name)
@@ -102,27 +104,28 @@ class Archiver:
                 )
         except SessionBusy as exc:
             return stays(exc.message)
-        if self._note is not None:
-            self._note(agent, name)
+        if self._before_delete is not None:
+            self._before_delete(agent, name)
         if not await self._engine.delete(agent.owner, agent.agent_id, Expiry(before, version=version)):
             return stays("it was continued meanwhile, or no longer exists", name)
         log.info("archived", place=str(self.place), object=name)
         return Outcome(agent.agent_id, agent.owner, None, name, end["turns"], end["records"])
 
     async def _put(self, agent: Agent, name: str) -> None:
-        with Unnamed(self._settings.var, name) as sealed:
+        """Store an export of the chain now under this name."""
+        with UnnamedFile(self._settings.var, name) as sealed:
             with self._key.sealing(sealed.file) as out:
 
-                async def to(block: bytearray) -> None:
+                async def write(block: bytearray) -> None:
                     await asyncio.to_thread(out.write, block)
 
-                await portable.write(self._settings, self._store, agent, to, _nobody, whole_at=time.time())
+                await portable.write(self._settings, self._store, agent, write, _no_progress, whole_at=time.time())
             await asyncio.to_thread(self.place.put, name, sealed.file)
 
-    async def _kept(self, agent: Agent, name: str) -> JSON | None:
+    async def _compared(self, agent: Agent, name: str) -> JSON | None:
         """The object's last line, if it can be read back and is byte-identical with an export of the chain now; else
         None."""
-        with Unnamed(self._settings.var, f"{self.place}/{name}") as sealed:
+        with UnnamedFile(self._settings.var, f"{self.place}/{name}") as sealed:
             if not await asyncio.to_thread(self.place.fetch, name, sealed.file):
                 return None
 
@@ -131,13 +134,13 @@ class Archiver:
                     return incoming.check(sealed, plain)
 
             try:
-                found = await asyncio.to_thread(checked)
+                archived = await asyncio.to_thread(checked)
             except InvalidRequest as exc:
                 log.warning("archive_unreadable", object=name, error=exc.message)
                 return None
-        at = float(found.head["exported_at"])
-        here = await portable.write(self._settings, self._store, agent, None, _nobody, whole_at=at)
-        return here if here == found.end else None
+        at = float(archived.head["exported_at"])
+        exported = await portable.write(self._settings, self._store, agent, None, _no_progress, whole_at=at)
+        return exported if exported == archived.end else None
 
 
 async def idle_agents(store: Store, before: float) -> list[Agent]:
@@ -146,9 +149,11 @@ async def idle_agents(store: Store, before: float) -> list[Agent]:
     return [agent for agent in await store.expired_agents(Expiry(before)) if agent.key not in shots]
 
 
-async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey, note: Note | None = None) -> None:
+async def serve(
+    engine: Engine, days: float, place: Place, key: ArchiveKey, before_delete: BeforeDelete | None = None
+) -> None:
     """Once an hour, archive agents that were idle for so many days. One proxy of each host does it."""
-    archiver = Archiver(engine, place, key, note)
+    archiver = Archiver(engine, place, key, before_delete)
     while True:
         with survived("not_archived"):
             if await engine.store.claim_finding("archive", socket.gethostname(), HOUR / 2):
@@ -161,5 +166,5 @@ async def serve(engine: Engine, days: float, place: Place, key: ArchiveKey, note
         await asyncio.sleep(HOUR)
 
 
-def _nobody(_done: int, _whole: int) -> None:
-    """Progress that nobody watches."""
+def _no_progress(_done: int, _total: int) -> None:
+    """Ignores the progress."""

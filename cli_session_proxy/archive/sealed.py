@@ -25,11 +25,11 @@ MAKE = "make one: age-keygen, or python3 -c 'import pyrage; print(pyrage.x25519.
 
 
 class ArchiveKey:
-    """The operator's own identities."""
+    """The operator's own identities of age. `pyrage`: the library, which is imported only where it is needed."""
 
-    def __init__(self, identities: Sequence[Any], decrypting: Any) -> None:
+    def __init__(self, identities: Sequence[Any], pyrage: Any) -> None:
         self._identities = identities
-        self._pyrage = decrypting
+        self._pyrage = pyrage
         self.recipient = str(identities[0].to_public())  # public; part of the names of archives
 
     @staticmethod
@@ -42,8 +42,8 @@ class ArchiveKey:
         except ImportError:
             raise ConfigError(INSTALL) from None
         path = settings.archive_key_file
-        said = read_secret(path, "archive_key_file").decode("ascii", "replace").splitlines()
-        lines = [line.strip() for line in said if line.strip() and not line.startswith("#")]
+        text = read_secret(path, "archive_key_file").decode("ascii", "replace")
+        lines = [line.strip() for line in text.splitlines() if line.strip() and not line.startswith("#")]
         redact.know(lines)
         try:
             identities = [pyrage.x25519.Identity.from_str(line) for line in lines]
@@ -63,8 +63,8 @@ class ArchiveKey:
             with open(reader, "rb") as plain:
                 self._pyrage.encrypt_io(plain, into, [self._identities[0].to_public()])
 
-        with ThreadPoolExecutor(1) as beside:
-            sealed = beside.submit(seal)
+        with ThreadPoolExecutor(1) as executor:
+            sealed = executor.submit(seal)
             try:
                 with open(writer, "wb") as out:
                     yield out
@@ -77,25 +77,26 @@ class ArchiveKey:
     def opened(self, sealed: IO[bytes], name: str) -> Iterator[IO[bytes]]:
         """The decrypted content. Raises `InvalidRequest` for a wrong key, or a file that was changed or cut."""
         reader, writer = os.pipe()
-        left = threading.Event()  # the reader has left
-        with ThreadPoolExecutor(1) as beside:
-            opening = beside.submit(self._open, sealed, writer, left)
+        reader_left = threading.Event()
+
+        def decrypt() -> None:
+            with open(writer, "wb", buffering=0) as plain:  # unbuffered: closing must not write the rest
+                try:
+                    self._pyrage.decrypt_io(sealed, plain, self._identities)
+                except Exception:
+                    if not reader_left.is_set():
+                        raise
+
+        with ThreadPoolExecutor(1) as executor:
+            decrypting = executor.submit(decrypt)
             try:
                 with open(reader, "rb") as plain:
                     try:
                         yield plain
                     finally:
-                        left.set()
+                        reader_left.set()
             finally:
-                if (fault := opening.exception()) is not None:
+                if (fault := decrypting.exception()) is not None:
                     raise InvalidRequest(
                         f"{name} cannot be decrypted: it was changed or cut, or archive_key_file does not hold its key"
                     ) from fault
-
-    def _open(self, sealed: IO[bytes], writer: int, left: threading.Event) -> None:
-        with open(writer, "wb", buffering=0) as plain:  # unbuffered: closing must not write the rest
-            try:
-                self._pyrage.decrypt_io(sealed, plain, self._identities)
-            except Exception:
-                if not left.is_set():
-                    raise

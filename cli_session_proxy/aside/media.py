@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from ..domain.models import Block
 from ..domain.notes import Code
-from . import documents, pictures
-from .pictures import Fitted, UnreadableImage
+from .attachments import Fitted, UnreadableImage, document_fault, fitted_image
 from .pool import Aside, OutOfBoundsError
 
 # How many results are cached, each with up to 5 MB of a smaller image.
@@ -41,32 +40,33 @@ class Media:
         if kind == "document":
             why = await self.fault(source)
             return None if why is None else ReplacedBlock("unreadable_documents_left_out", _left_out("A document", why))
-        found = await self._looked(pictures.fitted, source)
-        if found is None:
+        result = await self._checked(fitted_image, source)
+        if result is None:
             return None
-        if isinstance(found, str):
-            return ReplacedBlock("unreadable_images_left_out", _left_out("An image", found))
-        smaller = {"type": "base64", "media_type": found.media_type, "data": found.data}
+        if isinstance(result, str):
+            return ReplacedBlock("unreadable_images_left_out", _left_out("An image", result))
+        smaller = {"type": "base64", "media_type": result.media_type, "data": result.data}
         return ReplacedBlock("images_made_smaller", {**block, "source": smaller})
 
     async def fault(self, source: Block) -> str | None:
         """Why a PDF cannot be read; None if it can."""
-        found = await self._looked(documents.fault, source)
-        assert not isinstance(found, Fitted)
-        return found
+        result = await self._checked(document_fault, source)
+        assert not isinstance(result, Fitted)
+        return result
 
-    async def _looked(self, look: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
+    async def _checked(self, check: Callable[[str], Fitted | str | None], source: Block) -> Fitted | str | None:
+        """The cached result of `check`, or why it could not be made."""
         data = str(source.get("data", ""))
         key = hashlib.sha256(data.encode("utf-8", "surrogatepass")).hexdigest()
         if key not in self._known:
             try:
-                self._known[key] = await self._aside.reading.call(look, data)
+                self._known[key] = await self._aside.reading.call(check, data)
             except (UnreadableImage, OutOfBoundsError) as exc:
                 self._known[key] = str(exc)
-        found = self._known[key]
+        result = self._known[key]
         while len(self._known) > KNOWN:
             self._known.popitem(last=False)
-        return found
+        return result
 
 
 def _left_out(what: str, why: str) -> Block:

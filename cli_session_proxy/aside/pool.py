@@ -86,14 +86,15 @@ class Helpers:
         self._calls += 1
         self._quiet.clear()
         try:
-            given = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
+            pickled = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
             async with self._free:
-                answer = await self._answer(given)
+                answer = await self._answer(pickled)
+            # (True, the result) or (False, the exception), written by our own helper
             if len(answer) <= SMALL:
-                done, result = _unpacked(answer)
+                returned, result = pickle.loads(answer)  # noqa: S301
             else:
-                done, result = await asyncio.to_thread(_unpacked, answer)
-            if done:
+                returned, result = await asyncio.to_thread(pickle.loads, answer)
+            if returned:
                 return result  # type: ignore[no-any-return]  # the function's own
             if isinstance(result, MemoryError):
                 raise OutOfBoundsError(f"it takes more than {self._memory // 1024**2} MiB of memory") from result
@@ -110,53 +111,46 @@ class Helpers:
             self._ahead = self._tasks.own(Helper.start(self._memory))
             self._ahead.add_done_callback(self._unclaimed)
 
-    async def _answer(self, given: bytes) -> bytes:
-        idle = await self._kept()
+    async def _answer(self, pickled: bytes) -> bytes:
+        """The pickled answer to a pickled call, from an idle process if there is one, else from a new one."""
+        if self._ahead is not None and not self._idle:
+            await asyncio.wait([self._ahead])
+        idle: Helper | None = None
+        if self._idle:
+            idle, timer = self._idle.popitem()
+            timer.cancel()
         try:
-            return await self._asked(idle or await self._started(), given)
+            return await self._call(idle or await self._started(), pickled)
         except Ended as exc:
-            # An idle process may have died before the call. If the second one dies, the call is the cause.
-            if idle is None or exc.took_too_long or self._closed:
-                raise self._why(exc) from exc
-        try:
-            return await self._asked(await self._started(), given)
-        except Ended as exc:
-            raise self._why(exc) from exc
+            # An idle process may have died before the call: then another is tried. A new one was ended by the call.
+            if idle is not None and not exc.took_too_long and not self._closed:
+                return await self._answer(pickled)
+            if self._closed:
+                raise _closing() from exc
+            log.warning("helper_ended", by=exc.by)
+            if exc.took_too_long:
+                raise self._too_long() from exc
+            raise OutOfBoundsError("it ends the process that does it") from exc
 
-    async def _asked(self, helper: Helper, given: bytes) -> bytes:
+    async def _call(self, helper: Helper, pickled: bytes) -> bytes:
         self._busy.add(helper)
-        fit = False
+        is_reusable = False
         try:
             async with asyncio.timeout(self._seconds * PATIENCE):
-                answer = await helper.call(given, self._seconds)
-            fit = len(given) + len(answer) <= LARGE
+                answer = await helper.call(pickled, self._seconds)
+            is_reusable = len(pickled) + len(answer) <= LARGE
             return answer
         except TimeoutError as exc:
             raise self._too_long() from exc
         finally:
             self._busy.discard(helper)
-            if fit:
+            if is_reusable:
                 self._keep(helper)
             else:
                 self._tasks.own(helper.end())
 
-    def _why(self, ended: Ended) -> Exception:
-        if self._closed:
-            return _closing()
-        log.warning("helper_ended", by=ended.by)
-        return self._too_long() if ended.took_too_long else OutOfBoundsError("it ends the process that does it")
-
-    async def _kept(self) -> Helper | None:
-        """An idle or starting process, if any."""
-        if self._ahead is not None and not self._idle:
-            await asyncio.wait([self._ahead])
-        if not self._idle:
-            return None
-        helper, timer = self._idle.popitem()
-        timer.cancel()
-        return helper
-
     async def _started(self) -> Helper:
+        """A new process."""
         if self._closed:
             raise _closing()
         starting = self._tasks.own(Helper.start(self._memory))
@@ -201,11 +195,6 @@ class Helpers:
             helper.kill()
         await self._quiet.wait()  # callers get an error, and end their processes
         await self._tasks.stop()
-
-
-def _unpacked(answer: bytes) -> tuple[bool, Any]:
-    done, result = pickle.loads(answer)  # noqa: S301 - our own helper wrote it
-    return done, result
 
 
 def _closing() -> ClaudeUnavailable:

@@ -11,8 +11,7 @@ from ..domain.models import JSON
 from ..engine.committing import CommitOrder
 from ..errors import ConfigError, InvalidRequest
 from ..export.words import count, visible
-from ..git_memory.reading import earlier
-from ..git_memory.recall import block_of
+from ..git_memory.reading import block_of, earlier
 from ..settings import GitMemory, Settings, fix_id_of
 from .stored import agent_in, engine_in, opened
 

@@ -67,7 +67,7 @@ from ..errors import (
     StoreUnavailable,
     UpstreamError,
 )
-from ..git_memory.recall import Recall, recall
+from ..git_memory.reading import Recall, recall
 from ..settings import Settings
 from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, PathChanged, Store, Taken
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted

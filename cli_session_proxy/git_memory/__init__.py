@@ -3,7 +3,7 @@
 records    converts an attempt to the text of a commit or note, and back. Pure
 prompt     the block that the model is shown. Pure
 git        runs git: no hooks, nothing fetched, all output bounded
-reading    the attempts at one fix, from commits reachable from HEAD and their notes
+reading    the attempts at one fix, from commits reachable from HEAD and their notes, and what a new one is told
 writing    a commit, or a note on one
 
 The repository outlives sandboxes, stores and models. Attempts are stored nowhere else.

@@ -81,12 +81,12 @@ _known: dict[Path, tuple[tuple[Path, int, int], ...]] = {}
 
 
 class Failed(Exception):
-    """git ended with an error. `said`: its first line of output."""
+    """git ended with an error. `code`: its exit code. `message`: its first line of output."""
 
-    def __init__(self, code: int, said: str) -> None:
-        super().__init__(said)
+    def __init__(self, code: int, message: str) -> None:
+        super().__init__(message)
         self.code = code
-        self.said = said
+        self.message = message
 
 
 class Repository:
@@ -94,9 +94,9 @@ class Repository:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._places: dict[str, str] = {}
-        self._configuration: set[str] = set()
-        self._own: tuple[tuple[Path, int, int], ...] = ()
+        self._git_variables: dict[str, str] = {}  # environment variables that name its directories
+        self._configuration_files: set[str] = set()  # those that its configuration includes
+        self._git_dirs: tuple[tuple[Path, int, int], ...] = ()  # as `_check` returns them
 
     @staticmethod
     async def opened(path: Path) -> Repository:
@@ -110,21 +110,31 @@ class Repository:
                 top = Path(await found.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
             with contextlib.suppress(Failed):
                 worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
-            own = await asyncio.to_thread(found._check, top, git_dir, common, worktree)
-            found._places = {"GIT_DIR": str(git_dir)}
+            git_dirs = await asyncio.to_thread(found._check, top, git_dir, common, worktree)
+            found._git_variables = {"GIT_DIR": str(git_dir)}
             if top is not None:  # with a common directory git does not take it for a bare repository
-                found._places |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
-            await found._look_through()
-            found._own = own
+                found._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
+            # Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says.
+            words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
+            fields = (await found.run(*words, whole=True)).split("\0")
+            for scope, origin, name in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
+                if scope in ("local", "worktree"):
+                    if name.lower().startswith("hook."):
+                        raise ConfigError(
+                            f"the configuration of the git repository {path} names a hook ({name}): git memory runs "
+                            "none. Remove it there, or set it in your own configuration of git"
+                        )
+                    found._configuration_files.add(origin.removeprefix("file:"))
+            found._git_dirs = git_dirs
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
         except Failed as exc:
-            said = exc.said
-            if "not a git repository" in said:
-                said = (
+            why = exc.message
+            if "not a git repository" in why:
+                why = (
                     "not a git repository: make one there with `git init`, or name another (repo in git_memory, --repo)"
                 )
-            raise ConfigError(f"the git repository {path} cannot be read: {said}") from exc
+            raise ConfigError(f"the git repository {path} cannot be read: {why}") from exc
         return found
 
     def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> tuple[tuple[Path, int, int], ...]:
@@ -140,8 +150,11 @@ class Repository:
         elif git_dir == top / ".git":
             is_own = common == git_dir and not git_dir.is_symlink()
         elif common == git_dir.parent.parent != git_dir:  # a linked work tree: the git directory names it
-            named = git_dir / "gitdir"
-            is_own = _line_of(named) == os.fsencode(top / ".git")
+            flags = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC  # it may be no plain file
+            line = b""
+            with contextlib.suppress(OSError), open(os.open(git_dir / "gitdir", flags), "rb") as file:
+                line = file.read(LONGEST_PATH).strip()
+            is_own = line == os.fsencode(top / ".git")
         else:  # a submodule: any other work tree could be the user's own files
             named_here = bool(worktree) and (git_dir / worktree).resolve() == top.resolve()
             is_own = common == git_dir and named_here and (top / ".git").is_file()
@@ -151,11 +164,11 @@ class Repository:
                 "remove what was put there"
             )
         for at in (git_dir, common):
-            for name, mend in _BORROWS.items():
+            for name, remedy in _BORROWS.items():
                 if os.path.lexists(at / name):
                     raise ConfigError(
                         f"the git repository {self.path} names what lies outside of it in {at / name}: git memory "
-                        f"reads none of that; {mend}"
+                        f"reads none of that; {remedy}"
                     )
         known = tuple((at, at.stat().st_dev, at.stat().st_ino) for at in (git_dir, common))
         if _known.setdefault(self.path, known) != known:
@@ -165,40 +178,29 @@ class Repository:
             )
         return known
 
-    async def _look_through(self) -> None:
-        """Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says. Also notes
-        the files that its configuration includes."""
-        words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
-        output = (await self.run(*words, whole=True)).split("\0")
-        for scope, origin, name in zip(output[::3], output[1::3], output[2::3], strict=False):
-            if scope in ("local", "worktree"):
-                if name.lower().startswith("hook."):
-                    raise ConfigError(
-                        f"the configuration of the git repository {self.path} names a hook ({name}): git memory runs "
-                        "none. Remove it there, or set it in your own configuration of git"
-                    )
-                self._configuration.add(origin.removeprefix("file:"))
-
-    async def own_programs(self) -> list[str]:
-        """Options that replace programs named by the repository by the user's own, or by none."""
-        theirs: dict[str, str] = {}
-        named = set()
-        output = (await self.run("config", "--list", "-z", "--show-scope", whole=True, free=True)).split("\0")
-        for scope, entry in zip(output[::2], output[1::2], strict=False):
+    async def program_overrides(self) -> list[str]:
+        """Options for git that replace each program that the repository's configuration names by the one of the user's
+        own configuration, or by none."""
+        of_user: dict[str, str] = {}
+        of_repository = set()
+        output = await self.run("config", "--list", "-z", "--show-scope", whole=True, as_user=True)
+        entries = output.split("\0")
+        for scope, entry in zip(entries[::2], entries[1::2], strict=False):
             name, _, value = entry.partition("\n")
             if _PROGRAMS.fullmatch(name.lower()):
                 if scope in ("system", "global"):
-                    theirs[name] = value
+                    of_user[name] = value
                 elif scope in ("local", "worktree"):
-                    named.add(name)
-        if odd := [name for name in named if "=" in name]:  # `-c` ends the name at the first one
+                    of_repository.add(name)
+        if unusable := [name for name in of_repository if "=" in name]:  # `-c` ends the name at the first one
             raise ConfigError(
                 f"the configuration of the git repository {self.path} names a program that cannot be switched off "
-                f"({odd[0]}): remove it there"
+                f"({unusable[0]}): remove it there"
             )
-        neutral = {name: "gpg" for name in named if name.endswith("program")}
-        neutral |= {name: "false" for name in named if name.endswith("required")}
-        return [word for name in sorted(named) for word in ("-c", f"{name}={theirs.get(name, neutral.get(name, ''))}")]
+        values = {name: "gpg" for name in of_repository if name.endswith("program")}
+        values |= {name: "false" for name in of_repository if name.endswith("required")}
+        values |= of_user
+        return [word for name in sorted(of_repository) for word in ("-c", f"{name}={values.get(name, '')}")]
 
     async def run(
         self,
@@ -208,21 +210,22 @@ class Repository:
         environment: dict[str, str] | None = None,
         writes: bool = False,
         whole: bool = False,
-        free: bool = False,
+        as_user: bool = False,
     ) -> str:
-        """Run git; returns its output. Raises `Failed`, and `ConfigError` without git or the directory.
+        """Run git with these words; returns its output. Raises `Failed`, and `ConfigError` without git or the
+        directory.
 
-        `writes`: it may change the repository. `whole`: output over the limit is an error, else it is cut. `free`: it
-        may read the user's configuration and other files.
+        `limit`: seconds. `writes`: git may change the repository. `whole`: output over `ANSWER` bytes is an error, else
+        it is cut. `as_user`: git is not confined: it may read the user's configuration and other files.
         """
-        child = await self._started(words, environment, stdin, rights="" if free else "rw" if writes else "r")
+        child = await self._started(words, environment, stdin, rights="" if as_user else "rw" if writes else "r")
         try:
             async with asyncio.timeout(limit):
-                out, error, _ = await asyncio.gather(_kept(child.stdout), _kept(child.stderr), child.wait())
+                out, error, _ = await asyncio.gather(_output(child.stdout), _output(child.stderr), child.wait())
         except TimeoutError as exc:
             raise Failed(-1, f"git {words[0]} took longer than {limit:g} s") from exc
         finally:
-            await _ended(child)
+            await _end(child)
         if child.returncode:
             lines = error.decode("utf-8", "replace").strip().splitlines() or [f"exit {child.returncode}"]
             raise Failed(child.returncode, lines[0].removeprefix("fatal: ").removeprefix("error: "))
@@ -240,39 +243,40 @@ class Repository:
             if code := await child.wait():
                 raise Failed(code, f"git {words[0]} ended with exit code {code}")
         finally:
-            await _ended(child)
+            await _end(child)
 
     async def _started(
         self,
         words: Sequence[str],
-        more: dict[str, str] | None,
-        given: str,
+        environment: dict[str, str] | None,
+        stdin_text: str,
         stderr: int = asyncio.subprocess.PIPE,
         rights: str = "r",
     ) -> asyncio.subprocess.Process:
+        """Start git. `rights`: to the git directories, "r" or "rw"; "" does not confine git."""
         options = [word for value in _CONFIGURATION for word in ("-c", value)]
-        env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._places
-        env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(more or {})}
-        at = self.path
+        env = {name: os.environ[name] for name in _ALLOWED if name in os.environ} | _ENVIRONMENT | self._git_variables
+        env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(environment or {})}
+        directory = self.path
         try:
             found = shutil.which("git", path=env["PATH"])
             if found is None:
                 raise FileNotFoundError("git")
             bounded = (interpreter(), "-I", "-S", within_program.__file__, str(MEMORY))
             argv: tuple[str, ...] = (*bounded, "--", found)
-            if rights and self._own:
+            if rights and self._git_dirs:
                 program, libraries = await asyncio.to_thread(_program, env["PATH"])
-                places = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._own)]
-                places += [f"r:0:0:{path}" for path in (*_SYSTEM, *self._configuration)]
-                places += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
-                argv = (*bounded, *places, "--", program)
+                allowed = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._git_dirs)]
+                allowed += [f"r:0:0:{path}" for path in (*_SYSTEM, *self._configuration_files)]
+                allowed += [f"rx:0:0:{path}" for path in (program, *libraries)] + [f"rw:0:0:{os.devnull}"]
+                argv = (*bounded, *allowed, "--", program)
                 env |= {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1"}
-                at = Path("/")  # bare names must not resolve to files of the repository
-            with tempfile.TemporaryFile() if given else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
-                stdin.write(given.encode("utf-8", "replace"))
+                directory = Path("/")  # bare names must not resolve to files of the repository
+            with tempfile.TemporaryFile() if stdin_text else open(os.devnull, "rb+") as stdin:  # noqa: ASYNC230 - a few KiB
+                stdin.write(stdin_text.encode("utf-8", "replace"))
                 stdin.seek(0)
                 return await asyncio.create_subprocess_exec(
-                    *argv, "--no-pager", *options, *words, cwd=at, env=env,
+                    *argv, "--no-pager", *options, *words, cwd=directory, env=env,
                     stdin=stdin, stdout=asyncio.subprocess.PIPE, stderr=stderr,
                 )  # fmt: skip
         except FileNotFoundError as exc:
@@ -307,18 +311,18 @@ def _program(path: str) -> tuple[str, tuple[str, ...]]:
     found = shutil.which("git", path=path)
     if found is None:
         raise FileNotFoundError(path)
-    inner = Path(_said([found, "--exec-path"], path), "git")
+
+    def output(*argv: str, **variables: str) -> str:
+        env = {"PATH": path, "LC_ALL": "C.UTF-8", **variables}
+        done = subprocess.run(  # noqa: S603 - git's own start
+            argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT, check=False
+        )
+        return done.stdout.decode(errors="replace").strip()
+
+    inner = Path(output(found, "--exec-path"), "git")
     program = os.path.realpath(inner if inner.is_file() else found)
-    traced = re.findall(r"(/\S+) \(0x", _said([program], path, LD_TRACE_LOADED_OBJECTS="1"))  # as `ldd` does
-    return program, (*traced, *map(str, Path("/lib").glob("ld-*")))
-
-
-def _said(argv: Sequence[str], path: str, **more: str) -> str:
-    env = {"PATH": path, "LC_ALL": "C.UTF-8", **more}
-    done = subprocess.run(  # noqa: S603 - git's own start
-        argv, env=env, stdin=subprocess.DEVNULL, capture_output=True, timeout=LIMIT, check=False
-    )
-    return done.stdout.decode(errors="replace").strip()
+    libraries = re.findall(r"(/\S+) \(0x", output(program, LD_TRACE_LOADED_OBJECTS="1"))  # as `ldd` does
+    return program, (*libraries, *map(str, Path("/lib").glob("ld-*")))
 
 
 def _has_link(path: Path) -> bool:
@@ -336,23 +340,16 @@ def _has_link(path: Path) -> bool:
     return False
 
 
-def _line_of(path: Path) -> bytes:
-    """The single line in a file of git; empty if it is more than a path, or no file."""
-    with contextlib.suppress(OSError), open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
-        return file.read(LONGEST_PATH).strip()
-    return b""
-
-
-async def _kept(said: asyncio.StreamReader | None) -> bytes:
-    """The output, up to one byte more than the limit: an untrusted repository may make it endless."""
-    assert said is not None
+async def _output(pipe: asyncio.StreamReader | None) -> bytes:
+    """All output, of which one byte more than `ANSWER` is kept: an untrusted repository may make it endless."""
+    assert pipe is not None
     data = b""
-    while piece := await said.read(PIECE):
+    while piece := await pipe.read(PIECE):
         data += piece[: ANSWER + 1 - len(data)]
     return data
 
 
-async def _ended(child: asyncio.subprocess.Process) -> None:
+async def _end(child: asyncio.subprocess.Process) -> None:
     with contextlib.suppress(ProcessLookupError):
         child.kill()
     # Read the pipes to their end: unread data would keep the transport open.

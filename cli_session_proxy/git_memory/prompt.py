@@ -58,14 +58,14 @@ def block(fix_id: str, attempts: Sequence[FixAttempt], *, partly: bool = False) 
     return {"type": "text", "text": "\n\n".join([OPEN, *parts, CLOSE])}
 
 
-def _quoted(attempt: FixAttempt, names: Sequence[str], longest: int | None) -> str:
-    """An attempt with these sections, each cut to so many characters."""
+def _quoted(attempt: FixAttempt, titles: Sequence[str], longest: int | None) -> str:
+    """An attempt with the sections of these titles, each cut to `longest` characters (None: whole)."""
     day = datetime.fromtimestamp(attempt.at, UTC).strftime("%Y-%m-%d")
-    called = attempt.name
-    said = [f"{called[:1].upper()}{called[1:]}: {attempt.headline}", f"Commit: {attempt.commit[:12]} of {day}"]
+    name = attempt.name
+    lines = [f"{name[:1].upper()}{name[1:]}: {attempt.headline}", f"Commit: {attempt.commit[:12]} of {day}"]
     shown = [name for name in TRAILERS if name not in ("Fix-Id", "Attempt", "Outcome") and name in attempt.trailers]
-    said += [f"{name}: {attempt.trailers[name]}" for name in shown]
-    for name in names:
-        if text := attempt.sections.get(name):
-            said += ["", f"{name}:", text if longest is None else cut(text, longest)]
-    return "\n".join(f"> {line}".rstrip() for line in _TAG.sub("‹", "\n".join(said)).split("\n"))
+    lines += [f"{name}: {attempt.trailers[name]}" for name in shown]
+    for title in titles:
+        if text := attempt.sections.get(title):
+            lines += ["", f"{title}:", text if longest is None else cut(text, longest)]
+    return "\n".join(f"> {line}".rstrip() for line in _TAG.sub("‹", "\n".join(lines)).split("\n"))

@@ -1,17 +1,22 @@
-"""Reads the attempts at one fix, from commits reachable from HEAD and their notes."""
+"""Reads the attempts at one fix from commits reachable from HEAD and their notes, and tells a new attempt of them."""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .. import logs
+from .. import logs, redact
 from ..domain import limits
+from ..domain.evidence import Recalled
+from ..domain.models import Agent, Block
 from ..errors import ConfigError
-from . import records
+from ..sandbox import LOCAL_OWNER
+from ..settings import GitMemory, fix_id_of
+from . import prompt, records
 from .git import Failed, Repository
 from .records import FixAttempt
 
@@ -34,8 +39,8 @@ _FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """`attempts`: newest first. `partly`: the history was not read to its end. `last`: the highest known number.
-    `others`: other fixes in the same commits."""
+    """Earlier attempts at a fix. `attempts`: newest first. `partly`: the history was not read to its end. `last`: the
+    highest known number of an attempt. `others`: the ids of other fixes in the same commits."""
 
     attempts: tuple[FixAttempt, ...] = ()
     partly: bool = False
@@ -50,14 +55,14 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
         if await git.head() is None:
             return Earlier()
     except Failed as exc:
-        raise ConfigError(f"the git repository {repo} cannot be read: {exc.said}") from exc
-    said = "Fix-Id: " if fix_id is None else f"Fix-Id: {fix_id}"
-    found: list[FixAttempt] = []
+        raise ConfigError(f"the git repository {repo} cannot be read: {exc.message}") from exc
+    matched = f"--grep=Fix-Id: {fix_id or ''}"
+    attempts: list[FixAttempt] = []
     others: dict[str, None] = {}
     partly = False
-    words = ("log", "-z", _FORMAT, "--encoding=UTF-8", f"--notes={NOTES}", "--fixed-strings", f"--grep={said}", "HEAD")
+    log_words = ("log", "-z", _FORMAT, "--encoding=UTF-8", f"--notes={NOTES}", "--fixed-strings", matched, "HEAD", "--")
     try:
-        async with asyncio.timeout(SECONDS), aclosing(git.pieces(*words, "--")) as pieces:
+        async with asyncio.timeout(SECONDS), aclosing(git.pieces(*log_words)) as pieces:
             count = size = 0
             async for commit, at, texts in _commits(pieces):
                 count, size = count + 1, size + sum(map(len, texts))
@@ -66,27 +71,27 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
                     break
                 for text in texts:
                     if len(text) > SHORT:
-                        found_here = await asyncio.to_thread(records.read, text, commit=commit, at=at)
+                        in_text = await asyncio.to_thread(records.read, text, commit=commit, at=at)
                     else:
-                        found_here = records.read(text, commit=commit, at=at)
-                    for attempt in found_here:
+                        in_text = records.read(text, commit=commit, at=at)
+                    for attempt in in_text:
                         if fix_id is None or attempt.fix_id == fix_id:
-                            found.append(attempt)
+                            attempts.append(attempt)
                         else:
                             others[attempt.fix_id] = None
     except (TimeoutError, Failed) as exc:  # keep what was read before: it is nearer to HEAD
-        why = exc.said if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
+        why = exc.message if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
         log.warning("git_history_read_in_part", repo=str(repo), why=why)
         partly = True
     # Picked, rebased or squashed commits repeat an attempt: the one nearest to HEAD counts.
-    once = {repr(replace(attempt, commit="", at=0.0)): attempt for attempt in reversed(found)}
-    newest = sorted(once.values(), key=lambda one: (one.number or 0, one.at), reverse=True)
+    distinct = {repr(replace(attempt, commit="", at=0.0)): attempt for attempt in reversed(attempts)}
+    newest = sorted(distinct.values(), key=lambda one: (one.number or 0, one.at), reverse=True)
     last = max((attempt.number or 0 for attempt in newest), default=0)
     return Earlier(tuple(newest[:most]), partly, last, tuple(others))
 
 
 async def _commits(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, float, tuple[str, str]]]:
-    """(id, time, (message, notes)) of each."""
+    """Parses the output of `git log`: (id, time, (message, notes)) of each commit."""
     fields: list[bytes] = []
     async for one in limits.split(pieces, b"\0", LONGEST):
         fields.append(one)
@@ -95,3 +100,39 @@ async def _commits(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, flo
             when = float(at) if at.isdigit() and len(at) < 12 else 0.0
             yield commit.decode(), when, (message.decode("utf-8", "replace"), notes.decode("utf-8", "replace"))
             fields = []
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """What a new attempt is told: `block` is for the model, `evidence` is stored with the turn."""
+
+    block: Block
+    evidence: Recalled
+
+
+def fix_of(memory: GitMemory, agent: Agent) -> str:
+    """The fix id of an agent: the profile's, or one of its own, different for each owner."""
+    if memory.fix_id is not None:
+        return memory.fix_id
+    name = agent.agent_id if agent.owner == LOCAL_OWNER else f"{agent.owner}/{agent.agent_id}"
+    try:
+        return fix_id_of(name)
+    except ValueError:
+        return f"agent-{hashlib.sha256(name.encode('utf-8', 'surrogatepass')).hexdigest()[:32]}"
+
+
+async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
+    """What an agent is told of earlier attempts at its fix; None if there are none. Raises `ConfigError` if the
+    repository cannot be read."""
+    fix_id = fix_of(memory, agent)
+    known = await earlier(memory.repo, fix_id, memory.attempts)
+    block = block_of(fix_id, known)
+    if block is None:
+        return None
+    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts), block["text"]))
+
+
+def block_of(fix_id: str, known: Earlier) -> Block | None:
+    """The block for the model, without secrets; None without attempts."""
+    block = prompt.block(fix_id, known.attempts, partly=known.partly)
+    return None if block is None else {**block, "text": redact.text(block["text"])}

@@ -67,20 +67,20 @@ class FixAttempt:
 
     @property
     def number(self) -> int | None:
-        said = self.trailers.get("Attempt", "")
-        return int(said) if said.isascii() and said.isdigit() and len(said) <= len(str(MOST)) else None
+        text = self.trailers.get("Attempt", "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= len(str(MOST)) else None
 
     @property
     def failed(self) -> bool:
-        said = self.trailers.get("Outcome")
-        return said == "failed" if said else "Why-It-Failed" in self.trailers
+        outcome = self.trailers.get("Outcome")
+        return outcome == "failed" if outcome else "Why-It-Failed" in self.trailers
 
     @property
     def name(self) -> str:
         """For people: "attempt 2 (sonnet, failed)"."""
         known = [self.trailers.get("Model"), "failed" if self.failed else self.trailers.get("Outcome")]
-        said = ", ".join(one for one in known if one)
-        return f"attempt {'?' if self.number is None else self.number}" + (f" ({said})" if said else "")
+        details = ", ".join(one for one in known if one)
+        return f"attempt {'?' if self.number is None else self.number}" + (f" ({details})" if details else "")
 
 
 def line_of(text: str, longest: int = VALUE) -> str:
@@ -163,4 +163,4 @@ def _sections(lines: Sequence[str]) -> tuple[str, dict[str, str]]:
             under.setdefault("Reasoning", []).append(line)  # free text of a person
         else:
             headline = line_of(line.strip().removeprefix("* "), HEADLINE)
-    return headline, {name: text for name, said in under.items() if (text := "\n".join(said).strip())}
+    return headline, {name: text for name, lines in under.items() if (text := "\n".join(lines).strip())}

@@ -10,7 +10,7 @@ from .git import Failed, Repository
 from .reading import NOTES
 
 # Seconds for `git commit` with a person's own options: a signature may ask for a passphrase.
-BY_HAND = 600.0
+COMMIT_TIMEOUT = 600.0
 # The committer if git has no identity.
 _NOBODY = {
     "GIT_AUTHOR_NAME": "cli-session-proxy", "GIT_AUTHOR_EMAIL": "cli-session-proxy@localhost",
@@ -19,25 +19,26 @@ _NOBODY = {
 
 
 async def write(repo: Path, text: str, *, note: str | None = None, options: Sequence[str] = ()) -> str:
-    """Returns the id of the new commit, or of the one that `note` names. `options`: a person's, for `git commit`.
+    """Write `text` as a commit, or as a note on the commit that `note` names. Returns the commit's id. `options`: a
+    person's, for `git commit`.
 
     Without options the index is committed, even if nothing is staged. Raises `ConfigError` and `InvalidRequest`.
     """
     git = await Repository.opened(repo)
     try:
         if note is not None:
-            return await _noted(git, text, note)
+            return await _write_note(git, text, note)
         if options:
             words = ("commit", "--no-verify", "--allow-empty", "--cleanup=verbatim", "--file=-", *options)
-            words = (*await git.own_programs(), *words)
-            await git.run(*words, stdin=text, limit=BY_HAND, environment=await _identity(git), free=True)
+            words = (*await git.program_overrides(), *words)
+            await git.run(*words, stdin=text, limit=COMMIT_TIMEOUT, environment=await _identity(git), as_user=True)
             return await git.head() or ""
-        return await _committed(git, text)
+        return await _write_commit(git, text)
     except Failed as exc:
-        raise ConfigError(f"git could not write to {repo}: {exc.said}") from exc
+        raise ConfigError(f"git could not write to {repo}: {exc.message}") from exc
 
 
-async def _committed(git: Repository, text: str) -> str:
+async def _write_commit(git: Repository, text: str) -> str:
     """Commit with plumbing commands, which run no hooks, filters or signers."""
     if await git.run("rev-parse", "--is-bare-repository") == "true":
         raise InvalidRequest("the repository is bare, so nothing can be staged in it: use note", param="note")
@@ -57,14 +58,14 @@ async def _committed(git: Repository, text: str) -> str:
     return made
 
 
-async def _noted(git: Repository, text: str, revision: str) -> str:
+async def _write_note(git: Repository, text: str, revision: str) -> str:
     commit = await git.reachable(revision)
     # With this setting, rebase and amend keep our notes.
     try:
-        following = (await git.run("config", "--local", "--get-all", "notes.rewriteRef")).split()
+        rewritten = (await git.run("config", "--local", "--get-all", "notes.rewriteRef")).split()
     except Failed:
-        following = []
-    if NOTES not in following:
+        rewritten = []
+    if NOTES not in rewritten:
         await git.run("config", "--local", "--add", "notes.rewriteRef", NOTES, writes=True)
     words = ("notes", f"--ref={NOTES}", "append", "--file=-", commit)
     await git.run(*words, stdin=text, environment=await _identity(git), writes=True)
@@ -76,7 +77,7 @@ async def _identity(git: Repository) -> dict[str, str]:
     named = {}
     for role in ("AUTHOR", "COMMITTER"):
         try:
-            identity = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", free=True)
+            identity = await git.run("-c", "user.useConfigOnly=true", "var", f"GIT_{role}_IDENT", as_user=True)
         except Failed:
             return _NOBODY
         named[f"GIT_{role}_NAME"], _, rest = identity.rpartition(" <")

@@ -235,7 +235,7 @@ def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
 
     place, key = places.place_at(settings.archive_to), sealed.ArchiveKey.of(settings)
     note = None if audit is None else partial(archives, audit, "serve")
-    return partial(archiving.serve, days=settings.archive_after_days, place=place, key=key, note=note)
+    return partial(archiving.serve, days=settings.archive_after_days, place=place, key=key, before_delete=note)
 
 
 async def _tell(

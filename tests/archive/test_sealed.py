@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from cli_session_proxy.archive.fetching import UnnamedFile
 from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey
-from cli_session_proxy.archive.unnamed import Unnamed
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
 
@@ -89,7 +89,7 @@ def test_a_disk_that_is_full_is_an_error_of_the_writer(key: ArchiveKey) -> None:
 
 def test_memory_does_not_grow_with_what_is_sealed(key: ArchiveKey, tmp_path: Path) -> None:
     tracemalloc.start()
-    with Unnamed(tmp_path, "it") as file:
+    with UnnamedFile(tmp_path, "it") as file:
         with key.sealing(file.file) as out:
             for _ in range(MANY // 65536):
                 out.write(bytes(65536))
@@ -102,7 +102,7 @@ def test_memory_does_not_grow_with_what_is_sealed(key: ArchiveKey, tmp_path: Pat
 
 
 def test_readers_of_a_file_without_a_name_have_places_of_their_own(tmp_path: Path) -> None:
-    with Unnamed(tmp_path, "it") as kept:
+    with UnnamedFile(tmp_path, "it") as kept:
         kept.file.write(b"one\ntwo\nthree\n")
         with kept.open() as first, kept.open() as second:
             assert first.readline() == b"one\n"

@@ -10,8 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from cli_session_proxy.aside.documents import MAX_PAGES, fault
-from cli_session_proxy.aside.pictures import FIT_BASE64, FIT_SIDE, MAX_BASE64, UnreadableImage, fitted
+from cli_session_proxy.aside.attachments import (
+    FIT_BASE64,
+    FIT_SIDE,
+    MAX_BASE64,
+    MAX_PAGES,
+    UnreadableImage,
+    document_fault,
+    fitted_image,
+)
 from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.engine.engine import Engine
@@ -43,17 +50,17 @@ def bomb() -> str:
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
 def test_what_is_too_wide_is_made_smaller_and_the_rest_is_left_as_it_is(kind: str) -> None:
     small, large = picture(64, 32, kind), picture(4000, 1000, kind)
-    assert fitted(small) is None
-    found = fitted(large)
+    assert fitted_image(small) is None
+    found = fitted_image(large)
     assert found is not None
     assert (found.was, found.now[0]) == ((4000, 1000), FIT_SIDE)
-    assert fitted(found.data) is None
+    assert fitted_image(found.data) is None
 
 
 def test_what_is_too_many_bytes_is_made_smaller() -> None:
     data = picture(1300, 1300, noise=True)
     assert len(data) > MAX_BASE64
-    found = fitted(data)
+    found = fitted_image(data)
     assert found is not None
     assert len(found.data) <= FIT_BASE64
 
@@ -63,13 +70,13 @@ def test_what_is_too_many_bytes_is_made_smaller() -> None:
 )
 def test_what_cannot_be_decoded_or_is_a_bomb_is_unreadable(data: str) -> None:
     with pytest.raises(UnreadableImage):
-        fitted(data)
+        fitted_image(data)
 
 
 def test_a_pdf_that_can_be_read_has_no_fault() -> None:
-    assert fault(base64.b64encode(paper()).decode()) is None
-    assert fault(base64.b64encode(paper(MAX_PAGES)).decode()) is None
-    assert fault(base64.b64encode(paper(password="")).decode()) is None
+    assert document_fault(base64.b64encode(paper()).decode()) is None
+    assert document_fault(base64.b64encode(paper(MAX_PAGES)).decode()) is None
+    assert document_fault(base64.b64encode(paper(password="")).decode()) is None
 
 
 @pytest.mark.parametrize(
@@ -85,8 +92,8 @@ def test_a_pdf_that_can_be_read_has_no_fault() -> None:
     ids=["no PDF", "only its head", "cut", "empty", "encrypted", "too long"],
 )
 def test_a_pdf_that_no_model_can_read_says_why(data: bytes, why: str) -> None:
-    assert str(fault(base64.b64encode(data).decode())).startswith(why)
-    assert fault("?") == "it is not base64"
+    assert str(document_fault(base64.b64encode(data).decode())).startswith(why)
+    assert document_fault("?") == "it is not base64"
 
 
 async def test_an_unreadable_pdf_fails_its_turn_in_words_and_no_later_one(settings: Settings) -> None:
@@ -125,7 +132,7 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         [record] = await engine.store.own_records(before.id)
         shown = json.loads(record.line)[0]["content"]
         assert shown[0]["source"]["data"] != large
-        assert fitted(shown[0]["source"]["data"]) is None
+        assert fitted_image(shown[0]["source"]["data"]) is None
         assert shown[1]["text"].startswith("[An image was left out here: it has 100000 x 100000 pixels")
         again = await ask(engine, *said, "You said: and now? (4)", "third")
         assert (again.parent_id, again.placed.imported) == (turn.id, 0)
@@ -151,7 +158,7 @@ async def test_an_oversized_image_of_a_history_does_not_poison_the_agent(
         assert "bm8gcGRm" not in sent
         blocks = [block for one in upstream.requests[-1].body["messages"] for block in one["content"]]
         [shown] = [block for block in blocks if isinstance(block, dict) and block["type"] == "image"]
-        assert fitted(shown["source"]["data"]) is None
+        assert fitted_image(shown["source"]["data"]) is None
         turn = await ask(engine, "third")
         assert turn.continuity in ("warm", "resumed")
         assert turn.evidence.notes == ()
