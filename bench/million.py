@@ -228,7 +228,7 @@ async def run(
 
 
 def fill(store: PostgresqlStore, number: int) -> None:
-    with store.database.apart() as conn:
+    with store.database.connection() as conn:
         # On the disk, with all that was written just before: VACUUM takes nothing else for seen by all, and then no
         # index is read without its table, as those of a store of some age are.
         conn.exec_driver_sql("BEGIN; SET LOCAL synchronous_commit = on")

@@ -13,7 +13,7 @@ from .sqlite.store import FILE, SqliteStore
 
 if TYPE_CHECKING:
     from .postgresql.store import PostgresqlStore
-    from .sql.moving import Move, Side, Told
+    from .sql.moving import Move, ReportProgress, Side
 
 
 def store_for(settings: Settings, progress: MigrationProgress = logged) -> Store:
@@ -51,11 +51,10 @@ def place_of(settings: Settings) -> str:
     return str(settings.var) if settings.store is None else _postgresql(settings.store.get_secret_value()).database.name
 
 
-def move_of(source: Settings, target: Settings, report: Told | None = None) -> Move:
+def move_of(source: Settings, target: Settings, report: ReportProgress = lambda _done, _total: None) -> Move:
     """A move from the store of these settings to that of the others."""
-    from .sql.moving import Move, untold  # noqa: PLC0415 - other commands move nothing
+    from .sql.moving import Move  # noqa: PLC0415 - other commands move nothing
 
-    report = report or untold
     return Move(_side_of(source), _side_of(target), report)
 
 

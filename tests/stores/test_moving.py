@@ -102,14 +102,16 @@ async def hang_below_a_later_one(store: Store) -> None:
 
 def contents(settings: Settings, side: Side | None = None) -> Contents:
     side = side or move_of(settings, settings).source
-    with side.apart() as conn:
+    with side.connection() as conn:
         return {
             table.name: sorted((tuple(row) for row in conn.execute(select(table)).all()), key=repr)
             for table in (*COPIED, *LAST)
         }
 
 
-async def moved(source: Settings, target: Settings, told: Callable[[int, int], None] = moving.untold) -> Move:
+async def moved(
+    source: Settings, target: Settings, told: Callable[[int, int], None] = lambda _done, _total: None
+) -> Move:
     """All of it, as `migrate` does it, where nobody else is on the store."""
     move = move_of(source, target, told)
     for step in (move.begin, move.copy, move.verify, move.catch_up):
@@ -258,8 +260,8 @@ async def test_a_row_that_is_not_the_same_ends_the_move_and_the_store_goes_on(
         move = move_of(source, target)
         move.begin()
         move.copy()
-        with move.target.apart() as conn:
-            move.target.loosen(conn)
+        with move.target.connection() as conn:
+            move.target.drop_foreign_keys(conn)
             conn.execute(update(turns).where(turns.c.id == "t2").values(model="another"))
         with pytest.raises(StoreUnavailable, match=r"is not the same in turns; nothing was moved"):
             move.verify()

@@ -109,7 +109,7 @@ async def test_a_cancelled_callers_transaction_ends_whole(store: PostgresqlStore
         waits = text("SELECT 1 FROM pg_stat_activity WHERE datname = current_database() AND wait_event = 'advisory'")
         return await store.database.read(lambda conn: conn.scalar(waits) is not None)
 
-    with store.database.apart() as other:
+    with store.database.connection() as other:
         other.exec_driver_sql("SELECT pg_advisory_lock(7)")
         write = asyncio.create_task(store.database.write(held_up, quick=True))
         await until(is_held_up)

@@ -191,7 +191,7 @@ class PostgresqlDatabase(Life, Database):
         return None
 
     @contextmanager
-    def apart(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[Connection]:
         """A new connection in autocommit mode for work beside the turns, also while this is not open. Blocks."""
         try:
             with self._made().connect() as conn:

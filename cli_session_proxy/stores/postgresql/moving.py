@@ -23,7 +23,7 @@ TRIES = 10
 
 class PostgresqlSide(Side):
     def __init__(self, store: PostgresqlStore) -> None:
-        super().__init__(store.database.name, store.database.apart)
+        super().__init__(store.database.name, store.database.connection)
         self._store = store
 
     def prepare(self, conn: Connection) -> None:
@@ -75,14 +75,14 @@ class PostgresqlSide(Side):
                 FOR EACH STATEMENT EXECUTE FUNCTION moved_{table.name}()
         """)
 
-    def loosen(self, conn: Connection) -> None:
+    def drop_foreign_keys(self, conn: Connection) -> None:
         for table in metadata.sorted_tables:
             for key in inspect(conn).get_foreign_keys(table.name):
                 conn.exec_driver_sql(f'ALTER TABLE {table.name} DROP CONSTRAINT "{key["name"]}"')
 
-    def tighten(self, conn: Connection) -> None:
+    def restore_foreign_keys(self, conn: Connection) -> None:
         """The database checks every row."""
-        self.loosen(conn)
+        self.drop_foreign_keys(conn)
         for table in metadata.sorted_tables:
             for constraint in table.constraints:
                 if isinstance(constraint, ForeignKeyConstraint):

@@ -77,7 +77,7 @@ def prepare(conn: Connection) -> None:
 def index(database: PostgresqlDatabase, seconds: float) -> Indexed:
     """Index new and changed turns, for about so many seconds. Raises `StoreUnavailable`."""
     until = time.monotonic() + seconds
-    with database.apart() as conn:
+    with database.connection() as conn:
         changed = list(conn.exec_driver_sql(_CHANGED).scalars())
         for at in range(0, len(changed), searching.PIECE):
             _take_in(conn, select(turns.c.seq).where(turns.c.seq.in_(changed[at : at + searching.PIECE])))
@@ -111,7 +111,7 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
 
 def search(database: PostgresqlDatabase, wanted: Search) -> Found:
     """Search the index and the ids. Raises `StoreUnavailable`."""
-    with database.apart() as conn:
+    with database.connection() as conn:
         conn.exec_driver_sql("; ".join(READ))
         return searching.search(conn, wanted, lambda limit: _by_words(conn, wanted, limit))
 

@@ -86,7 +86,7 @@ def look(url: str) -> DatabaseLook:
     """Inspect the database at this URL. Raises `ConfigError`, and `StoreUnavailable` with the reason. Blocks."""
     database = PostgresqlDatabase(url, busy_timeout=BUSY_TIMEOUT)
 
-    with database.apart() as conn:
+    with database.connection() as conn:
         conn.exec_driver_sql("; ".join(READ))
         server = str(conn.exec_driver_sql("SHOW server_version").scalar())
         schema = version_of(conn, database.name)

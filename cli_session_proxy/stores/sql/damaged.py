@@ -33,27 +33,27 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
     """Decorates a function that reads a row which begins with these columns. If a value cannot be read, it raises
     `DamagedRow`, which names the row and the column. The log names each row once."""
     numbers = tuple(n for n, column in enumerate(columns) if column.type.python_type is float)
-    sound: set[tuple[type, ...]] = set()  # the types of rows that passed the check by column
+    known_types: set[tuple[type, ...]] = set()  # of rows that passed the check by column
 
     def checked(read: Read[P, T]) -> Read[P, T]:
         @wraps(read)
-        def read_checked(row: Any, /, *given: P.args, **named: P.kwargs) -> T:
+        def read_checked(row: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
             values = row[: len(columns)]
             kinds = tuple(map(type, values))
-            if kinds not in sound:
+            if kinds not in known_types:
                 for column, kind in zip(columns, kinds, strict=True):
-                    wanted = column.type.python_type
-                    if kind not in (wanted, type(None)) and not (wanted is bool and kind is int):
+                    expected = column.type.python_type
+                    if kind not in (expected, type(None)) and not (expected is bool and kind is int):
                         raise _damaged(columns, values, column, kind.__name__)
-                sound.add(kinds)
+                known_types.add(kinds)
             for n in numbers:
                 if values[n] is not None and not -LAST_TIME < values[n] < LAST_TIME:
                     raise _damaged(columns, values, columns[n], str(values[n]))
             try:
-                return read(row, *given, **named)
+                return read(row, *args, **kwargs)
             except _UNREADABLE as exc:
-                texts = (column for column, value in zip(columns, values, strict=True) if _is_broken_json(value))
-                raise _damaged(columns, values, next(texts, None), type(exc).__name__) from exc
+                broken = (column for column, value in zip(columns, values, strict=True) if _is_broken_json(value))
+                raise _damaged(columns, values, next(broken, None), type(exc).__name__) from exc
 
         return read_checked
 
@@ -61,17 +61,17 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
 
 
 def sound(
-    read: Callable[[Any], T], found: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
+    read: Callable[[Any], T], rows: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
 ) -> list[T]:
-    """What is read of each row. A damaged one is left out, or `instead` tells of it."""
-    problems = []
-    for row in found:
+    """`read` of each row. A damaged row is left out or, with `instead`, replaced by the result of that."""
+    values = []
+    for row in rows:
         try:
-            problems.append(read(row))
+            values.append(read(row))
         except DamagedRow as exc:
             if instead is not None:
-                problems.append(instead(row, exc))
-    return problems
+                values.append(instead(row, exc))
+    return values
 
 
 def _is_broken_json(value: object) -> bool:
@@ -87,8 +87,9 @@ def _is_broken_json(value: object) -> bool:
 def _damaged(
     columns: Sequence[ColumnElement[Any]], values: Sequence[Any], wrong: ColumnElement[Any] | None, why: str
 ) -> DamagedRow:
+    """The error for a row, which is also logged. `wrong`: the column that cannot be read, if it is known."""
     table: Any = getattr(wrong, "table", None)
-    table = columns[0].table if table is None else table  # a label has no table; the first column is never one
+    table = columns[0].table if table is None else table  # a label has no table; the first column is never a label
     own = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]
     keys = [pair for pair in own if pair[0].primary_key] or own[:1]
     where = ", ".join(f"{column.name} {str(value)[:80]!r}" for column, value in keys)

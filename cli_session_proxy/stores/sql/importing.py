@@ -16,13 +16,14 @@ from ...domain.limits import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn
-from . import conversing, lifecycle, mirroring, reading, rows, writing
-from .database import Database
-from .tables import COMING, agents, items, sessions, turns
+from . import conversing, lifecycle, reading, rows, writing
+from .database import Database, InsertNew, Prepared
+from .tables import COMING, agents, frames, items, mirrored, sessions, turns
 
 # Made once: a statement that is built anew for each turn costs more than its execution.
 _AGENT_OF = select(turns.c.agent_key).where(turns.c.id == bindparam("turn_id"))
-
+# The uuid of a sent frame, so that its record is recognised as ours.
+_INSERT_FRAME = Prepared(InsertNew(frames))
 
 # The size of one transaction: turns, bytes of records. Other writers wait for one at most.
 PIECE_TURNS = 100
@@ -90,7 +91,7 @@ class ChainImport:
             turn = replace(turn, parent_id=None)
         lifecycle.insert(conn, turn, part.records)
         if turn.frame_uuid is not None:
-            writing.note_frame(conn, self.agent.key, turn.frame_uuid)
+            _INSERT_FRAME.run(conn, {"agent_key": self.agent.key, "uuid": turn.frame_uuid})
 
     def _store_about_turns(self, conn: Connection, part: Session | Link | Conversation | Item) -> None:
         if isinstance(part, Conversation):
@@ -129,7 +130,8 @@ class ChainImport:
         empty = _agent_without_turns(conn, new)
         if empty is not None:
             conversing.hand_over(conn, empty.key, self.agent.key)
-            mirroring.hand_over(conn, empty.key, self.agent.key)
+            of_empty = mirrored.update().where(mirrored.c.agent_key == empty.key)
+            conn.execute(of_empty.values(agent_key=self.agent.key))
             writing.delete_agent(conn, empty.key)
         head = new.head()
         try:

@@ -219,7 +219,15 @@ def accept(
         spending.request(conn, budgets, turn.id, turn.created_at)
     inserted = insert(conn, turn, ())
     if idempotency_key is not None:
-        _take_key(conn, turn, idempotency_key, idempotency_until, replaces)
+        key = idempotency_keys.c
+        conn.execute(idempotency_keys.delete().where(key.until <= turn.created_at))  # all that have expired
+        if replaces is not None:
+            conn.execute(idempotency_keys.delete().where(key.turn_id == replaces))
+        owner = conn.scalar(select(agents.c.owner).where(agents.c.key == turn.agent_key))
+        new = {"owner": owner, "key": idempotency_key, "turn_id": turn.id, "until": idempotency_until}
+        if not _TAKE_KEY.run(conn, new).rowcount:
+            taken = select(key.turn_id).where(key.owner == owner, key.key == idempotency_key)
+            raise KeyTaken(conn.execute(taken).scalar_one())
     where: Values = {"of_agent": turn.agent_key, "excluding": turn.instance}
     if turn.placed.at_head:
         statement, query = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
@@ -249,17 +257,6 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     if cutter.images:
         ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=rows.save_images(conn, turn.agent_key, cutter.images)))
     return inserted
-
-
-def _take_key(conn: Connection, turn: Turn, name: str, until: float | None, replaces: str | None) -> None:
-    """Assign the idempotency key to this turn. Also deletes all expired keys."""
-    key = idempotency_keys.c
-    conn.execute(idempotency_keys.delete().where(key.until <= turn.created_at))
-    if replaces is not None:
-        conn.execute(idempotency_keys.delete().where(key.turn_id == replaces))
-    owner = conn.scalar(select(agents.c.owner).where(agents.c.key == turn.agent_key))
-    if not _TAKE_KEY.run(conn, {"owner": owner, "key": name, "turn_id": turn.id, "until": until}).rowcount:
-        raise KeyTaken(conn.execute(select(key.turn_id).where(key.owner == owner, key.key == name)).scalar_one())
 
 
 # --- begin
@@ -444,7 +441,8 @@ def spoil_session(conn: Connection, session_id: str | None) -> None:
 
 
 def save_links(conn: Connection, agent_key: int, new: Sequence[Link]) -> None:
-    _INSERT_LINK.run_each(conn, [rows.link_values(agent_key, link) for link in new])
+    values = [link.as_json() | {"agent_key": agent_key, "detail": rows.dumps(link.detail)} for link in new]
+    _INSERT_LINK.run_each(conn, values)
     repairs = sum(link.reason in REPAIR_REASONS for link in new)
     if repairs:
         ADD_TOTALS.run(conn, totals_added(agent_key, repairs=repairs))

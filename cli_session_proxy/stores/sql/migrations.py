@@ -67,7 +67,14 @@ def _from_0_1(conn: Connection) -> Step:
     index.drop(conn, checkfirst=True)
     index.create(conn)
     yield from _typed_turns(conn)
-    yield from _totals(conn)
+    # Compute the totals that are stored with each agent from now on.
+    total = conn.scalar(select(func.count()).select_from(turns)) or 0
+    done = 0
+    for key in conn.scalars(select(agents.c.key)).all():
+        totals = conn.execute(_TOTALS, {"of_agent": key}).one()._asdict()
+        conn.execute(agents.update().where(agents.c.key == key).values(totals))
+        done += totals["turns"]
+        yield done, total
 
 
 def _typed_turns(conn: Connection) -> Step:
@@ -87,17 +94,6 @@ def _typed_turns(conn: Connection) -> Step:
         coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in reasons]
         conn.execute(_CODED, [{"of": n, "coded": dumps(detail)} for n, detail in coded])
         n, done = reasons[-1].n, done + len(reasons)
-        yield done, total
-
-
-def _totals(conn: Connection) -> Step:
-    """Compute the totals that are stored with each agent from now on."""
-    total = conn.scalar(select(func.count()).select_from(turns)) or 0
-    done = 0
-    for key in conn.scalars(select(agents.c.key)).all():
-        summed = conn.execute(_SUMMED, {"of_agent": key}).one()._asdict()
-        conn.execute(agents.update().where(agents.c.key == key).values(summed))
-        done += summed["turns"]
         yield done, total
 
 
@@ -128,7 +124,7 @@ def _number_of(condition: Any) -> Any:
 
 
 _IMAGE_SIZE = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
-_SUMMED = select(
+_TOTALS = select(
     _of_agent(func.count(), turns).label("turns"),
     _of_agent(_number_of(turns.c.placed.like('%"side":true%')), turns).label("side"),
     _of_agent(_number_of(turns.c.status.in_(("failed", "refused"))), turns).label("failures"),
@@ -185,23 +181,18 @@ def prepare(
             "upgrade cli-session-proxy, or choose another --var",
             detail={"found": version, "known": known},
         )
-    else:
-        _refuse_moved(conn, database.name)
+    else:  # refuse a store that was moved away, and one into which a move is not complete
+        for mark, value in conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all():
+            if mark == MOVED_TO:
+                raise moved(database.name, value)
+            raise StoreUnavailable(
+                f"a move into the store {database.name} has not ended: run the same `migrate` again, or choose another "
+                "place"
+            )
     if version is not None and version < known:
         _migrate(conn, database, version, [step for step in migrations if step.to > version], tell)
     # SQLite begins a write on a read-only file without an error; a write of no rows raises it now, not at a turn
     conn.execute(meta.update().where(false()).values(value=""))
-
-
-def _refuse_moved(conn: Connection, name: str) -> None:
-    """Raises `StoreUnavailable` if the store was moved away, or a move into it is not complete."""
-    marks = conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN])))
-    for mark, value in marks.all():
-        if mark == MOVED_TO:
-            raise moved(name, value)
-        raise StoreUnavailable(
-            f"a move into the store {name} has not ended: run the same `migrate` again, or choose another place"
-        )
 
 
 def moved(name: str, place: str) -> StoreUnavailable:

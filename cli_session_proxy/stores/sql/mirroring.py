@@ -71,15 +71,6 @@ def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
     conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(first, default=0)))
 
 
-def hand_over(conn: Connection, source: int, target: int) -> None:
-    """Move the lines of an agent without turns to the imported agent that gets its name."""
-    conn.execute(mirrored.update().where(mirrored.c.agent_key == source).values(agent_key=target))
-
-
-def forget(conn: Connection, agent_key: int) -> None:
-    conn.execute(mirrored.delete().where(mirrored.c.agent_key == agent_key))
-
-
 def _is(agent_key: int, key: MirrorKey) -> ColumnElement[bool]:
     of_session = (mirrored.c.project == key.project) & (mirrored.c.session_id == key.session_id)
     return (mirrored.c.agent_key == agent_key) & of_session & (mirrored.c.subpath == key.subpath)

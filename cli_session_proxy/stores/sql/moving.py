@@ -70,29 +70,24 @@ changes = Table(
 )
 
 # Gets the progress: done, total. It may raise an exception to end the move.
-Told = Callable[[int, int], None]
-
-
-def untold(_done: int, _total: int) -> None:
-    """Ignores the progress."""
-
-
+ReportProgress = Callable[[int, int], None]
+# The primary key of a row.
 Key = tuple[Any, ...]
 
 
 class Side(Protocol):
     """One of the two databases of a move: operations that differ between databases.
 
-    `name` is for messages, without a password. `apart` is a connection in autocommit mode; its errors become
-    `StoreUnavailable`.
+    `name` is for messages, without a password. `connection` opens a connection in autocommit mode, beside those of a
+    store; its errors become `StoreUnavailable`.
     """
 
     name: str
-    apart: Callable[[], AbstractContextManager[Connection]]
+    connection: Callable[[], AbstractContextManager[Connection]]
 
-    def __init__(self, name: str, apart: Callable[[], AbstractContextManager[Connection]]) -> None:
+    def __init__(self, name: str, connection: Callable[[], AbstractContextManager[Connection]]) -> None:
         self.name = name
-        self.apart = apart
+        self.connection = connection
 
     def prepare(self, conn: Connection) -> None:
         """For the target: create the schema, in the caller's transaction."""
@@ -111,11 +106,12 @@ class Side(Protocol):
     def refuse(self, conn: Connection, table: Table, place: str) -> None:
         """After this transaction, every write of this table raises `StoreUnavailable`, with the new place."""
 
-    def loosen(self, conn: Connection) -> None:
+    def drop_foreign_keys(self, conn: Connection) -> None:
         """For the target: allow rows before those that they refer to."""
 
-    def tighten(self, conn: Connection) -> None:
-        """Undo `loosen`."""
+    def restore_foreign_keys(self, conn: Connection) -> None:  # noqa: ARG002 - by default nothing is left to do
+        """For the target: check references between rows again."""
+        return
 
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
         """The highest key ever generated for this column, deleted rows included."""
@@ -173,23 +169,23 @@ def committed(side: Side, conn: Connection, tables: Sequence[Table] = ()) -> Ite
 class Move:
     """One move. Call its methods in their order, on one thread at a time."""
 
-    def __init__(self, source: Side, target: Side, report: Told) -> None:
+    def __init__(self, source: Side, target: Side, report: ReportProgress) -> None:
         self.source = source
         self.target = target
-        self._told = report
+        self._report = report
         self._state = _State("", source.name)
         self._done = self._total = 0
 
     def was_marked(self) -> bool:
         """Whether an earlier try has marked the source: then only `open_target` is left. Raises `StoreUnavailable` if
         the source was moved to another place."""
-        with self.source.apart() as conn:
+        with self.source.connection() as conn:
             if version_of(conn, self.source.name) is None:
                 return False
-            place, move = _noted(conn, MOVED_TO), _noted(conn, MOVING)
+            place, move = _meta_value(conn, MOVED_TO), _meta_value(conn, MOVING)
         if place is None:
             return False
-        with self.target.apart() as conn:
+        with self.target.connection() as conn:
             state = None if version_of(conn, self.target.name) is None else _state_of(conn)
         if state is None or state.id != move or not state.whole:
             raise StoreUnavailable(f"the store {self.source.name} was moved to {place} already: see there")
@@ -198,95 +194,96 @@ class Move:
 
     def begin(self) -> None:
         """Watch the source, and create the target. Raises `InvalidRequest` if the target is in use."""
-        with self.target.apart() as target:
+        with self.target.connection() as target:
             version = version_of(target, self.target.name)
-            found = None if version is None else _state_of(target)
-            with self.source.apart() as source:
-                if version is not None and (found is None or version != version_of(source, self.source.name)):
+            earlier = None if version is None else _state_of(target)
+            with self.source.connection() as source:
+                if version is not None and (earlier is None or version != version_of(source, self.source.name)):
                     raise InvalidRequest(
                         f"{self.target.name} holds a store already: name a new place, or move that one away first"
                     )
-                if found is not None and _noted(source, MOVING) == found.id:
-                    self._state = found
+                if earlier is not None and _meta_value(source, MOVING) == earlier.id:
+                    self._state = earlier
                 else:
-                    found = None
+                    earlier = None
                     self._state = _State(uuid.uuid4().hex, self.source.name)
                     self._forget_changes(source)
                     with committed(self.source, source):
                         changes.create(source)
-                        _note(source, MOVING, self._state.id)
+                        _set_meta(source, MOVING, self._state.id)
                     for table in COPIED:  # one by one: locking several could deadlock
                         with committed(self.source, source, [table]):
                             self.source.watch(source, table)
             with committed(self.target, target):
                 if version is None:
                     self.target.prepare(target)
-                elif found is None:  # of another move, which was given up
+                elif earlier is None:  # the rows are of another move, which was given up
                     for table in reversed([*COPIED, *LAST]):
                         target.execute(table.delete())
-                _note(target, COMING_IN, self._state.as_text())
+                _set_meta(target, COMING_IN, self._state.as_text())
 
     def give_up(self) -> None:
         """Stop watching the source. The target is not usable."""
-        with self.source.apart() as here:
-            with committed(self.source, here):
-                here.execute(meta.delete().where(meta.c.name == MOVING))
-            self._forget_changes(here)
+        with self.source.connection() as source:
+            with committed(self.source, source):
+                source.execute(meta.delete().where(meta.c.name == MOVING))
+            self._forget_changes(source)
 
     def copy(self) -> None:
         """Copy every table, continuing an earlier try."""
-        with self.source.apart() as source, self.target.apart() as target:
-            self.target.loosen(target)
+        with self.source.connection() as source, self.target.connection() as target:
+            self.target.drop_foreign_keys(target)
             self._total = 2 * sum(_count(source, table) for table in COPIED)
             self._step(self._state.rows)
             for table in COPIED:
                 if table.name in self._state.copied:
                     continue
                 after = self._state.after.get(table.name)
-                for rows in _pages(source, table, None if after is None else tuple(after), self._end(source, table)):
+                end = self._last_key(source, table)
+                for rows in _pages(source, table, None if after is None else tuple(after), end):
                     with committed(self.target, target):
                         _insert(target, table, rows)
                         self._state.after[table.name] = list(_key(table, rows[-1]))
                         self._state.rows += len(rows)
-                        _note(target, COMING_IN, self._state.as_text())
+                        _set_meta(target, COMING_IN, self._state.as_text())
                     self._step(len(rows))
                 self._state.copied.append(table.name)
 
     def verify(self) -> None:
         """Compare every row by its hash. Raises an error for a difference that is no noted change."""
-        with self.source.apart() as source, self.target.apart() as target:
+        with self.source.connection() as source, self.target.connection() as target:
             for table in COPIED:
-                for rows in _pages(source, table, None, self._end(source, table)):
-                    differ = _differing(target, table, rows)
-                    noted = _noted_changes(source, table, differ)
-                    for key in differ:
-                        if key not in noted:
-                            raise self._unlike(table, f"the row {key} is not the same")
+                for rows in _pages(source, table, None, self._last_key(source, table)):
+                    differing = _differing(target, table, rows)
+                    if differing:  # rows that were written meanwhile are copied again later
+                        written = source.scalars(select(changes.c.key).where(changes.c.name == table.name))
+                        for key in differing.difference(tuple(json.loads(text)) for text in written):
+                            raise self._difference(table, f"the row {key} is not the same")
                     self._step(len(rows))
 
     def catch_up(self) -> None:
         """Copy noted changes until less than a page is left, or as long as they become fewer: writes end when the mover
         holds the leases."""
-        with self.source.apart() as source, self.target.apart() as target:
-            self.target.loosen(target)
+        with self.source.connection() as source, self.target.connection() as target:
+            self.target.drop_foreign_keys(target)
             before, left = 0, _count(source, changes)
             while left >= PAGE and (before == 0 or left < before / 2):
                 before = left
                 while left > 0:
-                    left -= self._drain(source, target) or left
-                    self._told(self._done, self._total)
+                    left -= self._copy_changes(source, target) or left
+                    self._report(self._done, self._total)
                 left = _count(source, changes)
 
     def finish(self, holder: str) -> MovedRows:
         """Lock the source, copy the rest, mark the source as moved. Raises `NotHeld`, with everything as it was."""
-        with self.source.apart() as source, self.target.apart() as target:
-            self.target.loosen(target)
+        with self.source.connection() as source, self.target.connection() as target:
+            self.target.drop_foreign_keys(target)
             with committed(self.source, source, [*metadata.sorted_tables, changes]):
                 held = select(leases.c.agent_key).where(leases.c.holder == holder)
                 free = list(source.scalars(select(agents.c.key).where(agents.c.key.not_in(held))))
                 if free:
                     raise NotHeld(free)
-                while self._drain(source, target):
+                while self._copy_changes(source, target):
                     pass
                 with committed(self.target, target):
                     for table in LAST:
@@ -296,70 +293,75 @@ class Move:
                         with committed(self.target, target):
                             _insert(target, table, rows)
                         if _differing(target, table, rows):
-                            raise self._unlike(table, "a row is not the same")
+                            raise self._difference(table, "a row is not the same")
                 counts = {table.name: _count(source, table) for table in (*COPIED, *LAST)}
                 for table in (*COPIED, *LAST):
                     number = _count(target, table)
                     if number != counts[table.name]:
-                        raise self._unlike(table, f"{counts[table.name]} rows and {number}")
+                        raise self._difference(table, f"{counts[table.name]} rows and {number}")
                 self._state.whole = True
                 with committed(self.target, target):
                     for table in COPIED:
                         column = table.autoincrement_column
                         if column is not None:
                             self.target.set_last_key(target, column, self.source.last_key(source, column))
-                    _note(target, COMING_IN, self._state.as_text())
-                _note(source, MOVED_TO, self.target.name)
+                    _set_meta(target, COMING_IN, self._state.as_text())
+                _set_meta(source, MOVED_TO, self.target.name)
                 for table in metadata.sorted_tables:
                     self.source.refuse(source, table, self.target.name)
         return self.open_target()
 
     def open_target(self) -> MovedRows:
         """The last step: let proxies use the target."""
-        with self.target.apart() as target, committed(self.target, target):
-            self.target.tighten(target)
+        with self.target.connection() as target, committed(self.target, target):
+            self.target.restore_foreign_keys(target)
             target.execute(meta.delete().where(meta.c.name == COMING_IN))
             return MovedRows(self.target.name, {table.name: _count(target, table) for table in (*COPIED, *LAST)})
 
-    def _drain(self, source: Connection, target: Connection) -> int:
+    def _copy_changes(self, source: Connection, target: Connection) -> int:
         """Copy at most a page of noted changes. Returns how many rows that were.
 
         A row that is written again meanwhile gets another number, and stays noted.
         """
-        noted = source.execute(select(changes).order_by(changes.c.name, changes.c.key).limit(PAGE)).all()
-        keys: dict[str, list[Key]] = {}
-        for row in noted:
-            keys.setdefault(row.name, []).append(tuple(json.loads(row.key)))
+        changed = source.execute(select(changes).order_by(changes.c.name, changes.c.key).limit(PAGE)).all()
+        keys_of_tables: dict[str, list[Key]] = {}
+        for row in changed:
+            keys_of_tables.setdefault(row.name, []).append(tuple(json.loads(row.key)))
         for table in COPIED:
-            for some in _portions(source, table, keys.get(table.name, [])):
-                rows = source.execute(select(table).where(_is_one_of(table, some))).all()
+            keys = keys_of_tables.get(table.name, [])
+            while keys:  # as many at a time as fit into memory
+                sizes = source.execute(select(*table.primary_key, _size(table)).where(_is_one_of(table, keys))).all()
+                later = {tuple(row[:-1]) for row in sizes}.difference(_cut(sizes))
+                now = [key for key in keys if key not in later]
+                rows = source.execute(select(table).where(_is_one_of(table, now))).all()
                 with committed(self.target, target):
-                    target.execute(table.delete().where(_is_one_of(table, some)))
+                    target.execute(table.delete().where(_is_one_of(table, now)))
                     _insert(target, table, rows)
                 if _differing(target, table, rows):
-                    raise self._unlike(table, "a row is not the same")
-        for row in noted:
+                    raise self._difference(table, "a row is not the same")
+                keys = list(later)
+        for row in changed:
             same = and_(changes.c.name == row.name, changes.c.key == row.key, changes.c.n == row.n)
             source.execute(changes.delete().where(same))
-        return len(noted)
+        return len(changed)
 
-    def _end(self, here: Connection, table: Table) -> int | None:
-        """The last key now. Later rows are noted as changes; without this bound copying might never end."""
+    def _last_key(self, source: Connection, table: Table) -> int | None:
+        """The last key of the table now. Later rows are in `changes`; without this bound copying might never end."""
         column = table.autoincrement_column
-        return None if column is None else self.source.last_key(here, column)
+        return None if column is None else self.source.last_key(source, column)
 
-    def _forget_changes(self, here: Connection) -> None:
+    def _forget_changes(self, source: Connection) -> None:
         for table in COPIED:
-            with committed(self.source, here, [table]):
-                self.source.unwatch(here, table)
-        with committed(self.source, here):
-            changes.drop(here, checkfirst=True)
+            with committed(self.source, source, [table]):
+                self.source.unwatch(source, table)
+        with committed(self.source, source):
+            changes.drop(source, checkfirst=True)
 
     def _step(self, rows: int) -> None:
         self._done += rows
-        self._told(self._done, self._total)
+        self._report(self._done, self._total)
 
-    def _unlike(self, table: Table, why: str) -> StoreUnavailable:
+    def _difference(self, table: Table, why: str) -> StoreUnavailable:
         return StoreUnavailable(
             f"{self.target.name} differs from {self.source.name}: {why} in {table.name}; nothing was moved, and the "
             "store goes on serving: empty the new place, then try again"
@@ -369,18 +371,19 @@ class Move:
 # --- meta
 
 
-def _noted(conn: Connection, name: str) -> str | None:
+def _meta_value(conn: Connection, name: str) -> str | None:
+    """The value of a row of `meta`."""
     value: str | None = conn.scalar(select(meta.c.value).where(meta.c.name == name))
     return value
 
 
-def _note(conn: Connection, name: str, value: str) -> None:
+def _set_meta(conn: Connection, name: str, value: str) -> None:
     conn.execute(meta.delete().where(meta.c.name == name))
     conn.execute(meta.insert(), {"name": name, "value": value})
 
 
 def _state_of(conn: Connection) -> _State | None:
-    text = _noted(conn, COMING_IN)
+    text = _meta_value(conn, COMING_IN)
     return None if text is None else _State(**json.loads(text))
 
 
@@ -411,16 +414,6 @@ def _pages(conn: Connection, table: Table, after: Key | None, end: int | None = 
         if rows:
             yield rows
         after = last
-
-
-def _portions(conn: Connection, table: Table, keys: list[Key]) -> Iterator[list[Key]]:
-    """Split these keys into portions whose rows fit into memory."""
-    while keys:
-        sizes = conn.execute(select(*table.primary_key, _size(table)).where(_is_one_of(table, keys))).all()
-        some = _cut(sizes)
-        later = {tuple(row[:-1]) for row in sizes}.difference(some)
-        yield [key for key in keys if key not in later]
-        keys = list(later)
 
 
 def _cut(sizes: Sequence[Any]) -> list[Key]:
@@ -459,12 +452,14 @@ def _is_one_of(table: Table, keys: Sequence[Key]) -> ColumnElement[bool]:
 
 def _differing(target: Connection, table: Table, rows: Sequence[Row[Any]]) -> set[Key]:
     """The keys of rows that are missing or different in the target."""
-    wanted = {_key(table, row): _digest(table, row) for row in rows}
-    if not wanted:
+    digests = {_key(table, row): _digest(table, row) for row in rows}
+    if not digests:
         return set()
-    found = target.execute(select(table).where(_is_one_of(table, list(wanted))))
-    same = {key for key, digest in ((_key(table, row), _digest(table, row)) for row in found) if wanted[key] == digest}
-    return wanted.keys() - same
+    for row in target.execute(select(table).where(_is_one_of(table, list(digests)))).all():
+        key = _key(table, row)
+        if digests[key] == _digest(table, row):
+            del digests[key]
+    return set(digests)
 
 
 def _digest(table: Table, row: Row[Any]) -> bytes:
@@ -484,11 +479,3 @@ def _digest(table: Table, row: Row[Any]) -> bytes:
             data = repr(bool(value) if isinstance(column.type, Boolean) else int(value)).encode()
         hashed.update(b"%d:" % len(data) + data)
     return hashed.digest()
-
-
-def _noted_changes(here: Connection, table: Table, keys: set[Key]) -> set[Key]:
-    """Which of these rows are noted as changed."""
-    if not keys:
-        return set()
-    found = here.scalars(select(changes.c.key).where(changes.c.name == table.name))
-    return {key for key in (tuple(json.loads(text)) for text in found) if key in keys}

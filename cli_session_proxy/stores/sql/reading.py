@@ -159,6 +159,11 @@ def probed(conn: Connection) -> str | None:
 # --- agents ---
 
 
+def owned_by(owner: str | None) -> ColumnElement[bool]:
+    """A condition for agents: those of this owner, or of all owners. Never those that are being imported."""
+    return agents.c.owner != COMING if owner is None else agents.c.owner == owner
+
+
 def agent(conn: Connection, owner: str, agent_id: str) -> Agent | None:
     row = _AGENT.one(conn, {"of_owner": owner, "named": agent_id})
     return None if row is None else rows.agent(row)
@@ -170,20 +175,20 @@ def agent_by_key(conn: Connection, key: int) -> Agent | None:
 
 
 def named_by(conn: Connection, agent_key: int) -> list[str]:
-    own = select(turns.c.id.label("named")).where(turns.c.agent_key == agent_key)
-    answered = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
-    opened = select(sessions.c.id).where(sessions.c.agent_key == agent_key)
-    return list(conn.scalars(own.union(answered, opened)))
+    of_turns = select(turns.c.id.label("named")).where(turns.c.agent_key == agent_key)
+    used = select(turns.c.session_id).where(turns.c.agent_key == agent_key, turns.c.session_id.is_not(None))
+    of_sessions = select(sessions.c.id).where(sessions.c.agent_key == agent_key)
+    return list(conn.scalars(of_turns.union(used, of_sessions)))
 
 
 def expired_agents(conn: Connection, expiry: Expiry, *, only: int | None = None) -> list[Agent]:
     kinds = (true(), expiry.before), (ONE_SHOT, expiry.one_shots), (_ONCE, expiry.once)
-    old = [and_(kind, agents.c.last_at < before) for kind, before in kinds if before is not None]
-    found = select(*rows.AGENT).where(or_(false(), *old), agents.c.owner != COMING)
+    expired = [and_(kind, agents.c.last_at < before) for kind, before in kinds if before is not None]
+    query = select(*rows.AGENT).where(or_(false(), *expired), owned_by(None))
     if only is not None:
-        found = found.where(agents.c.key == only)
-    old_ones = sound(rows.agent, conn.execute(found.order_by(agents.c.last_at, agents.c.key)))
-    return [agent for agent in old_ones if expiry.version in (None, version(conn, agent.key))]
+        query = query.where(agents.c.key == only)
+    matches = sound(rows.agent, conn.execute(query.order_by(agents.c.last_at, agents.c.key)))
+    return [agent for agent in matches if expiry.version in (None, version(conn, agent.key))]
 
 
 def version(conn: Connection, agent_key: int) -> str | None:
@@ -192,25 +197,24 @@ def version(conn: Connection, agent_key: int) -> str | None:
     if row is None:
         return None
     state = turns.c.status, turns.c.delivery
-    wanted: list[Executable] = [
+    queries: list[Executable] = [
         select(*state, func.count()).where(turns.c.agent_key == agent_key).group_by(*state).order_by(*state),
         select(conversations).where(conversations.c.agent_key == agent_key),
     ]
     for table in (items, links, sessions, mirrored):
-        wanted.append(select(func.count(), func.max(table.c.n)).where(table.c.agent_key == agent_key))
-    rows_of_all = [[*row], *([[*one] for one in conn.execute(query)] for query in wanted)]
-    return hashlib.sha256(json.dumps(rows_of_all).encode()).hexdigest()
+        queries.append(select(func.count(), func.max(table.c.n)).where(table.c.agent_key == agent_key))
+    results = [[*row], *([[*one] for one in conn.execute(query)] for query in queries)]
+    return hashlib.sha256(json.dumps(results).encode()).hexdigest()
 
 
 def one_shots(conn: Connection, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
-    found = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).select_from(agents)
-    readable = agents.c.cost_usd < LAST_TIME  # see `damaged`
-    found = found.where(ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until, readable)
-    number, cost = conn.execute(
-        found.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
-    ).one()
-    gone = forgotten_since(conn, owner, since)
-    return number + sum(one.turns for one in gone), cost + sum(one.cost_usd for one in gone)
+    totals = select(func.count(), func.coalesce(func.sum(agents.c.cost_usd), 0.0)).where(
+        ONE_SHOT, agents.c.last_at >= since, agents.c.last_at < until, owned_by(owner),
+        agents.c.cost_usd < LAST_TIME,  # see `damaged`
+    )  # fmt: skip
+    number, cost = conn.execute(totals).one()
+    deleted = forgotten_since(conn, owner, since)
+    return number + sum(row.turns for row in deleted), cost + sum(row.cost_usd for row in deleted)
 
 
 def forgotten_since(conn: Connection, owner: str | None, since: float) -> list[Forgotten]:
@@ -225,19 +229,19 @@ def _forgotten(row: Any) -> Forgotten:
 
 
 def chain(conn: Connection, agent_key: int) -> Chain | None:
-    found = agent_by_key(conn, agent_key)
-    if found is None:
+    agent = agent_by_key(conn, agent_key)
+    if agent is None:
         return None
-    own = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == agent_key).order_by(sessions.c.n))
-    why = conn.execute(select(links).where(links.c.agent_key == agent_key).order_by(links.c.n))
-    return Chain(found, tuple(sound(rows.session, own)), tuple(sound(rows.link, why)))
+    of_sessions = conn.execute(select(*rows.SESSION).where(sessions.c.agent_key == agent_key).order_by(sessions.c.n))
+    of_links = conn.execute(select(links).where(links.c.agent_key == agent_key).order_by(links.c.n))
+    return Chain(agent, tuple(sound(rows.session, of_sessions)), tuple(sound(rows.link, of_links)))
 
 
 def summaries(
     conn: Connection, owner: str | None, after: Position | None, folded: float | None
 ) -> tuple[list[ChainSummary], Position | None]:
     """A page of summaries, last active first, and the next page's cursor (None: there is none)."""
-    page = _SUMMARY.where(agents.c.owner != COMING if owner is None else agents.c.owner == owner)
+    page = _SUMMARY.where(owned_by(owner))
     if folded is not None:
         page = page.where(or_(agents.c.last_at >= folded, not_(ONE_SHOT)))
     if after is not None:
@@ -280,14 +284,19 @@ def turn(conn: Connection, turn_id: str) -> Turn | None:
 
 def turn_by_key(conn: Connection, owner: str, idempotency_key: str, now: float) -> Turn | None:
     taken = idempotency_keys.c
-    own = and_(taken.owner == owner, taken.key == idempotency_key)
-    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id).where(own)
+    query = _TURN.join(idempotency_keys, taken.turn_id == turns.c.id)
+    query = query.where(taken.owner == owner, taken.key == idempotency_key)
     return _first(conn, query.where(or_(taken.until.is_(None), taken.until > now)))
 
 
 def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key: int | None = None) -> Turn | None:
     head = case((agents.c.head == turns.c.id, 1), else_=0).label("head")
-    newest_first = _answered(select(turns.c.seq, head), owner, agent_key).order_by(turns.c.seq.desc())
+    # Answered turns of one agent, or of the owner's unnamed agents (without `X-Chain: none`), newest first.
+    answered = select(turns.c.seq, head).join(agents, agents.c.key == turns.c.agent_key)
+    answered = answered.where(agents.c.owner == owner, turns.c.status.in_(sorted(ANSWERED)))
+    unnamed = and_(agents.c.named.is_(False), not_(ASKED_ONCE))
+    answered = answered.where(unnamed if agent_key is None else turns.c.agent_key == agent_key)
+    newest_first = answered.order_by(turns.c.seq.desc())
     arrived = case((turns.c.status == "refused", -1), (turns.c.delivery == "undelivered", 0), else_=1)
 
     def known(index: int) -> bool:
@@ -310,16 +319,6 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
         low, high = (middle, high) if known(middle - 1) else (low, middle - 1)
         step *= 2
     return best(low - 1)
-
-
-def _answered(query: Select[Any], owner: str, agent_key: int | None) -> Select[Any]:
-    """Only answered turns: those of one agent, or of the owner's unnamed agents (without `X-Chain: none`)."""
-    query = query.join(agents, agents.c.key == turns.c.agent_key).where(
-        agents.c.owner == owner, turns.c.status.in_(sorted(ANSWERED))
-    )
-    if agent_key is not None:
-        return query.where(turns.c.agent_key == agent_key)
-    return query.where(agents.c.named.is_(False), not_(ASKED_ONCE))
 
 
 def own_frames(conn: Connection, agent_key: int, uuids: Sequence[str]) -> set[str]:
@@ -351,18 +350,19 @@ def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> tuple[
 
 
 def _within(
-    conn: Connection, query: Select[Any], most_bytes: int, limit: int = PAGE, **given: Any
+    conn: Connection, query: Select[Any], most_bytes: int, limit: int = PAGE, **parameters: Any
 ) -> tuple[Sequence[Any], int | None]:
-    """The first rows of turns with `most_bytes` together, one at least; and behind which place the rest begins."""
+    """The first rows of turns with `most_bytes` together, one at least; and behind which place the rest begins.
+    `parameters`: of the query."""
     cut_out: ColumnElement[Any] = turns.c.images if query.selected_columns.contains_column(turns.c.images) else null()
-    sizes = rows.with_images(conn, conn.execute(query.with_only_columns(turns.c.bytes, cut_out).limit(limit), given))
+    sizes = rows.with_images(conn, conn.execute(query.with_only_columns(turns.c.bytes, cut_out).limit(limit), parameters))
     count, total = 0, 0
     for size in sizes:
         total += size
         if count and total > most_bytes:
             break
         count += 1
-    found = conn.execute(query.limit(count), given).all() if count else []
+    found = conn.execute(query.limit(count), parameters).all() if count else []
     return found, found[-1].seq if found and (count < len(sizes) or count == limit) else None
 
 
@@ -381,63 +381,62 @@ def page(
         before_seq = None if at is None else at + 1
     query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
     newest_first = query.order_by(turns.c.seq.desc()).limit(limit)
-    there = (
-        conn.execute(newest_first).all() if most_bytes is None else _within(conn, newest_first, most_bytes, limit)[0]
-    )
-    found = sound(partial(rows.turn, conn=conn), there, rows.damaged_turn)
+    if most_bytes is None:
+        on_page = conn.execute(newest_first).all()
+    else:
+        on_page, _ = _within(conn, newest_first, most_bytes, limit)
+    found = sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
-    why = [
-        link
-        for part in chunks([turn.id for turn in found])
-        for link in sound(rows.link, conn.execute(of_agent.where(links.c.turn_id.in_(part))))
-    ]
-    whole = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
-    total, cost = conn.execute(whole).one_or_none() or (0, 0.0)
+    links_of_page: list[Link] = []
+    for part in chunks([turn.id for turn in found]):
+        links_of_page += sound(rows.link, conn.execute(of_agent.where(links.c.turn_id.in_(part))))
+    totals = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
+    total, cost = conn.execute(totals).one_or_none() or (0, 0.0)
     first = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
     reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
     counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
-    return TurnPage(tuple(found), tuple(why), first or 0, total, counts, cost)
+    return TurnPage(tuple(found), tuple(links_of_page), first or 0, total, counts, cost)
 
 
 def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
     own = turns.c.agent_key == agent_key
-    behind = own
+    shown = own
     if after:
         last = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(after - 1).limit(1))
         if last is None:
             return Tree((), ())
-        behind = and_(own, turns.c.seq > last)
-    parents = list(range(after, after + (conn.scalar(select(func.count()).where(behind)) or 0)))
+        shown = and_(own, turns.c.seq > last)
+    parents = list(range(after, after + (conn.scalar(select(func.count()).where(shown)) or 0)))
     # Nearly every turn continues the one before it, so the database selects only the others: 20,000 rows in Python
     # would block all requests for 80 ms.
     before = func.lag(turns.c.id).over(order_by=turns.c.seq)
     number = func.row_number().over(order_by=turns.c.seq)
-    each = select(number.label("number"), turns.c.parent_id, before.label("before")).where(behind).subquery()
+    each = select(number.label("number"), turns.c.parent_id, before.label("before")).where(shown).subquery()
     others = conn.execute(
         select(each.c.number, each.c.parent_id).where(each.c.parent_id.is_distinct_from(each.c.before))
     ).all()
-    why = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED))).distinct()
-    repaired = [turn_id for turn_id in conn.scalars(why) if turn_id is not None]
-    wanted = [row.parent_id for row in others if row.parent_id is not None] + repaired
-    if len(wanted) > FEW:
+    marks = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED))).distinct()
+    marked = [turn_id for turn_id in conn.scalars(marks) if turn_id is not None]
+    needed = [row.parent_id for row in others if row.parent_id is not None] + marked
+    if len(needed) > FEW:
         every = conn.scalars(select(turns.c.id).where(own).order_by(turns.c.seq))
-        at = {turn_id: place for place, turn_id in enumerate(every, 1)}
+        numbers = {turn_id: number for number, turn_id in enumerate(every, 1)}
     else:
-        at = places(conn, agent_key, wanted)
+        numbers = places(conn, agent_key, needed)
     for row in others:
-        parents[row.number - 1] = at.get(row.parent_id, 0)
-    found = sorted(at[turn_id] for turn_id in repaired if turn_id in at)
-    return Tree(tuple(parents), tuple(place for place in found if place > after))
+        parents[row.number - 1] = numbers.get(row.parent_id, 0)
+    shown_marks = sorted(numbers[turn_id] for turn_id in marked if numbers.get(turn_id, 0) > after)
+    return Tree(tuple(parents), tuple(shown_marks))
 
 
 def places(conn: Connection, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
     own = turns.c.agent_key == agent_key
-    at = {}
+    numbers = {}
     for part in chunks(list(dict.fromkeys(turn_ids))):
         for row in conn.execute(select(turns.c.id, turns.c.seq).where(own, turns.c.id.in_(part))).all():
-            at[row.id] = conn.scalar(select(func.count()).where(own, turns.c.seq <= row.seq)) or 0
-    return at
+            numbers[row.id] = conn.scalar(select(func.count()).where(own, turns.c.seq <= row.seq)) or 0
+    return numbers
 
 
 def facts(
@@ -445,17 +444,16 @@ def facts(
 ) -> tuple[list[TurnFacts], int | None]:
     """The newest first, and before which place the rest comes (None: there is none)."""
     query = select(*rows.SUMMED).join(agents, agents.c.key == turns.c.agent_key)
-    whose = agents.c.owner != COMING if owner is None else agents.c.owner == owner
-    query = query.where(whose, turns.c.created_at >= since)
+    query = query.where(owned_by(owner), turns.c.created_at >= since)
     if before is not None:
         query = query.where(turns.c.seq < before)
     found = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
     repaired: dict[str, int] = {}
     for part in chunks([row.id for row in found]):
-        why = select(links.c.turn_id, func.count().label("number")).where(
+        counted = select(links.c.turn_id, func.count().label("number")).where(
             links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
         )
-        repaired |= {row.turn_id: row.number for row in conn.execute(why.group_by(links.c.turn_id))}
+        repaired |= {row.turn_id: row.number for row in conn.execute(counted.group_by(links.c.turn_id))}
     return sound(partial(rows.facts, repairs=repaired), found), found[-1].seq if len(found) == limit else None
 
 

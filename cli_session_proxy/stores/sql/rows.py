@@ -289,18 +289,6 @@ def session(columns: Sequence[Any]) -> Session:
     return Session(session_id, agent_key, tip, transcript, cli_version, created_at, mark)
 
 
-def link_values(agent_key: int, link: Link) -> Values:
-    return {
-        "agent_key": agent_key,
-        "from_session": link.from_session,
-        "to_session": link.to_session,
-        "turn_id": link.turn_id,
-        "reason": link.reason,
-        "detail": dumps(link.detail),
-        "at": link.at,
-    }
-
-
 @reads(*LINK)
 def link(row: Row[Any]) -> Link:
     return Link(row.from_session, row.to_session, row.turn_id, row.reason, loads(row.detail), row.at)

@@ -20,8 +20,8 @@ from ...domain.searching import SHORTEST_PART, Found, Hit, HitKind, Part, Search
 from ...errors import DamagedRow
 from . import rows
 from .damaged import reads, sound
-from .reading import ONE_SHOT
-from .tables import COMING, agents, links, sessions, turns
+from .reading import ONE_SHOT, owned_by
+from .tables import agents, links, sessions, turns
 
 # Turns indexed per transaction: a few milliseconds, so that concurrent searches take turns.
 PIECE = 100
@@ -80,20 +80,21 @@ class SearchText(NamedTuple):
 
 def texts(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
     """The texts by which these turns can be found. The turns are in any order."""
+
+    def without_texts(row: Any, _: DamagedRow) -> SearchText:
+        """For a damaged row: no word finds it, and it is not indexed again."""
+        return SearchText(row.seq, row.agent_key, row.id, row.status, ("",) * len(PARTS))
+
     for at in range(0, len(seqs), AT_ONCE):
-        yield from sound(_of_turn, conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all(), _of_damaged)
+        found = conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all()
+        yield from sound(_search_text, found, without_texts)
 
 
 @reads(*_TEXTS_OF_TURNS.selected_columns)
-def _of_turn(row: Any) -> SearchText:
+def _search_text(row: Any) -> SearchText:
     parts = (*map(_texts, row[4:7]), _metadata(row.options))
     clean = (part.replace("\0", " ").encode("utf-8", "replace").decode() for part in parts)
     return SearchText(row.seq, row.agent_key, row.id, row.status, tuple(map(redact.text, clean)))
-
-
-def _of_damaged(row: Any, _: DamagedRow) -> SearchText:
-    """Found by no word, and not looked at again."""
-    return SearchText(row.seq, row.agent_key, row.id, row.status, ("",) * len(PARTS))
 
 
 def _texts(text: str) -> str:
@@ -145,54 +146,52 @@ def _metadata(options: str) -> str:
 
 def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
     """Search agents, sessions and turns by name or id, then turns by words."""
-    whose = theirs(wanted)
-    named = select(*rows.AGENT, agents.c.last_at).where(whose).order_by(agents.c.last_at.desc())
-    everyone = conn.execute(named).all()
-    hits = [*_by_name(everyone, wanted), *_by_id(conn, wanted)]
+    of_owner = owned_by(wanted.owner)
+    every = select(*rows.AGENT, agents.c.last_at).where(of_owner).order_by(agents.c.last_at.desc())
+    searched = conn.execute(every).all()
+    hits: list[Hit] = []
+    if wanted.words and not wanted.is_filtered:
+        words = [word.casefold() for word in wanted.words]
+        for hit in sound(_agent_hit, searched):
+            if all(word in hit.agent.agent_id.casefold() for word in words):
+                hits.append(hit)
+    hits += _by_id(conn, wanted)
     left = wanted.limit - len(hits)
     if left > 0 and wanted.words:
-        hits += _shown(conn, by_words(left))
+        best = by_words(left)
+        query = _join_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
+        row_of = {row[-1]: row for row in conn.execute(query)}
+        for ranked in best:
+            read = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
+            hits += sound(read, (row_of[ranked.seq],))
     elif left > 0 and wanted.is_filtered:
-        newest = _of_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
+        newest = _join_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
         hits += sound(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
-    shots = conn.scalar(select(func.count()).select_from(agents).where(whose, ONE_SHOT)) or 0
-    total = conn.scalar(select(func.sum(agents.c.turns)).where(whose)) or 0
-    return Found(tuple(hits[: wanted.limit]), len(everyone), int(total), shots)
-
-
-def theirs(wanted: Search) -> ColumnElement[bool]:
-    return agents.c.owner != COMING if wanted.owner is None else agents.c.owner == wanted.owner
+    shots = conn.scalar(select(func.count()).select_from(agents).where(of_owner, ONE_SHOT)) or 0
+    total = conn.scalar(select(func.sum(agents.c.turns)).where(of_owner)) or 0
+    return Found(tuple(hits[: wanted.limit]), len(searched), int(total), shots)
 
 
 def fits(wanted: Search) -> list[ColumnElement[bool]]:
     """Conditions for turns and their agents."""
-    asked = [theirs(wanted)]
+    conditions = [owned_by(wanted.owner)]
     if wanted.since is not None:
-        asked.append(turns.c.created_at >= wanted.since)
+        conditions.append(turns.c.created_at >= wanted.since)
     if wanted.until is not None:
-        asked.append(turns.c.created_at < wanted.until)
+        conditions.append(turns.c.created_at < wanted.until)
     if wanted.model is not None:
-        asked.append(or_(turns.c.model == wanted.model, turns.c.answered_by == wanted.model))
+        conditions.append(or_(turns.c.model == wanted.model, turns.c.answered_by == wanted.model))
     if wanted.status is not None:
-        asked.append(turns.c.status == wanted.status)
+        conditions.append(turns.c.status == wanted.status)
     if wanted.min_cost is not None:
-        asked.append(turns.c.cost_usd >= wanted.min_cost)
+        conditions.append(turns.c.cost_usd >= wanted.min_cost)
     if wanted.repaired:
-        asked.append(exists().where(links.c.turn_id == turns.c.id, links.c.reason.in_(sorted(REPAIR_REASONS))))
-    return asked
+        conditions.append(exists().where(links.c.turn_id == turns.c.id, links.c.reason.in_(sorted(REPAIR_REASONS))))
+    return conditions
 
 
-def _of_agents(query: Select[Any]) -> Select[Any]:
+def _join_agents(query: Select[Any]) -> Select[Any]:
     return query.join(agents, agents.c.key == turns.c.agent_key)
-
-
-def _by_name(everyone: Sequence[Any], wanted: Search) -> Iterator[Hit]:
-    words = [word.casefold() for word in wanted.words]
-    if not words or wanted.is_filtered:
-        return
-    for hit in sound(_agent_hit, everyone):
-        if all(word in hit.agent.agent_id.casefold() for word in words):
-            yield hit
 
 
 @reads(*rows.AGENT, agents.c.last_at)
@@ -206,23 +205,15 @@ def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
     if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(wanted.words[0]):
         return
     part = wanted.words[0]
-    opened = _of_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
+    opened = _join_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
     opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
     # All ids are read, because the word may be anywhere in one. For turns only the index is read: rows are long.
     alike = select(turns.c.id).where(turns.c.id.icontains(part, autoescape=True))
-    called = _of_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
+    called = _join_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
     for kind, query in kinds:
         found = conn.execute(query.where(*fits(wanted)).limit(wanted.limit)).all()
         yield from sound(partial(_hit, conn=conn, kind=kind), found)
-
-
-def _shown(conn: Connection, best: Sequence[Ranked]) -> Iterator[Hit]:
-    query = _of_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
-    known = {row[-1]: row for row in conn.execute(query)}
-    for ranked in best:
-        shown = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
-        yield from sound(shown, (known[ranked.seq],))
 
 
 @reads(*_HIT)

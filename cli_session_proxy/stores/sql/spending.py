@@ -6,7 +6,7 @@ end of the transaction, without deadlocks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -16,7 +16,7 @@ from ...domain import budgets
 from ...domain.budgets import KEYS, Budget, Per, Scope, Spent
 from ...domain.models import Usage
 from .damaged import reads, sound
-from .database import Cursor, InsertOrAdd, Prepared, Values
+from .database import InsertOrAdd, Prepared, Values
 from .rows import unfinished
 from .tables import agents, spent, turns
 
@@ -49,22 +49,27 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
     # Run all before asking for a result: one round trip.
     ran = []
     for budget in of:
-        whose = {"of_owner": budget.owner, "but": turn_id}
+        others = {"of_owner": budget.owner, "but": turn_id}
         if budget.agent_id is not None:
-            whose["named"] = budget.agent_id
+            others["named"] = budget.agent_id
         # A turn's cost is only known at its end, so unfinished turns matter.
         limits_cost = any(limit.unit != "requests" for limit in budget.limits)
-        counted = _UNDER_WAY[budget.scope].run(conn, whose) if limits_cost else None
+        counted = _UNDER_WAY[budget.scope].run(conn, others) if limits_cost else None
         ran.append((budget, _OF_ACCOUNT.run(conn, {"of_account": budget.account}), counted))
-    found = []
-    for budget, kept, counted in ran:
-        rows = list(map(_spent, _all(_OF_ACCOUNT, kept)))
-        under_way = 0 if counted is None else sum(row.turns for row in _all(_UNDER_WAY[budget.scope], counted))
-        found.append((rows, budgets.refusal(budget, rows, under_way, now, is_new=is_new)))
-    refused = [refusal for _, refusal in found if refusal is not None]
-    if refused:
-        raise max(refused, key=lambda one: one.retry_after or 0.0)
-    for rows, _ in found:
+    accounts = []
+    refusals = []
+    for budget, of_account, counted in ran:
+        # All rows are read before a refusal is raised: until then SQLite holds its lock.
+        rows = list(map(_spent, iter(partial(_OF_ACCOUNT.first, of_account), None)))
+        under_way = 0
+        if counted is not None:
+            under_way = sum(row.turns for row in iter(partial(_UNDER_WAY[budget.scope].first, counted), None))
+        accounts.append(rows)
+        if (refusal := budgets.refusal(budget, rows, under_way, now, is_new=is_new)) is not None:
+            refusals.append(refusal)
+    if refusals:
+        raise max(refusals, key=lambda refusal: refusal.retry_after or 0.0)
+    for rows in accounts:
         for row in rows:
             running = budgets.period(row.per, now)
             if row.begins == running.begins and row.requests <= 1:  # the first turn of the period: delete older rows
@@ -72,11 +77,6 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
                 own = and_(spent.c.account == row.account, spent.c.begins < since)
                 unused = spent.c.begins < budgets.before(budgets.period("month", now)).begins  # of any account
                 conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, unused)))
-
-
-def _all(statement: Prepared, ran: Cursor) -> Iterator[Any]:
-    """Read all rows: until then SQLite holds its lock, and a refusal may be raised next."""
-    return iter(partial(statement.first, ran), None)
 
 
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:

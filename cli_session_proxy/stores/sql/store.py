@@ -297,7 +297,11 @@ class SqlStore(Store):
 
     async def commit(self, lease: Lease, turn: Turn, kept: KeptTurn | None, **beside: Any) -> Turn:
         work = partial(lifecycle.commit, lease=lease, ended=turn, kept=kept, **beside)
-        if _is_small_commit(turn, kept):
+        # Small ones are written on the event loop. What a program reports that imitates the CLI is in no record.
+        lines = () if kept is None else kept.records
+        contents = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
+        most = SMALL - sum(len(record.line) for record in lines)
+        if len(lines) <= FEW and size_of(contents, most) is not None:
             with suppress(lifecycle.TooLarge):
                 return await self._under_lease(partial(work, limit=LARGE), quick=True)
         return await self._under_lease(work)
@@ -380,10 +384,3 @@ def _is_small(turn: Turn) -> bool:
                 return False
             size += len(block["text"])
     return size < SMALL
-
-
-def _is_small_commit(turn: Turn, kept: KeptTurn | None) -> bool:
-    """The same for a commit. What a program reports that imitates the CLI is in no record."""
-    lines = () if kept is None else kept.records
-    stored = (*turn.output, *turn.tools, *turn.evidence.retries, turn.evidence.compacted)
-    return len(lines) <= FEW and size_of(stored, SMALL - sum(len(record.line) for record in lines)) is not None

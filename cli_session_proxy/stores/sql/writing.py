@@ -48,9 +48,8 @@ from .lifecycle import (
     totals_added,
 )
 from .rows import UNFINISHED
-from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, records, sessions, turns
+from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, mirrored, records, sessions, turns
 
-_INSERT_FRAME = Prepared(InsertNew(frames))
 _INSERT_AGENT = Prepared(InsertNew(agents))
 _INSERT_META = Prepared(InsertNew(meta))
 _INSERT_FORGOTTEN = Prepared(InsertNew(forgotten))
@@ -99,7 +98,7 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
     conn.execute(sessions.delete().where(sessions.c.agent_key == key))
     conn.execute(frames.delete().where(frames.c.agent_key == key))
     conversing.forget(conn, key)
-    mirroring.forget(conn, key)
+    conn.execute(mirrored.delete().where(mirrored.c.agent_key == key))
     rows.forget_images(conn, key)
     conn.execute(turns.delete().where(turns.c.agent_key == key))
     conn.execute(agents.delete().where(agents.c.key == key))
@@ -159,11 +158,6 @@ def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
     if reading.unfinished_of(conn, lease.agent_key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     set_head(conn, lease.agent_key, to)
-
-
-def note_frame(conn: Connection, agent_key: int, uuid: str) -> None:
-    """Record the uuid of a sent frame, so that its record is recognised as ours."""
-    _INSERT_FRAME.run(conn, {"agent_key": agent_key, "uuid": uuid})
 
 
 def fail(
@@ -321,5 +315,8 @@ def save_session(conn: Connection, session: Session, links: Sequence[Link] = ())
 # --- pieces ---
 
 
-def _need(conn: Connection, turn_id: str, wanted: frozenset[Status] | None, columns: Prepared = LOCK_TURN) -> Row[Any]:
-    return allowed(turn_id, wanted, columns.one(conn, {"turn_id": turn_id}))
+def _need(
+    conn: Connection, turn_id: str, allowed_in: frozenset[Status] | None, query: Prepared = LOCK_TURN
+) -> Row[Any]:
+    """The turn's row. Raises an error if there is none, or if it has none of these statuses."""
+    return allowed(turn_id, allowed_in, query.one(conn, {"turn_id": turn_id}))

@@ -206,7 +206,7 @@ class SqliteDatabase(Life, Database):
         return result
 
     @contextmanager
-    def apart(self) -> Iterator[Connection]:
+    def connection(self) -> Iterator[Connection]:
         """A new connection in autocommit mode for work beside the turns, also while this is not open. Blocks."""
         try:
             made = engine(self.url, WRITING, self.busy_timeout, self._clock)

@@ -16,7 +16,7 @@ OPERATIONS = ("INSERT", "UPDATE", "DELETE")
 
 class SqliteSide(Side):
     def __init__(self, store: SqliteStore) -> None:
-        super().__init__(store.database.name, store.database.apart)
+        super().__init__(store.database.name, store.database.connection)
         self._store = store
 
     def prepare(self, conn: Connection) -> None:
@@ -57,11 +57,8 @@ class SqliteSide(Side):
                 f"BEGIN SELECT RAISE(ABORT, '{message}'); END"
             )
 
-    def loosen(self, conn: Connection) -> None:
-        conn.exec_driver_sql("PRAGMA foreign_keys=OFF")
-
-    def tighten(self, conn: Connection) -> None:
-        """Nothing to do: proxies' connections check foreign keys."""
+    def drop_foreign_keys(self, conn: Connection) -> None:
+        conn.exec_driver_sql("PRAGMA foreign_keys=OFF")  # on this connection: those of proxies check them
 
     def last_key(self, conn: Connection, column: Column[Any]) -> int:
         query = "SELECT seq FROM sqlite_sequence WHERE name = ?"
