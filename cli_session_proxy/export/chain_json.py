@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable
-from typing import Any
+from collections.abc import AsyncIterator
 
 from ..domain.models import Agent, Turn
 from ..domain.ordering import by_turn, numbered
@@ -46,22 +45,18 @@ async def chain_json(
         rendered = await render(shown.turn, turn, links.get(turn.id, ()), verbatim=verbatim)
         yield separator + _line(rendered | {"number": number})
         separator = ",\n"
-    yield '],\n"sessions":' + _list(shown.session(session) for session in chain.sessions)
-    yield ',\n"links":' + _list(shown.link(link) for link in chain.links) + "}\n"
+    yield '],\n"sessions":[' + ",\n".join(_line(shown.session(session)) for session in chain.sessions)
+    yield '],\n"links":[' + ",\n".join(_line(shown.link(link)) for link in chain.links) + "]}\n"
 
 
-def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[tuple[int, Turn]]:
+async def turns_of(store: Store, agent: Agent, part: TurnPage | None) -> AsyncIterator[tuple[int, Turn]]:
     """All turns, parents first, or those of the page `part` in the order of acceptance. Each has its number."""
-    return numbered(store.turns(agent.key)) if part is None else _oldest_first(part)
-
-
-async def _oldest_first(part: TurnPage) -> AsyncIterator[tuple[int, Turn]]:
-    for number, turn in enumerate(reversed(part.turns), part.newest - len(part.turns) + 1):
-        yield number, turn
-
-
-def _list(rows: Iterable[Any]) -> str:
-    return "[" + ",\n".join(_line(row) for row in rows) + "]"
+    if part is None:
+        async for number, turn in numbered(store.turns(agent.key)):
+            yield number, turn
+    else:
+        for number, turn in enumerate(reversed(part.turns), part.newest - len(part.turns) + 1):
+            yield number, turn
 
 
 # ASCII, so that half a surrogate pair from a model is still valid JSON. Data read from JSON has no cycles.

@@ -37,7 +37,7 @@ def event(happened: Happened, dump: TurnDump) -> str:
     return f"id: {happened.turn.seq}\nevent: turn\ndata: {json.dumps(data, separators=(',', ':'))}\n\n"
 
 
-def progress(going: Sequence[Progress]) -> list[JSON]:
+def progress(unfinished: Sequence[Progress]) -> list[JSON]:
     """Unfinished turns: what each is doing since when (UTC seconds), the end of its answer so far (redacted, after
     `skipped` characters), tokens used, and tools that wait for approval."""
     return [
@@ -53,7 +53,7 @@ def progress(going: Sequence[Progress]) -> list[JSON]:
             "tokens_written": one.used.output_tokens,
             "approvals": [request_json(waiting) for waiting in one.asking],
         }
-        for one in going
+        for one in unfinished
     ]
 
 

@@ -66,7 +66,7 @@ async def html(
     """The page in pieces, one per turn. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)
     colours = {session.id: f"s{n % HUES}" for n, session in enumerate(shape.chain.sessions)}
-    for part in (_head(shape, sandbox), _sessions(shape, colours), _timeline(shape), _tree(shape, colours)):
+    for part in (_head(shape, sandbox), _tables(shape, colours), _tree(shape, colours)):
         yield "\n".join(part) + "\n"
     yield "<h2 id='turns'>Turns</h2>\n"
     async for turn in parents_first(store.turns(agent.key)):
@@ -75,7 +75,7 @@ async def html(
             continue
         links = shape.links.get(turn.id, ())
         rendered = await render(shown.measured, turn, links, verbatim=verbatim)
-        lines = [_summary(turn, node, shape, colours, links, mended=node.mended), *_turn(turn, links, rendered)]
+        lines = [_summary(turn, node, shape, colours, links), *_turn(turn, links, rendered)]
         yield "\n".join(lines) + "\n"
     yield "</body></html>\n"
 
@@ -94,16 +94,14 @@ def _head(shape: Outline, sandbox: str) -> Iterator[str]:
     yield f"<p>{counts}, since {times.written(agent.created_at)}<br>sandbox <code>{_text(sandbox)}</code></p>"
 
 
-def _sessions(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
+def _tables(shape: Outline, colours: dict[str, str]) -> Iterator[str]:
+    """The sessions, and the timeline of their links."""
     yield "<h2 id='sessions'>Sessions</h2><div class='scroll'><table><tr><th>session<th>last turn<th>CLI<th>since</tr>"
     for session in shape.chain.sessions:
         chip = f"<span class='chip {colours[session.id]}'></span>"
         yield f"<tr><td>{chip}<code>{_text(session.id)}</code><td>{_turn_link(shape, session.tip_turn_id)}"
         yield f"<td>{_text(session.cli_version)}<td>{times.written(session.created_at)}</tr>"
     yield "</table></div>"
-
-
-def _timeline(shape: Outline) -> Iterator[str]:
     yield "<h2 id='timeline'>Timeline</h2><div class='scroll'><table><tr><th>when<th>turn<th>what<th>why</tr>"
     for link in shape.chain.links:
         yield f"<tr><td>{times.written(link.at)}<td>{_turn_link(shape, link.turn_id)}<td>{_kind(link)}"
@@ -136,9 +134,9 @@ def _turn(turn: Turn, links: Sequence[Link], dump: MeasuredDump) -> list[str]:
     """The body of an unfolded turn."""
     lines = []
     for link in links:
-        said = shown.link(link)
-        evidence = f"<details><summary>evidence</summary>{_compact(said['detail'])}</details>" if link.detail else ""
-        lines.append(f"<p>{_kind(link)} {_text(said['says'])}</p>{evidence}")
+        linked = shown.link(link)
+        evidence = f"<details><summary>evidence</summary>{_compact(linked['detail'])}</details>" if link.detail else ""
+        lines.append(f"<p>{_kind(link)} {_text(linked['says'])}</p>{evidence}")
     for kind, text in shown.briefs(turn, links) if dump["says"] else ():
         lines.append(f"<p class='{'mend' if kind == 'repair' else 'dim'}'>{KINDS[kind]}: {_text(text)}</p>")
     for message in dump["input"]:
@@ -168,11 +166,9 @@ def _turn(turn: Turn, links: Sequence[Link], dump: MeasuredDump) -> list[str]:
     return lines
 
 
-def _summary(
-    turn: Turn, node: Node, shape: Outline, colours: dict[str, str], links: Sequence[Link], *, mended: bool
-) -> str:
-    """The line of a folded turn, with its anchor."""
-    is_mended = mended or any(link.reason in REPAIR_REASONS for link in links)
+def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], links: Sequence[Link]) -> str:
+    """The line of a folded turn, with its anchor. `colours`: a class of the style for each session."""
+    is_mended = node.mended or any(link.reason in REPAIR_REASONS for link in links)
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
     opened = " open" if node.number > len(shape.nodes) - OPEN else ""
     state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"

@@ -95,19 +95,17 @@ def _link(link: Link) -> str:
 def _content(blocks: Sequence[dict[str, Any]]) -> Iterator[str]:
     """Each block quoted, so that no message can imitate the dump's own text."""
     for block in blocks:
-        yield "\n".join(f"    {line}" for line in _block(block).splitlines() or [""])
+        kind = block.get("type")
+        if kind == "text":
+            text = str(block.get("text", ""))
+        elif kind == "thinking":
+            text = f"(thinking) {block.get('thinking', '')}"
+        elif kind == "image" and "sha256" in block:
+            text = f"(image {block['media_type']}, {block['bytes']} bytes, sha256 {block['sha256']})"
+        else:
+            text = f"({kind}) {_compact({name: value for name, value in block.items() if name != 'type'})}"
+        yield "\n".join(f"    {line}" for line in text.splitlines() or [""])
         yield ""
-
-
-def _block(block: dict[str, Any]) -> str:
-    kind = block.get("type")
-    if kind == "text":
-        return str(block.get("text", ""))
-    if kind == "thinking":
-        return f"(thinking) {block.get('thinking', '')}"
-    if kind == "image" and "sha256" in block:
-        return f"(image {block['media_type']}, {block['bytes']} bytes, sha256 {block['sha256']})"
-    return f"({kind}) {_compact({name: value for name, value in block.items() if name != 'type'})}"
 
 
 def _inline(text: str) -> str:

@@ -67,18 +67,18 @@ async def mermaid(
 
 def _boxes(shape: Outline) -> list[_Box]:
     boxes: list[_Box] = []
-    holds: dict[str, _Box] = {}
+    box_of: dict[str, _Box] = {}
     for node in shape.nodes.values():
         # An earlier version imported chains without validation: an unknown word must not become syntax.
         reasons = [link.reason for link in shape.links.get(node.id, ()) if link.reason not in _QUIET]
         why = [reason if reason in _REASONS else _UNKNOWN for reason in reasons]
-        above = holds.get(node.parent or "")
+        above = box_of.get(node.parent or "")
         fits = above is not None and not why and above.nodes[-1].id == node.parent
         if above is None or not fits or shape.nodes[above.nodes[-1].id].children > 1 or node.status not in ON_PATH:
             above = _Box(len(boxes) + 1, [], above, why)
             boxes.append(above)
         above.nodes.append(node)
-        holds[node.id] = above
+        box_of[node.id] = above
         if node.session and node.session not in above.sessions:
             above.sessions.append(node.session)
     return boxes

@@ -254,6 +254,7 @@ def _redacted(value: Any) -> Any:
 
 
 def _without_images(value: Any) -> Any:
+    """The value with the hash, type and size of each image and document in place of its data."""
     if isinstance(value, list | tuple):
         return [_without_images(item) for item in value]
     if not isinstance(value, dict):
@@ -262,14 +263,10 @@ def _without_images(value: Any) -> Any:
     if isinstance(source, dict) and isinstance(source.get("data"), str):
         kind = value.get("type")
         if kind == "image" or (kind == "document" and source.get("type") == "base64"):
-            return _file(str(kind), source)
+            try:
+                raw = base64.b64decode(source["data"])
+            except ValueError:  # not a valid image: hash its text
+                raw = source["data"].encode("utf-8", "surrogatepass")
+            digest = hashlib.sha256(raw).hexdigest()
+            return {"type": str(kind), "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}
     return {name: _without_images(item) for name, item in value.items()}
-
-
-def _file(kind: str, source: dict[str, Any]) -> Block:
-    try:
-        raw = base64.b64decode(source["data"])
-    except ValueError:  # not a valid image: hash its text
-        raw = source["data"].encode("utf-8", "surrogatepass")
-    digest = hashlib.sha256(raw).hexdigest()
-    return {"type": kind, "sha256": digest, "media_type": source.get("media_type"), "bytes": len(raw)}
