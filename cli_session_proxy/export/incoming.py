@@ -72,16 +72,26 @@ async def bring_in(
     store: Store, kept: KeptRecords, owner: str, path: Source, agent_id: str | None, progress: Progress
 ) -> MovedChain:
     """Import an exported chain, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
-    checked = await asyncio.to_thread(_check, path)
+
+    def check_file() -> Checked:
+        try:
+            with path.open("rb") as file:
+                return check(path, file)
+        except FileNotFoundError:
+            raise NotFound(f"there is no file {path}: give the path of an export") from None
+        except OSError as exc:
+            raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
+
+    checked = await asyncio.to_thread(check_file)
     check_header(f"{path} line 1", checked.head)
-    said = checked.head["agent"]
-    named = bool(said["named"]) or agent_id is not None
-    agent_id = agent_id or str(said["agent_id"])
-    renamed = await _taken(store, kept, checked)
-    conversation = (conversation_id(str(said["agent_id"])), conversation_id(agent_id))
+    exported_agent = checked.head["agent"]
+    named = bool(exported_agent["named"]) or agent_id is not None
+    agent_id = agent_id or str(exported_agent["agent_id"])
+    renamed = await _exists_here(store, kept, checked)
+    conversation = (conversation_id(str(exported_agent["agent_id"])), conversation_id(agent_id))
     reading = _Reading(checked, kept, str(uuid.uuid4()) if renamed else None, conversation, progress)
     directory = directory_name(owner, agent_id)
-    created, now = float(said["created_at"]), time.time()
+    created, now = float(exported_agent["created_at"]), time.time()
     head = reading.turn_id(checked.head["head"])
     new = NewChain(owner, agent_id, directory, named, created, now, lambda: head)
     try:
@@ -109,32 +119,33 @@ class Checked:
         return self.head["schema"] in FORMER
 
 
-def _check(path: Source) -> Checked:
-    try:
-        with path.open("rb") as file:
-            return check(path, file)
-    except FileNotFoundError:
-        raise NotFound(f"there is no file {path}: give the path of an export") from None
-    except OSError as exc:
-        raise InvalidRequest(f"{path} cannot be read ({exc.strerror}): give this user the right to") from exc
-
-
 def check(path: Source, file: IO[bytes]) -> Checked:
     """Read the whole file once: is it an export, complete and unchanged? Raises `InvalidRequest`."""
     raw = file.readline(MAX_LINE)
-    head = _header(path, raw)
+    try:
+        head = _parsed(path, 1, raw)
+        schema = str(head["schema"])
+    except (InvalidRequest, KeyError):
+        raise InvalidRequest(f"{path} is not an export of cli-session-proxy: its first line is no header") from None
+    if schema not in READ:
+        raise InvalidRequest(f"{path} is a {schema}, this program reads {SCHEMA}: upgrade cli-session-proxy")
     digest = hashlib.sha256()
     at = lines = turns = records = 0
     first: str | None = None
     sessions: list[str] = []
     images: dict[str, int] = {}
-    before: dict[str, Sequence[str]] = {}
+    before: dict[str, Sequence[str]] = {}  # for each turn those of `_before`
     while raw:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted: JSON = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
-            _refuse_circles(path, before)
+            try:
+                TopologicalSorter(before).prepare()
+            except CycleError as exc:
+                raise InvalidRequest(
+                    f"{path}: turn {exc.args[1][0]} continues itself: it was not made by this program, or changed"
+                ) from exc
             return Checked(path, at, head, counted, first, tuple(sessions), images)
         digest.update(raw)
         lines += 1
@@ -155,18 +166,8 @@ def check(path: Source, file: IO[bytes]) -> Checked:
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
 
 
-def _refuse_circles(path: Source, before: Mapping[str, Sequence[str]]) -> None:
-    """Refuse cycles among turns. `before`: for each turn its parent, and the turn before it if it is left off the
-    path."""
-    try:
-        TopologicalSorter(before).prepare()
-    except CycleError as exc:
-        raise InvalidRequest(
-            f"{path}: turn {exc.args[1][0]} continues itself: it was not made by this program, or changed"
-        ) from exc
-
-
 def _before(turn: JSON) -> tuple[str | None, str | None]:
+    """A turn's parent, and the turn before it if that is left off the path."""
     return turn["parent_id"], (turn.get("call") or {}).get("behind")
 
 
@@ -199,18 +200,7 @@ def _number(text: str) -> float:
     return number
 
 
-def _header(path: Source, raw: bytes) -> JSON:
-    try:
-        head = _parsed(path, 1, raw)
-        schema = str(head["schema"])
-    except (InvalidRequest, KeyError):
-        raise InvalidRequest(f"{path} is not an export of cli-session-proxy: its first line is no header") from None
-    if schema not in READ:
-        raise InvalidRequest(f"{path} is a {schema}, this program reads {SCHEMA}: upgrade cli-session-proxy")
-    return head
-
-
-async def _taken(store: Store, kept: KeptRecords, checked: Checked) -> bool:
+async def _exists_here(store: Store, kept: KeptRecords, checked: Checked) -> bool:
     """Whether this chain's turns or sessions exist here already. Then they need new ids."""
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True

@@ -253,11 +253,11 @@ _FORMER_TURN = create_model(
 )
 
 
-def of_turn(given: JSON, *, former: bool) -> JSON:
+def of_turn(fields: JSON, *, former: bool) -> JSON:
     """The validated fields of a turn. Others, of a later version, are dropped."""
     checked = _FORMER_TURN if former else SHAPES["turn"]
     names = (field.alias or name for name, field in checked.model_fields.items())
-    return {name: given[name] for name in names if name in given}
+    return {name: fields[name] for name in names if name in fields}
 
 
 class AgentShape(_Shape):
