@@ -203,7 +203,7 @@ async def test_a_warm_turn_goes_to_the_server_and_back_five_times(
         send = PipelinedConnection.flush
 
         def counted(driver: PipelinedConnection) -> None:
-            steps.append(len(driver._noted))
+            steps.append(len(driver._collected))
             send(driver)
 
         monkeypatch.setattr(PipelinedConnection, "flush", counted)

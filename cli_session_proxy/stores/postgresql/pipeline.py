@@ -71,7 +71,7 @@ class Sent:
             self.formats = [pq.Format.BINARY if isinstance(value, bytes) else pq.Format.TEXT for value in values]
         self.result: pq.abc.PGresult | None = None
 
-    def _came(self) -> pq.abc.PGresult:
+    def _arrived(self) -> pq.abc.PGresult:
         if self.result is None:
             self._session.flush()
         assert self.result is not None
@@ -79,7 +79,7 @@ class Sent:
 
     @property
     def rowcount(self) -> int:
-        return self._came().command_tuples or 0
+        return self._arrived().command_tuples or 0
 
     @property
     def lastrowid(self) -> int | None:
@@ -92,7 +92,7 @@ class Sent:
         return self._at(self._row - 1)
 
     def _at(self, row: int) -> tuple[Any, ...] | None:
-        result = self._came()
+        result = self._arrived()
         if row >= result.ntuples:
             return None
         self._session.loader.set_pgresult(result)
@@ -110,9 +110,9 @@ class PipelinedConnection(psycopg.Connection[Any]):
     refused = False
     committing: Sent | None = None
 
-    def __init__(self, *given: Any, **named: Any) -> None:
-        super().__init__(*given, **named)
-        self._noted: list[Sent] = []
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._collected: list[Sent] = []
         self.loader = Transformer(self)
         self._names: dict[bytes, bytes] = {}  # the name of each text
 
@@ -120,17 +120,17 @@ class PipelinedConnection(psycopg.Connection[Any]):
         """Errors are raised when its result or a later one is asked for, or at the commit."""
         text, names = _numbered(sql)
         sent = Sent(self, text, [values[name] for name in names] if values is not None else ())
-        self._noted.append(sent)
+        self._collected.append(sent)
         return sent
 
     def executemany(self, sql: str, rows: Sequence[Mapping[str, object]]) -> None:
         for values in rows:
             self.execute(sql, values)
 
-    def cursor(self, *given: Any, **named: Any) -> psycopg.Cursor[Any]:  # type: ignore[override]
+    def cursor(self, *args: Any, **kwargs: Any) -> psycopg.Cursor[Any]:  # type: ignore[override]
         self.flush()
-        made: psycopg.Cursor[Any] = super().cursor(*given, **named)
-        return made
+        cursor: psycopg.Cursor[Any] = super().cursor(*args, **kwargs)
+        return cursor
 
     def commit_next(self) -> None:
         self.committing = self.execute("COMMIT")
@@ -146,17 +146,17 @@ class PipelinedConnection(psycopg.Connection[Any]):
 
     def rollback(self) -> None:
         """Drop the statements that are not sent."""
-        self._noted.clear()
+        self._collected.clear()
         if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
             raise psycopg.OperationalError("what was sent was not read to its end")
         if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
             super().rollback()
 
-    def wait(self, gen: PQGen[T], *given: Any, **named: Any) -> T:
+    def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """How psycopg itself waits for the server, in its cursors and its rollback."""
         on_loop = here()
         if on_loop is None:
-            return super().wait(gen, *given, **named)
+            return super().wait(gen, *args, **kwargs)
         try:
             wanted = next(gen)
             while True:
@@ -174,8 +174,8 @@ class PipelinedConnection(psycopg.Connection[Any]):
 
     def flush(self) -> None:
         """Send the collected statements, and wait for all results. Raises the first error."""
-        noted, self._noted = self._noted, []
-        if not noted:
+        statements, self._collected = self._collected, []
+        if not statements:
             return
         server = self.pgconn
         if server.status != pq.ConnStatus.OK:
@@ -184,7 +184,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
         server.enter_pipeline_mode()  # if this is interrupted, `rollback` leaves it
         # What each expected result belongs to: a text to prepare, or a statement.
         waited: list[tuple[bytes | None, Sent | None]] = []
-        for sent in noted:
+        for sent in statements:
             name = self._names.get(sent.sql) or prepared.get(sent.sql)
             if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:
                 name = prepared[sent.sql] = f"turn_{len(self._names) + len(prepared)}".encode()
@@ -204,9 +204,12 @@ class PipelinedConnection(psycopg.Connection[Any]):
                 raise error or exc from None
             if result.status in _FAILED:
                 if error is None:
-                    error = self._error(result)
+                    if result.error_field(pq.DiagnosticField.SQLSTATE) is None and server.status != pq.ConnStatus.OK:
+                        error = psycopg.OperationalError(result.get_error_message())
+                    else:
+                        error = error_from_result(result)
                     ended = (error.sqlstate or "").startswith("57P")  # not a pooler
-                    self.refused = ended and self.prepares and of is not noted[-1]
+                    self.refused = ended and self.prepares and of is not statements[-1]
             elif text is not None:
                 self._names[text] = prepared[text]
             elif of is not None:
@@ -229,8 +232,3 @@ class PipelinedConnection(psycopg.Connection[Any]):
                 return result
             if server.status != pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the connection is closed")
-
-    def _error(self, result: pq.abc.PGresult) -> psycopg.Error:
-        if result.error_field(pq.DiagnosticField.SQLSTATE) is None and self.pgconn.status != pq.ConnStatus.OK:
-            return psycopg.OperationalError(result.get_error_message())
-        return error_from_result(result)

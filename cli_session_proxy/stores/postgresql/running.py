@@ -53,7 +53,7 @@ class Slots(Threads):
                 continue
             self._free -= 1
             if quick:
-                OnLoop(self._loop, work, partial(self._tell, done)).go_on()
+                OnLoop(self._loop, work, partial(self._tell, done)).resume()
             else:
                 self._given.put((done, work))
 
@@ -83,21 +83,22 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
         self._loop = loop
         self._ended = ended
 
-    def go_on(self, *came: object) -> None:
-        """Called outside the greenlet: run it until it waits again or ends."""
-        asked: Any = None
+    def resume(self, *values: object) -> None:
+        """Called outside the greenlet: run it until it waits again or ends. It gets `values` as what it waited for, and
+        hands over its result, a blocking call, or a socket to wait for."""
+        handed_over: Any = None
         fault: BaseException | None = None
         try:
-            asked = self.switch(*came)
+            handed_over = self.switch(*values)
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
             fault = exc
         if self.dead:
-            self._ended(asked, fault)
-            del asked, fault  # a fault's traceback holds this frame
-        elif callable(asked):
-            self._loop.run_in_executor(None, asked).add_done_callback(self.go_on)
+            self._ended(handed_over, fault)
+            del handed_over, fault  # a fault's traceback holds this frame
+        elif callable(handed_over):
+            self._loop.run_in_executor(None, handed_over).add_done_callback(self.resume)
         else:
-            socket, wanted = asked
+            socket, wanted = handed_over
             if wanted & Wait.R:
                 self._loop.add_reader(socket, self._is_ready, socket, Ready.R)
             if wanted & Wait.W:
@@ -106,17 +107,12 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
     def _is_ready(self, socket: int, ready: Ready) -> None:
         self._loop.remove_reader(socket)
         self._loop.remove_writer(socket)
-        self._loop.call_soon(self.go_on, ready)
+        self._loop.call_soon(self.resume, ready)
 
     def until_ready(self, socket: int, wanted: int) -> int:
         """Called inside: wait for the socket. Both numbers are psycopg's."""
         ready: int = self.parent.switch((socket, wanted))
         return ready
-
-    def until_done(self, work: Callable[[], T]) -> T:
-        """Called inside: run a blocking call on a thread, and wait for it."""
-        done: asyncio.Future[T] = self.parent.switch(work)
-        return done.result()
 
 
 def here() -> OnLoop | None:
@@ -128,7 +124,10 @@ def here() -> OnLoop | None:
 def on_thread(work: Callable[[], T]) -> T:
     """Run a blocking call without blocking the event loop."""
     on_loop = here()
-    return work() if on_loop is None else on_loop.until_done(work)
+    if on_loop is None:
+        return work()
+    done: asyncio.Future[T] = on_loop.parent.switch(work)  # `resume` runs it on a thread, and comes back here
+    return done.result()
 
 
 def until_ready(socket: int, wanted: int) -> int:

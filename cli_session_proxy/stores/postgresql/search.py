@@ -58,7 +58,7 @@ _CHANGED = f"""
     SELECT search.seq FROM search JOIN turns ON turns.seq = search.seq
     WHERE search.status NOT IN ({_ENDED}) AND search.status <> turns.status ORDER BY search.seq DESC
 """  # noqa: S608 - statuses of our own
-_TAKE_IN = """
+_INSERT_WORDS = """
     INSERT INTO search VALUES (%(seq)s, %(status)s, %(words)s::tsvector)
     ON CONFLICT (seq) DO UPDATE SET status = excluded.status, words = excluded.words
 """
@@ -80,14 +80,14 @@ def index(database: PostgresqlDatabase, seconds: float) -> Indexed:
     with database.connection() as conn:
         changed = list(conn.exec_driver_sql(_CHANGED).scalars())
         for at in range(0, len(changed), searching.PIECE):
-            _take_in(conn, select(turns.c.seq).where(turns.c.seq.in_(changed[at : at + searching.PIECE])))
+            _index_turns(conn, select(turns.c.seq).where(turns.c.seq.in_(changed[at : at + searching.PIECE])))
         total = conn.scalar(select(func.count()).select_from(turns)) or 0
         done = conn.scalar(select(func.count()).select_from(_docs)) or 0
         below = None
         while done < total:
             new = select(turns.c.seq).where(~exists().where(_docs.c.seq == turns.c.seq))
             new = new if below is None else new.where(turns.c.seq < below)
-            taken = _take_in(conn, new.order_by(turns.c.seq.desc()).limit(min(searching.PIECE, total - done)))
+            taken = _index_turns(conn, new.order_by(turns.c.seq.desc()).limit(min(searching.PIECE, total - done)))
             done += len(taken)
             if not taken or time.monotonic() >= until:
                 break
@@ -95,7 +95,7 @@ def index(database: PostgresqlDatabase, seconds: float) -> Indexed:
     return Indexed(min(done, total), total)
 
 
-def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
+def _index_turns(conn: Connection, which: Select[Any]) -> list[int]:
     """Index some turns in one transaction. Returns their `seq`s."""
     conn.exec_driver_sql(_FILL)
     # The lock only prevents their deletion: turns go on. One that is being deleted is skipped.
@@ -104,7 +104,7 @@ def _take_in(conn: Connection, which: Select[Any]) -> list[int]:
         {"seq": turn.seq, "status": turn.status, "words": _vector(turn.texts)} for turn in searching.texts(conn, seqs)
     ]
     if new:
-        conn.exec_driver_sql(_TAKE_IN, new)
+        conn.exec_driver_sql(_INSERT_WORDS, new)
     conn.exec_driver_sql("COMMIT")
     return seqs
 
@@ -158,12 +158,12 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
         # Too many turns match to rank them: take the newest, in index order, without sorting.
         conn.exec_driver_sql("ROLLBACK TO ranked; SET LOCAL enable_bitmapscan = off; SET LOCAL enable_sort = off")
         best = list(conn.scalars(fits.order_by(_docs.c.seq.desc())))
-    shown: dict[int, Ranked] = {}
+    ranked: dict[int, Ranked] = {}
     for turn in searching.texts(conn, best):
-        cuts = [(*_snippet(text, phrases), part) for part, text in zip(PARTS, turn.texts, strict=True)]
-        score, pieces, part = max(cuts, key=lambda cut: cut[0])
-        shown[turn.seq] = Ranked(turn.seq, part, pieces) if score else Ranked(turn.seq)
-    return [shown[seq] for seq in best]
+        snippets = [(*_snippet(text, phrases), part) for part, text in zip(PARTS, turn.texts, strict=True)]
+        score, pieces, part = max(snippets, key=lambda snippet: snippet[0])
+        ranked[turn.seq] = Ranked(turn.seq, part, pieces) if score else Ranked(turn.seq)
+    return [ranked[seq] for seq in best]
 
 
 # --- words

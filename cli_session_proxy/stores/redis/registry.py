@@ -64,7 +64,7 @@ class RedisRegistry(Registry):
         self._secret = secret.encode()
         self._cluster = hashlib.sha256(self._secret).hexdigest()[:16]
         self._store = store
-        self._noted: OrderedDict[str, str] = OrderedDict()  # own entries, by key
+        self._own_entries: OrderedDict[str, str] = OrderedDict()  # by key
         self._epochs: OrderedDict[tuple[Any, ...], int] = OrderedDict()  # the highest seen, by agent
         self._away_until = 0.0  # the loop's time
         self._state: State = "ok"
@@ -74,43 +74,50 @@ class RedisRegistry(Registry):
         return self._state
 
     async def find(self, agent: Agent) -> Whereabouts:
-        found = await self._asked(self._redis.getrange, self._key(agent), 0, LONGEST)
-        entry = self._read(agent, found) if isinstance(found, bytes) else None
-        if entry is None:
-            return await self._store.find(agent)
-        return Whereabouts(entry["proxy"], entry["address"])
+        value = await self._query(self._redis.getrange, self._key(agent), 0, LONGEST)
+        if isinstance(value, bytes):
+            seal, text = value[:64].decode("ascii", "replace"), value[64:].decode("utf-8", "replace")
+            if hmac.compare_digest(seal.encode(), self._seal(text).encode()):
+                entry: dict[str, Any] = json.loads(text)
+                identity = tuple(_identity(agent))
+                is_newest = entry["epoch"] >= self._epochs.get(identity, 0)
+                if entry["agent"] == [*identity] and entry.get("until", 0.0) > time.time() and is_newest:
+                    _remember(self._epochs, identity, entry["epoch"])
+                    return Whereabouts(entry["proxy"], entry["address"])
+        return await self._store.find(agent)
 
     async def note(self, agent: Agent, here: Proxy, session_id: str | None, epoch: int) -> None:
-        content = {"proxy": here.id, "address": here.address, "agent": _named(agent), "session": session_id}
+        content = {"proxy": here.id, "address": here.address, "agent": _identity(agent), "session": session_id}
         text = json.dumps({**content, "sandbox": agent.dir, "epoch": epoch, "until": time.time() + KEPT})
         entry = f"{self._seal(text)}{text}"
-        _remember(self._noted, self._key(agent), entry)
-        _remember(self._epochs, tuple(_named(agent)), epoch)
-        await self._asked(self._redis.set, self._key(agent), entry, ex=KEPT)
+        _remember(self._own_entries, self._key(agent), entry)
+        _remember(self._epochs, tuple(_identity(agent)), epoch)
+        await self._query(self._redis.set, self._key(agent), entry, ex=KEPT)
 
     async def forget(self, agent: Agent) -> None:
-        self._noted.pop(self._key(agent), None)
-        await self._asked(self._redis.delete, self._key(agent))
+        self._own_entries.pop(self._key(agent), None)
+        await self._query(self._redis.delete, self._key(agent))
 
     async def close(self) -> None:
         try:
             async with asyncio.timeout(GOODBYE):
-                async with self._redis.pipeline(transaction=False) as said:
-                    for key, entry in self._noted.items():
-                        said.eval(REMOVE, 1, key, entry)
-                    await said.execute(raise_on_error=False)
+                async with self._redis.pipeline(transaction=False) as pipeline:
+                    for key, entry in self._own_entries.items():
+                        pipeline.eval(REMOVE, 1, key, entry)
+                    await pipeline.execute(raise_on_error=False)
                 await self._redis.aclose()
-        except Exception as exc:  # noqa: BLE001 - see `_asked`
+        except Exception as exc:  # noqa: BLE001 - see `_query`
             log.warning("registry_not_closed", error=type(exc).__name__)
 
-    async def _asked(self, ask: Any, *given: Any, **named: Any) -> Any:
-        """The answer; None while Redis is away. Logged once, and once when it is back."""
+    async def _query(self, command: Any, *args: Any, **kwargs: Any) -> Any:
+        """The answer of Redis to a command; None while Redis is away. The log says once that it is away, and once that
+        it is back."""
         clock = asyncio.get_running_loop().time
         if clock() < self._away_until:
             return None
         try:
             async with asyncio.timeout(PATIENCE):
-                answer = await ask(*given, **named)
+                answer = await command(*args, **kwargs)
         except Exception as exc:  # noqa: BLE001 - its client raises anything for what no Redis answers
             self._away_until = clock() + PAUSE
             if self._state == "ok":
@@ -128,19 +135,6 @@ class RedisRegistry(Registry):
     def _seal(self, text: str) -> str:
         return hmac.new(self._secret, text.encode(), hashlib.sha256).hexdigest()
 
-    def _read(self, agent: Agent, found: bytes) -> dict[str, Any] | None:
-        """The entry, if it is ours and of this agent."""
-        seal, text = found[:64].decode("ascii", "replace"), found[64:].decode("utf-8", "replace")
-        if not hmac.compare_digest(seal.encode(), self._seal(text).encode()):
-            return None
-        entry: dict[str, Any] = json.loads(text)
-        who = tuple(_named(agent))
-        known = self._epochs.get(who, 0)
-        if entry["agent"] != [*who] or entry.get("until", 0.0) <= time.time() or entry["epoch"] < known:
-            return None
-        _remember(self._epochs, who, entry["epoch"])
-        return entry
-
 
 def _remember(cache: OrderedDict[K, V], key: K, value: V) -> None:
     cache[key] = value
@@ -149,6 +143,6 @@ def _remember(cache: OrderedDict[K, V], key: K, value: V) -> None:
         cache.popitem(last=False)
 
 
-def _named(agent: Agent) -> list[Any]:
-    """Identifies the agent: not one of another store, nor a deleted one of the same name."""
+def _identity(agent: Agent) -> list[Any]:
+    """Tells the agent from one of another store, and from a deleted one of the same name."""
     return [agent.key, agent.created_at]

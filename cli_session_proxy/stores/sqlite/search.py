@@ -86,15 +86,14 @@ class SearchIndex:
         def work(conn: Connection) -> None:
             with _writing(conn) as driver:
                 left = driver.execute("SELECT seq FROM docs WHERE agent_key = ?", (agent_key,)).fetchall()
-                _remove(driver, left)
+                _remove_turns(driver, left)
             if left:
                 _wipe(driver)
 
         self._with(work)
 
     def remove(self) -> None:
-        """It is made anew. Of a store that is used, by whoever finds it broken; else when another store takes its
-        place."""
+        """Remove the index file: the next search creates it again. For a broken file, and for one of an earlier store."""
         for end in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + end).unlink(missing_ok=True)
 
@@ -138,7 +137,7 @@ def _index(conn: Connection, seconds: float) -> Indexed:
     with _writing(conn) as driver:
         # An agent whose deletion was interrupted between the chains and the index.
         left = driver.execute("SELECT seq FROM docs WHERE seq NOT IN (SELECT seq FROM turns)").fetchall()
-        _remove(driver, left)
+        _remove_turns(driver, left)
     if left:
         _wipe(driver)
     stale = list(conn.scalars(_STALE))
@@ -170,7 +169,7 @@ def _writing(conn: Connection) -> Iterator[sqlite3.Connection]:
         raise
 
 
-def _remove(driver: sqlite3.Connection, seqs: list[Any]) -> None:
+def _remove_turns(driver: sqlite3.Connection, seqs: list[Any]) -> None:
     driver.executemany("DELETE FROM words WHERE rowid = ?", seqs)
     driver.executemany("DELETE FROM docs WHERE seq = ?", seqs)
 
@@ -197,13 +196,13 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
     )
     driver = driver_of(conn)
     try:
-        with _no_longer_than(driver, searching.RANKING):
+        with _interrupted_after(driver, searching.RANKING):
             # Select the turns first: else a snippet of every match would be made before sorting.
             best = list(conn.scalars(fits.order_by(_words.c.rank, turns.c.seq.desc())))
             # The `+` forces one pass over all matches; by rowid a prefix would be looked up for each turn.
-            those = ", ".join("?" * len(best))
-            shown = f"SELECT rowid, {', '.join(_CUT)} FROM words WHERE words MATCH ? AND +rowid IN ({those})"
-            snippets = {seq: parts for seq, *parts in driver.execute(shown, (match, *best))}
+            marks = ", ".join("?" * len(best))
+            cut = f"SELECT rowid, {', '.join(_CUT)} FROM words WHERE words MATCH ? AND +rowid IN ({marks})"
+            snippets = {seq: parts for seq, *parts in driver.execute(cut, (match, *best))}
     except ERRORS as exc:
         if cause_of(exc)[1] != sqlite3.SQLITE_INTERRUPT:
             raise
@@ -211,17 +210,17 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
         newest = fits.add_columns(*map(literal_column, _CUT)).order_by(_words.c.rowid.desc())
         snippets = {seq: parts for seq, *parts in conn.execute(newest)}
         best = list(snippets)
-    found = []
+    ranked = []
     for seq in best:
         parts = zip(PARTS, snippets.get(seq, ()), strict=False)
-        part, marked = max(parts, key=lambda one: one[1].count(OPENS), default=(None, ""))
+        part, marked = max(parts, key=lambda part: part[1].count(OPENS), default=(None, ""))
         pieces = tuple(piece for opened in marked.split(OPENS) for piece in opened.split(CLOSES))
-        found.append(Ranked(seq, part, pieces))
-    return found
+        ranked.append(Ranked(seq, part, pieces))
+    return ranked
 
 
 @contextmanager
-def _no_longer_than(driver: sqlite3.Connection, seconds: float) -> Iterator[None]:
+def _interrupted_after(driver: sqlite3.Connection, seconds: float) -> Iterator[None]:
     """Interrupts the statements of the connection when the time is over."""
     until = time.monotonic() + seconds
     driver.set_progress_handler(lambda: time.monotonic() > until, LOOK)
