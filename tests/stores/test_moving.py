@@ -336,14 +336,14 @@ asyncio.run(at.moved(at.in_file(Path(folder)), at.in_postgresql(url, Path(folder
     ("name", "which"),
     [
         ("_insert", "6"),
-        ("_note", "moved"),
+        ("_set_meta", "moved"),
         *(
             pytest.param(name, which, marks=pytest.mark.full)
             for name, which in (
                 ("_insert", "1"),
                 ("_differing", "4"),
                 ("_count", "14"),
-                ("_note", "true"),
+                ("_set_meta", "true"),
                 ("_count", "40"),
             )
         ),
