@@ -23,17 +23,16 @@ _CODES: Mapping[str, Brief] = {
 
 def events(turn: Turn, links: Sequence[Link]) -> list[Brief]:
     """Each kind of event once; empty for an ordinary turn. `links` are those made at this turn. Pure."""
-    briefs = [_link(link) for link in links if link.reason != "started"]
+    briefs = [link(made) for made in links if made.reason != "started"]
     briefs += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
     return list(dict.fromkeys(briefs))
 
 
 def link(made: Link) -> Brief:
-    return Brief("note", "New session.") if made.reason == "started" else _link(made)
-
-
-def _link(made: Link) -> Brief:
+    """What a link says, in a few words."""
     match made.reason:
+        case "started":
+            return Brief("note", "New session.")
         case "branched" if made.detail.get("code") == "taken_back":
             return Brief("branch", "Continues an earlier turn.")
         case "branched" if made.detail.get("code") != "open_calls":

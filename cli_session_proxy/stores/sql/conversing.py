@@ -85,21 +85,7 @@ def take(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> 
             raise PathChanged(item_id)
 
 
-def hand_over(conn: Connection, source: int, target: int) -> None:
-    """Move the items of an agent without turns to the imported agent that gets its name."""
-    conn.execute(update(items).where(items.c.agent_key == source).values(agent_key=target))
-    notes = conversation(conn, source)
-    if notes is not None and conversation(conn, target) is None:
-        save_conversation(conn, target, notes)
-
-
 def add_to_call(conn: Connection, turn_id: str, more: JSON) -> None:
     own = turns.c.id == turn_id
     known = conn.scalar(select(turns.c.call).where(own).with_for_update(key_share=True))
     conn.execute(update(turns).where(own).values(call=rows.dumps({**json.loads(known or "{}"), **more})))
-
-
-def forget(conn: Connection, agent_key: int) -> None:
-    """Delete the agent's items; called before its turns are deleted."""
-    conn.execute(items.delete().where(items.c.agent_key == agent_key))
-    conn.execute(conversations.delete().where(conversations.c.agent_key == agent_key))

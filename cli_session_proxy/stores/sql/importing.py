@@ -129,9 +129,13 @@ class ChainImport:
         self._set_parents(conn)
         empty = _agent_without_turns(conn, new)
         if empty is not None:
-            conversing.hand_over(conn, empty.key, self.agent.key)
-            of_empty = mirrored.update().where(mirrored.c.agent_key == empty.key)
-            conn.execute(of_empty.values(agent_key=self.agent.key))
+            # What it has beside turns becomes the imported agent's.
+            for table in (items, mirrored):
+                of_empty = table.update().where(table.c.agent_key == empty.key)
+                conn.execute(of_empty.values(agent_key=self.agent.key))
+            conversation = conversing.conversation(conn, empty.key)
+            if conversation is not None and conversing.conversation(conn, self.agent.key) is None:
+                conversing.save_conversation(conn, self.agent.key, conversation)
             writing.delete_agent(conn, empty.key)
         head = new.head()
         try:

@@ -239,10 +239,3 @@ def unfollow(conn: Connection, turn_id: str, proxy_id: str) -> None:
 
 def followers_of(conn: Connection, turn_id: str) -> list[str]:
     return list(conn.scalars(select(followers.c.proxy).where(followers.c.turn_id == turn_id)))
-
-
-def forget(conn: Connection, agent_key: int, own_turns: object) -> None:
-    """Called before the agent and its turns are deleted. `own_turns`: a query of their ids."""
-    for table in (followers, cancels):
-        conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))  # type: ignore[arg-type]
-    conn.execute(leases.delete().where(leases.c.agent_key == agent_key))

@@ -279,8 +279,18 @@ def begin(
         before = STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
-    if takes is not None:
-        _compose(conn, turn, takes)
+    if takes is not None:  # the prompt is composed only now
+        stored = allowed(turn.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": turn.id}))
+        conversing.take(conn, stored.agent_key, takes)
+        fields = dict(zip(COMPOSED_FIELDS, _composed_values(turn), strict=True))
+        (composed,) = rows.loaded_turns(conn, [stored], **fields)
+        cutter = ImageCutter()
+        columns = rows.turn_values(cutter, composed)
+        UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: columns[name] for name in _COMPOSED_COLUMNS}})
+        added = columns["bytes"] - stored.bytes
+        if cutter.images:
+            added += rows.save_images(conn, stored.agent_key, cutter.images)
+        ADD_TOTALS.run(conn, totals_added(stored.agent_key, bytes=added))
     lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
     state_query = STATE.run(conn, {"turn_id": turn.id})
     values: dict[str, Any] = {
@@ -315,20 +325,6 @@ def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> No
     hold(conn, lease)
     allowed(turn_id, frozenset({"running"}), STATE.one(conn, {"turn_id": turn_id}))
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "evidence": rows.dumps(evidence.as_json())})
-
-
-def _compose(conn: Connection, composed: Turn, takes: Sequence[tuple[str, str]]) -> None:
-    """Store the prompt of a turn that is composed when it begins. The caller has checked the lease."""
-    row = allowed(composed.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": composed.id}))
-    conversing.take(conn, row.agent_key, takes)
-    (turn,) = rows.loaded_turns(conn, [row], **dict(zip(COMPOSED_FIELDS, _composed_values(composed), strict=True)))
-    cutter = ImageCutter()
-    values = rows.turn_values(cutter, turn)
-    UPDATE_TURN.run(conn, {"turn_id": turn.id, **{name: values[name] for name in _COMPOSED_COLUMNS}})
-    added = values["bytes"] - row.bytes
-    if cutter.images:
-        added += rows.save_images(conn, turn.agent_key, cutter.images)
-    ADD_TOTALS.run(conn, totals_added(turn.agent_key, bytes=added))
 
 
 # --- commit

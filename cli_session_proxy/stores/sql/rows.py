@@ -364,17 +364,6 @@ def load_images(conn: Connection, shas: Iterable[str]) -> dict[str, str]:
     return known
 
 
-def forget_images(conn: Connection, agent_key: int) -> None:
-    """Delete the agent's references, and images without any other reference."""
-    other = image_refs.alias()
-    shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != agent_key)
-    own = select(image_refs.c.sha256).where(image_refs.c.agent_key == agent_key, ~shared.exists())
-    unshared = list(conn.scalars(own))
-    conn.execute(image_refs.delete().where(image_refs.c.agent_key == agent_key))
-    for part in chunks(unshared):
-        conn.execute(images.delete().where(images.c.sha256.in_(part)))
-
-
 def chunks(values: list[str]) -> Iterable[list[str]]:
     return (values[at : at + CHUNK] for at in range(0, len(values), CHUNK))
 

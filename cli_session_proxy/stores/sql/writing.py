@@ -27,8 +27,9 @@ from ...domain.models import (
 )
 from ...errors import SessionBusy, StoreUnavailable
 from ..base import Expiry, Lease, Taken, WholeTurn
-from . import conversing, leases, mirroring, reading, rows, spending
+from . import mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
+from .leases import forget_cancel
 from .lifecycle import (
     ADD_TOTALS,
     LOCK_TURN,
@@ -48,7 +49,26 @@ from .lifecycle import (
     totals_added,
 )
 from .rows import UNFINISHED
-from .tables import PROBE, agents, forgotten, frames, idempotency_keys, links, meta, mirrored, records, sessions, turns
+from .tables import (
+    PROBE,
+    agents,
+    cancels,
+    conversations,
+    followers,
+    forgotten,
+    frames,
+    idempotency_keys,
+    image_refs,
+    images,
+    items,
+    leases,
+    links,
+    meta,
+    mirrored,
+    records,
+    sessions,
+    turns,
+)
 
 _INSERT_AGENT = Prepared(InsertNew(agents))
 _INSERT_META = Prepared(InsertNew(meta))
@@ -90,17 +110,20 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
         if not reading.expired_agents(conn, expiry, only=key):
             return False
         _remember_cost(conn, key)
-    own = select(turns.c.id).where(turns.c.agent_key == key)
-    leases.forget(conn, key, own)
-    conn.execute(idempotency_keys.delete().where(idempotency_keys.c.turn_id.in_(own)))
-    conn.execute(records.delete().where(records.c.turn_id.in_(own)))
-    conn.execute(links.delete().where(links.c.agent_key == key))
-    conn.execute(sessions.delete().where(sessions.c.agent_key == key))
-    conn.execute(frames.delete().where(frames.c.agent_key == key))
-    conversing.forget(conn, key)
-    conn.execute(mirrored.delete().where(mirrored.c.agent_key == key))
-    rows.forget_images(conn, key)
-    conn.execute(turns.delete().where(turns.c.agent_key == key))
+    # First the lease: from here on no other transaction writes a turn of the agent.
+    conn.execute(leases.delete().where(leases.c.agent_key == key))
+    own_turns = select(turns.c.id).where(turns.c.agent_key == key)
+    for table in (followers, cancels, idempotency_keys, records):
+        conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))
+    # Images to which no other agent refers are deleted, too.
+    other = image_refs.alias()
+    shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != key)
+    of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key, ~shared.exists())
+    unshared = list(conn.scalars(of_agent))
+    for table in (links, sessions, frames, items, conversations, mirrored, image_refs, turns):
+        conn.execute(table.delete().where(table.c.agent_key == key))
+    for part in rows.chunks(unshared):
+        conn.execute(images.delete().where(images.c.sha256.in_(part)))
     conn.execute(agents.delete().where(agents.c.key == key))
     return True
 
@@ -213,7 +236,7 @@ def requeue(
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
     again = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}
     (turn,) = rows.loaded_turns(conn, [row], **again)
-    leases.forget_cancel(conn, turn_id)  # it was for the last attempt
+    forget_cancel(conn, turn_id)  # it was for the last attempt
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
     if row.status in LOST:
         ADD_TOTALS.run(conn, totals_added(turn.agent_key, failures=-1))
@@ -255,7 +278,7 @@ def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Tu
     # Its clients were at the other proxy. A retry of theirs is this turn.
     now = {"instance": instance, "delivery": "uncertain"}
     (turn,) = rows.loaded_turns(conn, [row], **now)
-    leases.forget_cancel(conn, turn_id)  # it was for its former proxy
+    forget_cancel(conn, turn_id)  # it was for its former proxy
     UPDATE_TURN.run(conn, {"turn_id": turn_id, **now})
     return turn
 

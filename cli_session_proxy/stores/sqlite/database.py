@@ -358,11 +358,19 @@ class SqliteDatabase(Life, Database):
             raise self._unavailable(exc) from exc
 
     def _empty_log(self) -> bool:
+        """Checkpoint the WAL file and truncate it: it has earlier states of pages. False while somebody reads one."""
         assert self._writer is not None
+        driver = driver_of(self._writer)
         try:
-            return empty_log(self._writer)
+            (before,) = driver.execute("PRAGMA busy_timeout").fetchone()
+            driver.execute(f"PRAGMA busy_timeout={READERS_WAIT}")
+            try:
+                (busy, _, _) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+            finally:
+                driver.execute(f"PRAGMA busy_timeout={before}")
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
+        return not busy
 
     def _write_group(self, group: Sequence[_Write], full: bool) -> list[Any]:
         """For each write its result, or its caller's exception. `full`: wait for the disk."""
@@ -628,21 +636,6 @@ def use_wal(conn: Connection, deadline: float) -> None:
             if exc.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(WAL_RETRY)  # on a thread of the store; SQLite has no event for it
-
-
-def empty_log(conn: Connection) -> bool:
-    """Checkpoint the WAL file and truncate it: it has earlier states of pages.
-
-    Call it outside a transaction. False while somebody reads an earlier state.
-    """
-    dbapi = driver_of(conn)
-    (before,) = dbapi.execute("PRAGMA busy_timeout").fetchone()
-    dbapi.execute(f"PRAGMA busy_timeout={READERS_WAIT}")
-    try:
-        (busy, _, _) = dbapi.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
-    finally:
-        dbapi.execute(f"PRAGMA busy_timeout={before}")
-    return not busy
 
 
 def copy_aside(path: Path, target: Path, report: Callable[[int, int], None] | None = None) -> None:

@@ -93,7 +93,7 @@ class SearchIndex:
         self._with(work)
 
     def remove(self) -> None:
-        """Remove the index file: the next search creates it again. For a broken file, and for one of an earlier store."""
+        """Remove the index file: the next search creates it again. For one that is broken, or of an earlier store."""
         for end in ("", "-wal", "-shm"):
             self._file.with_name(self._file.name + end).unlink(missing_ok=True)
 
