@@ -78,9 +78,10 @@ class Home:
 
 @dataclass(frozen=True, slots=True)
 class Whereabouts:
-    """Who may write an agent just now, and where its files are.
+    """Who may write an agent now, and where its files are.
 
-    `holder` is a proxy that responds, at `address`. `home` is where the agent's last turn with tools ran.
+    `holder`: the id of the proxy that has the lease, if that proxy responds; `address`: where it is reached. `home`:
+    the host on which the agent's last turn with tools ran.
     """
 
     holder: str | None = None
@@ -90,7 +91,8 @@ class Whereabouts:
 
 @dataclass(frozen=True, slots=True)
 class PeerRequests:
-    """What other proxies ask of this one: leases to hand over (by agent), and turns to end."""
+    """What other proxies request of this one. `leases`: the keys of agents whose leases it should hand over. `cancels`:
+    the ids of turns that it should end, each with who asked for it."""
 
     leases: tuple[int, ...] = ()
     cancels: tuple[tuple[str, CancelledBy], ...] = ()
@@ -115,7 +117,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class Granted:
-    """`taken_from`: the last holder, if it did not release the lease. Its turns and processes have to be settled."""
+    """The proxy got the lease. `taken_from`: the last holder, if that did not release the lease: then its unfinished
+    turns and its processes have to be settled."""
 
     lease: Lease
     taken_from: str | None
@@ -123,14 +126,14 @@ class Granted:
 
 @dataclass(frozen=True, slots=True)
 class LeaseHeld:
-    """Another proxy holds the lease and responds. It was asked to hand over."""
+    """Another proxy, the `holder`, has the lease and responds. It was asked to hand the lease over."""
 
     holder: str
 
 
 @dataclass(frozen=True, slots=True)
 class HeldLease:
-    """A lease that the proxy holds. `wanted`: another proxy that asks for it."""
+    """A lease that the proxy holds. `wanted`: the id of another proxy that requests the lease."""
 
     lease: Lease
     wanted: str | None
@@ -218,7 +221,7 @@ ENDED = (
 class AgentState:
     """An agent when its turn begins: the turn to continue, and the session that ends there.
 
-    `others`: other proxies may have unfinished earlier turns of the agent.
+    `others`: whether other proxies may have unfinished earlier turns of the agent.
     """
 
     agent: Agent
@@ -229,7 +232,7 @@ class AgentState:
 
 @dataclass(frozen=True, slots=True)
 class TurnOutline:
-    """The fields of a turn for a drawing of the whole chain, without images."""
+    """The fields of a turn that a drawing of the whole chain needs, without images."""
 
     id: str
     seq: int
@@ -260,10 +263,8 @@ class TurnPage:
 
 @dataclass(frozen=True, slots=True)
 class TurnFacts:
-    """The fields of a turn for sums and charts. `model` answered or, without an answer, was asked for. `code`: its
-
-    error's. `repairs`: how many of its links are repairs.
-    """
+    """The fields of a turn for sums and charts. `model`: the one that answered or, without an answer, the requested
+    one. `code`: the code of its error. `repairs`: how many of its links are repairs."""
 
     id: str
     seq: int
@@ -322,12 +323,12 @@ class Leases(Protocol):
         read, perhaps on another thread. Without `asks` a holder is not asked to hand over."""
 
     async def release(self, lease: Lease) -> None:
-        """Release it, if it is still held."""
+        """Release the lease, if it is still held."""
 
     async def asked(self, proxy_id: str) -> PeerRequests:
-        """What other proxies ask of this one. A single query, because it runs many times a second."""
+        """What other proxies request of this one. A single query, because it runs many times a second."""
 
-    async def until_asked(self, proxy_id: str, longest: float) -> None:  # noqa: ARG002 - of one that is told
+    async def until_asked(self, proxy_id: str, longest: float) -> None:  # noqa: ARG002 - for stores with notifications
         """Wait until `asked` should be called: at a notification if the store has them, after `longest` at most."""
         await asyncio.sleep(min(ASKED_POLL, longest))
 
@@ -417,10 +418,11 @@ class Agents(Protocol):
         conversations, mirrors. None if there is no agent."""
 
     def summaries(self, owner: str | None = None, *, folded: float | None = None) -> AsyncIterator[ChainSummary]:
-        """One row an agent (of every owner when None), last active first; without one-shots older than `folded`."""
+        """One row for each agent of this owner (None: of all owners), last active first. Without one-shots that were
+        last active before `folded`."""
 
     async def one_shots(self, owner: str | None, *, since: float, until: float) -> tuple[int, float]:
-        """How many one-shots were last active in this time, and what they cost; deleted ones included."""
+        """How many one-shots were last active in this time, and what they cost in USD; deleted ones included."""
 
     async def forgotten(self, owner: str | None, since: float) -> list[Forgotten]:
         """The cost of deleted one-shots that were active since then, by the hour."""
@@ -429,7 +431,7 @@ class Agents(Protocol):
         """What this account spent, in current and earlier periods. None: all keys' accounts."""
 
     async def spend(self, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
-        """Count the usage of a turn that is not committed in these budgets."""
+        """Count the usage of a turn in these budgets; for a turn that is not committed."""
 
     async def chain(self, agent_key: int) -> Chain | None: ...
 
@@ -441,8 +443,8 @@ class Turns(Protocol):
         """The latest turn with this fingerprint, in any status, and the agent of this name, if they exist."""
 
     async def agent_state(self, agent_key: int, parent_id: str | None, *, at_head: bool) -> AgentState | None:
-        """The agent, the turn `parent_id` (the agent's head where `at_head`), and `session_at` it; None without
-        the agent."""
+        """The agent, the turn `parent_id` (with `at_head` the agent's head instead), and the session that ends at this
+        turn. None if there is no such agent."""
 
     async def accept(
         self,
@@ -457,13 +459,13 @@ class Turns(Protocol):
         """Store a queued turn. Returns it with its `seq`, the last in the order of acceptance, and the agent's state as
         `agent_state` returns it, for a turn that may run next. The state may be None: then read it separately.
 
-        With an idempotency key already taken by another turn, unless by the one that it `replaces`: `KeyTaken`.
+        Raises `KeyTaken` if the idempotency key belongs to another turn, unless `replaces` is the id of that turn.
 
-        With budgets its request is counted in the same transaction; over a limit: `BudgetExceeded`, and nothing is
-        counted. Of turns that several proxies accept at once each is counted before the next one is looked at.
+        With budgets the turn's request is counted in the same transaction. Over a limit: `BudgetExceeded`, and nothing
+        is counted. Turns that several proxies accept at once are counted one after the other.
 
-        It survives the end of this process at once; a power cut too where it is `durable` (its client hears of it
-        before it ends), else a moment later, and at the latest when it begins.
+        When this returns, the turn survives the end of this process. With `durable` (the client hears of the turn
+        before it ends) it also survives a power cut; else it does so a moment later, and at the latest when it begins.
         """
 
     async def begin(
