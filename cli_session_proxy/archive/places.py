@@ -24,7 +24,7 @@ BLOCK = 1024 * 1024
 
 
 class Place(Protocol):
-    """Objects by name. `str` says where it is."""
+    """Where objects are stored by name. `str` of it says where that is."""
 
     def put(self, name: str, source: IO[bytes]) -> None:
         """Store the whole file, atomically; durable when this returns."""
@@ -102,14 +102,14 @@ class Bucket:
         self._faults: tuple[type[Exception], ...] = (Boto3Error, BotoCoreError, ClientError)
         # One part in memory at a time.
         self._transfer = TransferConfig(use_threads=False)
-        patience = botocore.config.Config(
+        timeouts = botocore.config.Config(
             connect_timeout=CONNECT_TIMEOUT,
             read_timeout=READ_TIMEOUT,
             retries={"mode": "standard", "total_max_attempts": 4},
         )
         try:
             # A new session: the library's default one keeps the first credentials that it found.
-            self._client: Any = boto3.session.Session().client("s3", config=patience)
+            self._client: Any = boto3.session.Session().client("s3", config=timeouts)
         except self._faults as exc:  # e.g. a missing profile, an unreadable file
             raise ConfigError(f"{self}: {type(exc).__name__}: see the AWS_ variables and ~/.aws") from exc
 
@@ -139,9 +139,9 @@ class Bucket:
             raise StoreUnavailable(f"{self}: an object cannot be kept here ({exc.strerror})") from exc
         return True
 
-    def _unavailable(self, what: str, exc: Exception) -> StoreUnavailable:
+    def _unavailable(self, failure: str, exc: Exception) -> StoreUnavailable:
         """Only error codes are quoted: a server's text may contain anything, secrets too."""
-        return StoreUnavailable(f"{self} {what} ({_code(exc)}): see the AWS_ variables, the bucket and its rights")
+        return StoreUnavailable(f"{self} {failure} ({_code(exc)}): see the AWS_ variables, the bucket and its rights")
 
 
 def _code(exc: BaseException) -> str:

@@ -42,14 +42,14 @@ class Helper:
         )
         return Helper(child)
 
-    async def call(self, given: bytes, seconds: float) -> bytes:
+    async def call(self, pickled: bytes, seconds: float) -> bytes:
         """The answer to one call. `seconds` bounds its processor time. Raises `Ended`."""
         stdin, stdout = self._child.stdin, self._child.stdout
         assert stdin is not None
         assert stdout is not None
         try:
-            pieces = (given[at : at + PIECE] for at in range(0, len(given), PIECE))
-            for piece in chain([CALL.pack(len(given), seconds)], pieces):
+            pieces = (pickled[at : at + PIECE] for at in range(0, len(pickled), PIECE))
+            for piece in chain([CALL.pack(len(pickled), seconds)], pieces):
                 if stdin.is_closing():  # it has ended: uvloop raises RuntimeError at a write
                     raise BrokenPipeError
                 stdin.write(piece)

@@ -30,10 +30,10 @@ def main(memory: int) -> None:
         os.dup2(2, 1)  # stray prints must not go into the answers
         while head := calls.read(CALL.size):
             size, seconds = CALL.unpack(head)
-            given = calls.read(size)
+            pickled = calls.read(size)
             signal.setitimer(signal.ITIMER_PROF, seconds)  # SIGPROF ends the process by default
             try:
-                function, arguments = pickle.loads(given)  # noqa: S301 - our parent wrote it
+                function, arguments = pickle.loads(pickled)  # noqa: S301 - our parent wrote it
                 answer = pickle.dumps((True, function(*arguments)), pickle.HIGHEST_PROTOCOL)
             except Exception as exc:  # noqa: BLE001 - raised again where the call came from
                 answer = pickle.dumps((False, exc), pickle.HIGHEST_PROTOCOL)

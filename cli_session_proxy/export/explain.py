@@ -553,12 +553,12 @@ def _rebuilt(detail: JSON) -> str:
             "The CLI process that waited for these tool results was gone. The session was written again from the "
             f"chain{lines}, with the results, and a new process continued from them{backup}."
         )
-    found = str(detail.get("found", ""))
-    broke = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(found, "The session was not equal to the chain")
+    comparison = str(detail.get("found", ""))
+    cause = _BEHIND.get(str(detail.get("behind"))) or _FOUND.get(comparison, "The session was not equal to the chain")
     evidence = f" ({detail['note']})" if detail.get("note") and "behind" not in detail else ""
     if detail.get("also_at"):
         evidence += f"; a copy at {', '.join(detail['also_at'])} differs, too"
-    return f"{broke}{evidence}: it was written again from the chain{lines}{backup}."
+    return f"{cause}{evidence}: it was written again from the chain{lines}{backup}."
 
 
 def _branched(detail: JSON, source: str, target: str) -> str:

@@ -184,6 +184,7 @@ def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], li
 
 
 def _kind(link: Link) -> str:
+    """The reason of a link, and its sessions."""
     kind = "mend" if link.reason in REPAIR_REASONS else "dim"
     ids = f"{(link.from_session or 'none')[:8]} → {link.to_session[:8]}"
     return f"<span class='{kind}'>{_text(link.reason)}</span> <code>{_text(ids)}</code>"

@@ -89,10 +89,10 @@ def _block(value: Any) -> Any:
     return value
 
 
-def _holds(what: str, value: JSON, wanted: Mapping[str, type]) -> None:
-    wrong = next((name for name, kind in wanted.items() if not isinstance(value.get(name), kind)), None)
+def _holds(what: str, value: JSON, types: Mapping[str, type]) -> None:
+    wrong = next((name for name, kind in types.items() if not isinstance(value.get(name), kind)), None)
     if wrong is not None:
-        raise ValueError(f"{what}.{wrong} is missing, or no {wanted[wrong].__name__}")
+        raise ValueError(f"{what}.{wrong} is missing, or no {types[wrong].__name__}")
 
 
 Block = Annotated[JSON, BeforeValidator(_block)]

@@ -36,9 +36,9 @@ class Remembered(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class ProxyStatus(Recorded):
-    """`problem`: why the next turn would fail, and what to do; None if it works. `cli`: its version and self-check, in
-    words. Costs are in USD; those of seven days include today. `plan`: of a subscription. `put_off`: turns that wait
-    for a limit. `login`: in words, if known."""
+    """The state of a proxy. `problem`: why the next turn would fail, and what to do; None if it would run. `cli`: the
+    CLI's version and its self-check, in words. Costs are in USD; those of seven days include today. `plan`: the windows
+    of a subscription. `put_off`: how many turns wait for the end of a limit. `login`: in words, if known."""
 
     problem: str | None
     cli: str | None
@@ -56,7 +56,8 @@ class ProxyStatus(Recorded):
 
 
 def unready(state: str, why: str | None) -> str | None:
-    """`why`: the store's error, if it cannot be written."""
+    """Why no turn is accepted in this state, in words; None if turns are accepted. `why`: the store's error, if it
+    cannot be written."""
     return (state == "store_unavailable" and why) or UNREADY.get(state)
 
 
@@ -93,8 +94,8 @@ def lines(status: ProxyStatus, served: str | None) -> Iterator[str]:
     yield f"cost        {money(status.cost_today) or '$0'} today, {week}"
     if status.plan is not None:
         yield f"plan        {windows(status.plan)}"
-    if (seen := status.remembered) is not None:
-        yield f"memory      {remembered(seen)}"
+    if status.remembered is not None:
+        yield f"memory      {remembered(status.remembered)}"
 
 
 # Names of a subscription's windows for people.
@@ -112,6 +113,10 @@ def windows(plan: Plan) -> str:
     return ", ".join(texts) or plan.status.replace("_", " ")
 
 
-def remembered(seen: Remembered) -> str:
-    held = f"{seen.sent} of {count(seen.turns, 'turn')} sent in the newest request of {count(seen.agents, 'agent')}"
-    return f"nothing forgotten: {held}" if seen.sent == seen.turns else f"SOMETHING IS MISSING: {held}; see `verify`"
+def remembered(memory: Remembered) -> str:
+    """Whether the newest requests had all earlier turns, in one line."""
+    agents = count(memory.agents, "agent")
+    sent = f"{memory.sent} of {count(memory.turns, 'turn')} sent in the newest request of {agents}"
+    if memory.sent == memory.turns:
+        return f"nothing forgotten: {sent}"
+    return f"SOMETHING IS MISSING: {sent}; see `verify`"

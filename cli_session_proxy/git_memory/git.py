@@ -101,22 +101,22 @@ class Repository:
     @staticmethod
     async def opened(path: Path) -> Repository:
         """Raises `ConfigError` without a repository or without git, or if the repository was replaced."""
-        found = Repository(path)
+        repository = Repository(path)
         try:
-            output = await found.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
+            output = await repository.run("rev-parse", "--path-format=absolute", "--git-dir", "--git-common-dir")
             git_dir, common = map(Path, output.split("\n"))
             top, worktree = None, ""
-            if await found.run("rev-parse", "--is-inside-work-tree") == "true":
-                top = Path(await found.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
+            if await repository.run("rev-parse", "--is-inside-work-tree") == "true":
+                top = Path(await repository.run("rev-parse", "--path-format=absolute", "--show-toplevel"))
             with contextlib.suppress(Failed):
-                worktree = await found.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
-            git_dirs = await asyncio.to_thread(found._check, top, git_dir, common, worktree)
-            found._git_variables = {"GIT_DIR": str(git_dir)}
+                worktree = await repository.run("config", "--file", str(git_dir / "config"), "--get", "core.worktree")
+            git_dirs = await asyncio.to_thread(repository._check, top, git_dir, common, worktree)
+            repository._git_variables = {"GIT_DIR": str(git_dir)}
             if top is not None:  # with a common directory git does not take it for a bare repository
-                found._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
+                repository._git_variables |= {"GIT_COMMON_DIR": str(common), "GIT_WORK_TREE": str(top)}
             # Refuse hooks in the repository's configuration: git 2.54 runs them whatever `core.hooksPath` says.
             words = ("config", "--list", "-z", "--name-only", "--show-scope", "--show-origin")
-            fields = (await found.run(*words, whole=True)).split("\0")
+            fields = (await repository.run(*words, whole=True)).split("\0")
             for scope, origin, name in zip(fields[::3], fields[1::3], fields[2::3], strict=False):
                 if scope in ("local", "worktree"):
                     if name.lower().startswith("hook."):
@@ -124,8 +124,8 @@ class Repository:
                             f"the configuration of the git repository {path} names a hook ({name}): git memory runs "
                             "none. Remove it there, or set it in your own configuration of git"
                         )
-                    found._configuration_files.add(origin.removeprefix("file:"))
-            found._git_dirs = git_dirs
+                    repository._configuration_files.add(origin.removeprefix("file:"))
+            repository._git_dirs = git_dirs
         except OSError as exc:
             raise ConfigError(f"the git repository {path} cannot be read: {exc.strerror}") from exc
         except Failed as exc:
@@ -135,7 +135,7 @@ class Repository:
                     "not a git repository: make one there with `git init`, or name another (repo in git_memory, --repo)"
                 )
             raise ConfigError(f"the git repository {path} cannot be read: {why}") from exc
-        return found
+        return repository
 
     def _check(self, top: Path | None, git_dir: Path, common: Path, worktree: str) -> tuple[tuple[Path, int, int], ...]:
         """The git directory and the common directory, each with device and inode.
@@ -259,11 +259,11 @@ class Repository:
         env |= {"PATH": absolute(os.environ.get("PATH", os.defpath)), **(environment or {})}
         directory = self.path
         try:
-            found = shutil.which("git", path=env["PATH"])
-            if found is None:
+            git_path = shutil.which("git", path=env["PATH"])
+            if git_path is None:
                 raise FileNotFoundError("git")
             bounded = (interpreter(), "-I", "-S", within_program.__file__, str(MEMORY))
-            argv: tuple[str, ...] = (*bounded, "--", found)
+            argv: tuple[str, ...] = (*bounded, "--", git_path)
             if rights and self._git_dirs:
                 program, libraries = await asyncio.to_thread(_program, env["PATH"])
                 allowed = [f"{rights}:{device}:{inode}:{path}" for path, device, inode in dict.fromkeys(self._git_dirs)]
@@ -298,18 +298,18 @@ class Repository:
         """The id of a commit that is reachable from HEAD. Raises `InvalidRequest` for any other."""
         head = await self.head()
         try:
-            found = await self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{revision}^{{commit}}")
-            await self.run("merge-base", "--is-ancestor", found, head or "HEAD")
+            commit = await self.run("rev-parse", "--quiet", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+            await self.run("merge-base", "--is-ancestor", commit, head or "HEAD")
         except Failed as exc:
             raise InvalidRequest(f"note must name a commit that HEAD leads to, not {revision!r}", param="note") from exc
-        return found
+        return commit
 
 
 @cache
 def _program(path: str) -> tuple[str, tuple[str, ...]]:
     """The real git in PATH (not a wrapper), and the loader and libraries that it needs."""
-    found = shutil.which("git", path=path)
-    if found is None:
+    git_path = shutil.which("git", path=path)
+    if git_path is None:
         raise FileNotFoundError(path)
 
     def output(*argv: str, **variables: str) -> str:
@@ -319,8 +319,8 @@ def _program(path: str) -> tuple[str, tuple[str, ...]]:
         )
         return done.stdout.decode(errors="replace").strip()
 
-    inner = Path(output(found, "--exec-path"), "git")
-    program = os.path.realpath(inner if inner.is_file() else found)
+    inner = Path(output(git_path, "--exec-path"), "git")
+    program = os.path.realpath(inner if inner.is_file() else git_path)
     libraries = re.findall(r"(/\S+) \(0x", output(program, LD_TRACE_LOADED_OBJECTS="1"))  # as `ldd` does
     return program, (*libraries, *map(str, Path("/lib").glob("ld-*")))
 

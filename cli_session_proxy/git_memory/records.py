@@ -121,10 +121,10 @@ def write(attempt: FixAttempt) -> str:
 def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
     """The attempts in a text, in order; usually none."""
     lines = clean(text).split("\n")
-    found: list[FixAttempt] = []
+    attempts: list[FixAttempt] = []
     body = 0  # the first line after the last attempt
     here = 0
-    while here < len(lines) and len(found) < IN_ONE_TEXT:
+    while here < len(lines) and len(attempts) < IN_ONE_TEXT:
         if not _FIX_ID.match(lines[here]):
             here += 1
             continue
@@ -144,9 +144,9 @@ def read(text: str, *, commit: str = "", at: float = 0.0) -> list[FixAttempt]:
         # A squash merge indents the messages, and adds lines between them.
         own = [line for line in lines[body:start] if not line.strip() or len(line) - len(line.lstrip(" ")) >= indent]
         headline, sections = _sections([line[indent:] for line in own])
-        found.append(FixAttempt(headline, trailers, sections, commit, at))
+        attempts.append(FixAttempt(headline, trailers, sections, commit, at))
         body = here
-    return found
+    return attempts
 
 
 def _sections(lines: Sequence[str]) -> tuple[str, dict[str, str]]:

@@ -82,7 +82,7 @@ class PostgresqlDatabase(Life, Database):
     def __init__(self, url: str, *, busy_timeout: float) -> None:
         try:
             options = conninfo_to_dict(url)
-            self._options = {**DEFAULTS, **_only_to_the_server(options), **options}
+            self._options = {**DEFAULTS, **_authentication_options(options), **options}
         except psycopg.Error:
             # Without libpq's message: it quotes parts of the URL, maybe a password.
             raise ConfigError(
@@ -109,7 +109,7 @@ class PostgresqlDatabase(Life, Database):
         if self._slots is not None:
             return
         self._stopping.clear()
-        self._engine = self._made()
+        self._engine = self._new_engine()
         self._slots = Slots(WRITERS, "store-write"), Slots(READERS, "store-read")
         self._open = True
 
@@ -174,7 +174,7 @@ class PostgresqlDatabase(Life, Database):
     def claim(self, name: str) -> Callable[[], None] | None:
         """An advisory lock in a transaction that stays open; the server releases it when this process ends. The
         transaction has no snapshot and no id, so it delays nothing else."""
-        engine = self._made()
+        engine = self._new_engine()
         try:
             conn = engine.connect()
         except ERRORS as exc:
@@ -194,7 +194,7 @@ class PostgresqlDatabase(Life, Database):
     def connection(self) -> Iterator[Connection]:
         """A new connection in autocommit mode for work beside the turns, also while this is not open. Blocks."""
         try:
-            with self._made().connect() as conn:
+            with self._new_engine().connect() as conn:
                 yield conn
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
@@ -208,7 +208,7 @@ class PostgresqlDatabase(Life, Database):
 
     # --- where a transaction runs
 
-    def _made(self) -> Engine:
+    def _new_engine(self) -> Engine:
         # hide_parameters: a traceback in a log must not show a prompt. hstore would cost a query per connection.
         # NullPool: this class keeps the connections itself.
         return create_engine(
@@ -348,18 +348,20 @@ class PostgresqlDatabase(Life, Database):
         )
 
 
-def _only_to_the_server(options: Mapping[str, Any]) -> dict[str, str]:
-    """Options against an impostor of the server: a password is sent by SCRAM only, which does not reveal it and proves
-    that the server knows it.
+def _authentication_options(options: Mapping[str, Any]) -> dict[str, str]:
+    """Options against a program that imitates the server: a password is sent by SCRAM only, which does not reveal the
+    password, and proves that the server knows it. With a verified certificate any method is allowed.
 
-    A password in the URL must be used. With a verified certificate any method is allowed.
+    `options`: those of the URL. If they have a password, it must be used.
     """
     if psycopg.pq.version() < REQUIRE_AUTH_SINCE:
         return {}
-    given = {one.keyword.decode(): one.val for one in psycopg.pq.Conninfo.get_defaults() if one.val}  # libpq
-    if "require_auth" in given or str(options.get("sslmode") or given["sslmode"].decode()).startswith("verify-"):
+    of_libpq = {option.keyword.decode(): option.val for option in psycopg.pq.Conninfo.get_defaults() if option.val}
+    sslmode = str(options.get("sslmode") or of_libpq["sslmode"].decode())
+    if "require_auth" in of_libpq or sslmode.startswith("verify-"):
         return {}
-    return {"require_auth": "scram-sha-256" if options.get("password") or "password" in given else "!password,!md5"}
+    has_password = options.get("password") or "password" in of_libpq
+    return {"require_auth": "scram-sha-256" if has_password else "!password,!md5"}
 
 
 # SQLSTATEs of a conflict with another transaction: run it once more.

@@ -98,10 +98,10 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
         elif callable(handed_over):
             self._loop.run_in_executor(None, handed_over).add_done_callback(self.resume)
         else:
-            socket, wanted = handed_over
-            if wanted & Wait.R:
+            socket, events = handed_over
+            if events & Wait.R:
                 self._loop.add_reader(socket, self._is_ready, socket, Ready.R)
-            if wanted & Wait.W:
+            if events & Wait.W:
                 self._loop.add_writer(socket, self._is_ready, socket, Ready.W)
 
     def _is_ready(self, socket: int, ready: Ready) -> None:
@@ -109,9 +109,9 @@ class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
         self._loop.remove_writer(socket)
         self._loop.call_soon(self.resume, ready)
 
-    def until_ready(self, socket: int, wanted: int) -> int:
+    def until_ready(self, socket: int, events: int) -> int:
         """Called inside: wait for the socket. Both numbers are psycopg's."""
-        ready: int = self.parent.switch((socket, wanted))
+        ready: int = self.parent.switch((socket, events))
         return ready
 
 
@@ -130,12 +130,12 @@ def on_thread(work: Callable[[], T]) -> T:
     return done.result()
 
 
-def until_ready(socket: int, wanted: int) -> int:
+def until_ready(socket: int, events: int) -> int:
     """Wait for a socket; returns what it is ready for."""
     on_loop = here()
     if on_loop is not None:
-        return on_loop.until_ready(socket, wanted)
+        return on_loop.until_ready(socket, events)
     waiting = select.poll()
-    waiting.register(socket, (select.POLLIN if wanted & Wait.R else 0) | (select.POLLOUT if wanted & Wait.W else 0))
+    waiting.register(socket, (select.POLLIN if events & Wait.R else 0) | (select.POLLOUT if events & Wait.W else 0))
     ready = waiting.poll()[0][1]
     return (Ready.R if ready & ~select.POLLOUT else 0) | (Ready.W if ready & select.POLLOUT else 0)

@@ -129,10 +129,10 @@ class _Phrase(NamedTuple):
         return words[last].startswith(self.words[-1]) if self.goes_on else words[last] == self.words[-1]
 
 
-def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
+def _by_words(conn: Connection, criteria: Search, limit: int) -> list[Ranked]:
     """Ordered by rank, then newest first."""
-    texts = [tuple(_folded(found[0]) for found in _WORD.finditer(word)) for word in wanted.words]
-    still_typed = not wanted.text.rstrip().endswith('"')
+    texts = [tuple(_folded(found[0]) for found in _WORD.finditer(word)) for word in criteria.words]
+    still_typed = not criteria.text.rstrip().endswith('"')
     phrases = [_Phrase(words, still_typed and n == len(texts)) for n, words in enumerate(texts, 1) if words]
     if not phrases:
         return []
@@ -145,7 +145,7 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> list[Ranked]:
         .select_from(_docs)
         .join(turns, turns.c.seq == _docs.c.seq)
         .join(agents, agents.c.key == turns.c.agent_key)
-        .where(_docs.c.words.op("@@")(query), *searching.fits(wanted))
+        .where(_docs.c.words.op("@@")(query), *searching.fits(criteria))
         .limit(limit)
     )
     try:

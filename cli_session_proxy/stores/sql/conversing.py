@@ -69,8 +69,8 @@ def add_items(conn: Connection, agent_key: int, new: Sequence[Item]) -> None:
 
 
 def items_of(conn: Connection, agent_key: int) -> list[Item]:
-    found = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
-    return list(map(item, found))
+    written = conn.execute(select(items).where(items.c.agent_key == agent_key).order_by(items.c.n))
+    return list(map(item, written))
 
 
 def item(row: Row[Any]) -> Item:

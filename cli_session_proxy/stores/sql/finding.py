@@ -40,10 +40,10 @@ def keep_findings(conn: Connection, subject: str, found: Mapping[str, JSON]) -> 
 
 
 def all_of(conn: Connection, subject: str | None = None) -> list[Finding]:
-    wanted = select(findings).where(findings.c.until.is_(None))
+    query = select(findings).where(findings.c.until.is_(None))
     if subject is not None:
-        wanted = wanted.where(findings.c.subject == subject)
-    return sound(_finding, conn.execute(wanted.order_by(findings.c.at, findings.c.subject, findings.c.name)))
+        query = query.where(findings.c.subject == subject)
+    return sound(_finding, conn.execute(query.order_by(findings.c.at, findings.c.subject, findings.c.name)))
 
 
 @reads(*findings.c)

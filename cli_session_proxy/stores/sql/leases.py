@@ -94,8 +94,8 @@ def beat(conn: Connection, proxy: Proxy, *, at_least: float = 1.0) -> None:
 
 def renew(conn: Connection, proxy: Proxy) -> list[HeldLease]:
     beat(conn, proxy)
-    found = conn.execute(select(leases).where(leases.c.holder == proxy.id))
-    return [HeldLease(Lease(row.agent_key, proxy.id, row.epoch), row.wanted) for row in found]
+    held = conn.execute(select(leases).where(leases.c.holder == proxy.id))
+    return [HeldLease(Lease(row.agent_key, proxy.id, row.epoch), row.wanted) for row in held]
 
 
 def responds(conn: Connection, proxy_id: str) -> bool:
@@ -136,9 +136,9 @@ def acquire(
 
 def _epoch(conn: Connection, former: int) -> int:
     """The epoch of the next grant."""
-    found = _EPOCH.one(conn, {})
-    assert found is not None
-    return max(former + 1, int(found.now))
+    row = _EPOCH.one(conn, {})
+    assert row is not None
+    return max(former + 1, int(row.now))
 
 
 def release(conn: Connection, lease: Lease) -> None:
@@ -146,10 +146,10 @@ def release(conn: Connection, lease: Lease) -> None:
 
 
 def asked(conn: Connection, proxy_id: str) -> PeerRequests:
-    found = conn.execute(_ASKED, {"of_proxy": proxy_id}).all()
+    requests = conn.execute(_ASKED, {"of_proxy": proxy_id}).all()
     return PeerRequests(
-        tuple(row.agent_key for row in found if row.turn_id is None),
-        tuple((row.turn_id, row.by) for row in found if row.turn_id is not None),
+        tuple(row.agent_key for row in requests if row.turn_id is None),
+        tuple((row.turn_id, row.by) for row in requests if row.turn_id is not None),
     )
 
 
@@ -165,10 +165,10 @@ def forget_cancel(conn: Connection, turn_id: str) -> None:
 
 
 def whereabouts(conn: Connection, agent_key: int) -> Whereabouts:
-    found = conn.execute(_WHEREABOUTS, {"of_agent": agent_key}).one_or_none()
-    if found is None:
+    row = conn.execute(_WHEREABOUTS, {"of_agent": agent_key}).one_or_none()
+    if row is None:
         return Whereabouts()
-    return Whereabouts(found.id, found.address, None if found.home is None else Home(**rows.loads(found.home)))
+    return Whereabouts(row.id, row.address, None if row.home is None else Home(**rows.loads(row.home)))
 
 
 def proxy(conn: Connection, proxy_id: str) -> Proxy | None:

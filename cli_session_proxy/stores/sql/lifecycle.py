@@ -197,8 +197,8 @@ def _joined_turn(conn: Connection, row: Row[Any], limit: int | None) -> Turn | N
         return None
     if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
-    (found,) = rows.loaded_turns(conn, [row])
-    return found
+    (turn,) = rows.loaded_turns(conn, [row])
+    return turn
 
 
 # --- accept
@@ -405,13 +405,13 @@ def check(lease: Lease, row: Row[Any] | None) -> None:
         )
 
 
-def allowed(turn_id: str, wanted: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
+def allowed(turn_id: str, among: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
     """The turn's row. Raises an error unless its status is one of these: an acknowledged turn is never overwritten."""
     if row is None:
         raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
-    if wanted is not None and row.status not in wanted:
+    if among is not None and row.status not in among:
         raise StoreUnavailable(
-            f"turn {turn_id} is {row.status}, not {' or '.join(sorted(wanted))}: another proxy on this store has ended "
+            f"turn {turn_id} is {row.status}, not {' or '.join(sorted(among))}: another proxy on this store has ended "
             "or taken it; send the request again",
             detail={"turn_id": turn_id, "status": row.status},
         )

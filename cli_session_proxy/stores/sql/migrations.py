@@ -85,9 +85,9 @@ def _typed_turns(conn: Connection) -> Step:
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
     total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
     seq = done = 0
-    while found := conn.execute(_FORMER_TURNS, {"after": seq}).all():
-        conn.execute(_TYPED, [_typed(row) for row in found])
-        seq, done = found[-1].seq, done + len(found)
+    while batch := conn.execute(_FORMER_TURNS, {"after": seq}).all():
+        conn.execute(_TYPED, [_typed(row) for row in batch])
+        seq, done = batch[-1].seq, done + len(batch)
         yield done, total
     n = 0
     while reasons := conn.execute(_FORMER_LINKS, {"after": n}).all():

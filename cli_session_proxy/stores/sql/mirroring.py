@@ -54,14 +54,14 @@ def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Rec
 
 
 def lines(conn: Connection, agent_key: int, key: MirrorKey) -> list[Record] | None:
-    found = conn.execute(select(mirrored).where(_is(agent_key, key)).order_by(mirrored.c.n)).all()
-    return [Record(row.line.decode("utf-8", "surrogatepass"), row.uuid) for row in found if row.n] if found else None
+    rows = conn.execute(select(mirrored).where(_is(agent_key, key)).order_by(mirrored.c.n)).all()
+    return [Record(row.line.decode("utf-8", "surrogatepass"), row.uuid) for row in rows if row.n] if rows else None
 
 
 def listed(conn: Connection, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
     heads = mirrored.c.agent_key == agent_key, mirrored.c.project == project, mirrored.c.n == 0
-    found = conn.execute(select(mirrored).where(*heads).order_by(mirrored.c.at))
-    return [(MirrorKey(row.project, row.session_id, row.subpath), row.at) for row in found]
+    rows = conn.execute(select(mirrored).where(*heads).order_by(mirrored.c.at))
+    return [(MirrorKey(row.project, row.session_id, row.subpath), row.at) for row in rows]
 
 
 def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:

@@ -218,9 +218,9 @@ def one_shots(conn: Connection, owner: str | None, *, since: float, until: float
 
 
 def forgotten_since(conn: Connection, owner: str | None, since: float) -> list[Forgotten]:
-    found = select(forgotten).where(forgotten.c.at > since - HOUR)
-    found = found if owner is None else found.where(forgotten.c.owner == owner)
-    return sound(_forgotten, conn.execute(found.order_by(*forgotten.primary_key)))
+    query = select(forgotten).where(forgotten.c.at > since - HOUR)
+    query = query if owner is None else query.where(forgotten.c.owner == owner)
+    return sound(_forgotten, conn.execute(query.order_by(*forgotten.primary_key)))
 
 
 @reads(*forgotten.c)
@@ -246,11 +246,11 @@ def summaries(
         page = page.where(or_(agents.c.last_at >= folded, not_(ONE_SHOT)))
     if after is not None:
         page = page.where(tuple_(agents.c.last_at, agents.c.key) < tuple_(*map(literal, after)))
-    found = conn.execute(page).all()
-    held = leases.holders(conn, [row.key for row in found])
+    of_agents = conn.execute(page).all()
+    held = leases.holders(conn, [row.key for row in of_agents])
     running = set(conn.scalars(select(turns.c.agent_key).where(turns.c.status == "running")))
-    summed = sound(partial(_summary, held=held, running=running), found)
-    return summed, (found[-1].last_at, found[-1].key) if len(found) == PAGE else None
+    summed = sound(partial(_summary, held=held, running=running), of_agents)
+    return summed, (of_agents[-1].last_at, of_agents[-1].key) if len(of_agents) == PAGE else None
 
 
 @reads(*_SUMMED_UP)
@@ -273,13 +273,13 @@ def _turns(conn: Connection, query: Select[Any]) -> list[Turn]:
 
 
 def _first(conn: Connection, query: Select[Any]) -> Turn | None:
-    found = _turns(conn, query.limit(1))
-    return found[0] if found else None
+    first = _turns(conn, query.limit(1))
+    return first[0] if first else None
 
 
 def turn(conn: Connection, turn_id: str) -> Turn | None:
-    found = rows.loaded_turns(conn, _TURN_BY_ID.all(conn, {"turn_id": turn_id}))
-    return found[0] if found else None
+    loaded = rows.loaded_turns(conn, _TURN_BY_ID.all(conn, {"turn_id": turn_id}))
+    return loaded[0] if loaded else None
 
 
 def turn_by_key(conn: Connection, owner: str, idempotency_key: str, now: float) -> Turn | None:
@@ -307,9 +307,9 @@ def deepest(conn: Connection, owner: str, path_hashes: Sequence[str], agent_key:
         query = _TURN.join(newest, newest.c.seq == turns.c.seq)
         return _first(conn, query.order_by(newest.c.head.desc(), arrived.desc(), turns.c.seq.desc()))
 
-    found = best(-1) if path_hashes else None
-    if found is not None:  # nearly always the last one is known
-        return found
+    last = best(-1) if path_hashes else None
+    if last is not None:  # nearly always the last one is known
+        return last
     if len(path_hashes) < 2 or not known(0):
         return None
     # All turns before a known one are known. Look near the end first, where most edits are; then bisect.
@@ -340,13 +340,13 @@ def pending_deliveries(conn: Connection) -> list[Turn]:
 
 
 def page_of_agent(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[Turn], int | None]:
-    found, following = _within(conn, _OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
-    return sound(partial(rows.turn, conn=conn), found, rows.damaged_turn), following
+    on_page, following = _within(conn, _OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
+    return sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn), following
 
 
 def page_of_outlines(conn: Connection, agent_key: int, after_seq: int) -> tuple[list[TurnOutline], int | None]:
-    found, following = _within(conn, _OUTLINES_OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
-    return sound(rows.turn_outline, found, rows.damaged_outline), following
+    on_page, following = _within(conn, _OUTLINES_OF_AGENT, PAGE_BYTES, of_agent=agent_key, after=after_seq)
+    return sound(rows.turn_outline, on_page, rows.damaged_outline), following
 
 
 def _within(
@@ -362,8 +362,8 @@ def _within(
         if count and total > most_bytes:
             break
         count += 1
-    found = conn.execute(query.limit(count), parameters).all() if count else []
-    return found, found[-1].seq if found and (count < len(sizes) or count == limit) else None
+    within = conn.execute(query.limit(count), parameters).all() if count else []
+    return within, within[-1].seq if within and (count < len(sizes) or count == limit) else None
 
 
 def page(
@@ -385,18 +385,18 @@ def page(
         on_page = conn.execute(newest_first).all()
     else:
         on_page, _ = _within(conn, newest_first, most_bytes, limit)
-    found = sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
+    turns_of_page = sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
     of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     links_of_page: list[Link] = []
-    for part in chunks([turn.id for turn in found]):
+    for part in chunks([turn.id for turn in turns_of_page]):
         links_of_page += sound(rows.link, conn.execute(of_agent.where(links.c.turn_id.in_(part))))
     totals = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
     total, cost = conn.execute(totals).one_or_none() or (0, 0.0)
-    first = conn.scalar(select(func.count()).where(own, turns.c.seq <= found[0].seq)) if found else 0
+    first = conn.scalar(select(func.count()).where(own, turns.c.seq <= turns_of_page[0].seq)) if turns_of_page else 0
     reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
     counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
-    return TurnPage(tuple(found), tuple(links_of_page), first or 0, total, counts, cost)
+    return TurnPage(tuple(turns_of_page), tuple(links_of_page), first or 0, total, counts, cost)
 
 
 def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
@@ -447,14 +447,14 @@ def facts(
     query = query.where(owned_by(owner), turns.c.created_at >= since)
     if before is not None:
         query = query.where(turns.c.seq < before)
-    found = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
+    newest = conn.execute(query.order_by(turns.c.seq.desc()).limit(limit)).all()
     repaired: dict[str, int] = {}
-    for part in chunks([row.id for row in found]):
+    for part in chunks([row.id for row in newest]):
         counted = select(links.c.turn_id, func.count().label("number")).where(
             links.c.turn_id.in_(part), links.c.reason.in_(sorted(REPAIR_REASONS))
         )
         repaired |= {row.turn_id: row.number for row in conn.execute(counted.group_by(links.c.turn_id))}
-    return sound(partial(rows.facts, repairs=repaired), found), found[-1].seq if len(found) == limit else None
+    return sound(partial(rows.facts, repairs=repaired), newest), newest[-1].seq if len(newest) == limit else None
 
 
 def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
@@ -464,17 +464,17 @@ def repairs(conn: Connection, agent_key: int, *, limit: int) -> list[Link]:
 
 def page_of_unfinished(conn: Connection, after_seq: int) -> tuple[list[Turn], int | None]:
     query = _TURN.where(turns.c.status.in_(("queued", "running")), turns.c.seq > after_seq)
-    found, following = _within(conn, query.order_by(turns.c.seq), PAGE_BYTES)
-    return sound(partial(rows.turn, conn=conn), found), following
+    on_page, following = _within(conn, query.order_by(turns.c.seq), PAGE_BYTES)
+    return sound(partial(rows.turn, conn=conn), on_page), following
 
 
 def unfinished_of(
     conn: Connection, agent_key: int, excluding: str | None = None, *, limit: int | None = None
 ) -> list[Turn]:
-    found = _UNFINISHED_OF.all(conn, {"of_agent": agent_key, "excluding": excluding})
-    if limit is not None and rows.are_large(*found, limit=limit):
+    of_turns = _UNFINISHED_OF.all(conn, {"of_agent": agent_key, "excluding": excluding})
+    if limit is not None and rows.are_large(*of_turns, limit=limit):
         raise TooLarge
-    return rows.loaded_turns(conn, found)
+    return rows.loaded_turns(conn, of_turns)
 
 
 # --- paths ---
@@ -539,8 +539,8 @@ def path_records(conn: Connection, turn_id: str) -> list[Record]:
 
 
 def own_records(conn: Connection, turn_id: str) -> list[Record]:
-    found = conn.execute(select(records).where(records.c.turn_id == turn_id).order_by(records.c.n)).all()
-    return rows.loaded_records(conn, found)
+    lines = conn.execute(select(records).where(records.c.turn_id == turn_id).order_by(records.c.n)).all()
+    return rows.loaded_records(conn, lines)
 
 
 def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:

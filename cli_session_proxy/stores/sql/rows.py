@@ -130,9 +130,9 @@ def content(cutter: ImageCutter, **parts: Any) -> tuple[Values, dict[str, list[I
     values: Values = {}
     places: dict[str, list[ImagePlace]] = {}
     for name, value in parts.items():
-        values[name], found = cutter.cut(dumps(value))
-        if found:
-            places[name] = found
+        values[name], cut_out = cutter.cut(dumps(value))
+        if cut_out:
+            places[name] = cut_out
     return values, places
 
 
@@ -181,10 +181,10 @@ def answer_values(cutter: ImageCutter, turn: Turn, stored: Row[Any]) -> Values:
     return values | texts | {"bytes": size(stored.system, stored.input, stored.placed, stored.options, *texts.values())}
 
 
-def loaded_turns(conn: Connection, found: Iterable[Row[Any]], **changed: Any) -> list[Turn]:
+def loaded_turns(conn: Connection, of_turns: Iterable[Row[Any]], **changed: Any) -> list[Turn]:
     """Turns with their images, from rows with all columns of `turns`. `changed`: fields that replace the stored
     ones."""
-    return [turn(row, conn, **changed) for row in found]
+    return [turn(row, conn, **changed) for row in of_turns]
 
 
 @reads(*TURN)
@@ -227,10 +227,10 @@ def damaged_outline(row: Row[Any], _: DamagedRow) -> TurnOutline:
     return TurnOutline(str(row.id), row.seq, None, "failed", None, (), NOTHING, ())
 
 
-def are_large(*found: Row[Any], limit: int) -> bool:
+def are_large(*of_turns: Row[Any], limit: int) -> bool:
     """Whether these rows of turns are more than the event loop should be kept for (bytes), or do not tell."""
-    sizes = (row.bytes if isinstance(row.bytes, int) else limit + 1 for row in found)
-    return sum(sizes) > limit or any(row.images is not None for row in found)
+    sizes = (row.bytes if isinstance(row.bytes, int) else limit + 1 for row in of_turns)
+    return sum(sizes) > limit or any(row.images is not None for row in of_turns)
 
 
 @lru_cache(COMMON)
@@ -357,8 +357,8 @@ def save_images(conn: Connection, agent_key: int, new: Mapping[str, str]) -> int
 
 def load_images(conn: Connection, shas: Iterable[str]) -> dict[str, str]:
     known: dict[str, str] = {}
-    wanted = sorted(set(shas))
-    for part in chunks(wanted) if wanted else ():
+    distinct = sorted(set(shas))
+    for part in chunks(distinct) if distinct else ():
         for sha256, data in conn.execute(select(images.c.sha256, images.c.data).where(images.c.sha256.in_(part))):
             known[sha256] = data
     return known

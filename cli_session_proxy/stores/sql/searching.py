@@ -86,8 +86,8 @@ def texts(conn: Connection, seqs: Sequence[int]) -> Iterator[SearchText]:
         return SearchText(row.seq, row.agent_key, row.id, row.status, ("",) * len(PARTS))
 
     for at in range(0, len(seqs), AT_ONCE):
-        found = conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all()
-        yield from sound(_search_text, found, without_texts)
+        of_turns = conn.execute(_TEXTS_OF_TURNS, {"seqs": seqs[at : at + AT_ONCE]}).all()
+        yield from sound(_search_text, of_turns, without_texts)
 
 
 @reads(*_TEXTS_OF_TURNS.selected_columns)
@@ -99,7 +99,7 @@ def _search_text(row: Any) -> SearchText:
 
 def _texts(text: str) -> str:
     """The strings of this JSON, one a line. Scanned and not decoded: it may have many MB, and may be cut off."""
-    found: list[str] = []
+    strings: list[str] = []
     size = 0
     in_input: list[bool] = []  # for each open object or list: whether it is part of a call's input
     key = ""
@@ -120,12 +120,12 @@ def _texts(text: str) -> str:
         if colon is not None:
             key = string
         elif key not in _NAMES or (in_input and in_input[-1]):
-            found.append(string)
+            strings.append(string)
             size += len(string) + 1
             key = ""
             if size > LONGEST:
                 break
-    return "\n".join(found)[:LONGEST]
+    return "\n".join(strings)[:LONGEST]
 
 
 def _metadata(options: str) -> str:
@@ -144,48 +144,48 @@ def _metadata(options: str) -> str:
 # --- looking
 
 
-def search(conn: Connection, wanted: Search, by_words: ByWords) -> Found:
+def search(conn: Connection, criteria: Search, by_words: ByWords) -> Found:
     """Search agents, sessions and turns by name or id, then turns by words."""
-    of_owner = owned_by(wanted.owner)
+    of_owner = owned_by(criteria.owner)
     every = select(*rows.AGENT, agents.c.last_at).where(of_owner).order_by(agents.c.last_at.desc())
     searched = conn.execute(every).all()
     hits: list[Hit] = []
-    if wanted.words and not wanted.is_filtered:
-        words = [word.casefold() for word in wanted.words]
+    if criteria.words and not criteria.is_filtered:
+        words = [word.casefold() for word in criteria.words]
         for hit in sound(_agent_hit, searched):
             if all(word in hit.agent.agent_id.casefold() for word in words):
                 hits.append(hit)
-    hits += _by_id(conn, wanted)
-    left = wanted.limit - len(hits)
-    if left > 0 and wanted.words:
+    hits += _by_id(conn, criteria)
+    left = criteria.limit - len(hits)
+    if left > 0 and criteria.words:
         best = by_words(left)
         query = _join_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
         row_of = {row[-1]: row for row in conn.execute(query)}
         for ranked in best:
             read = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
             hits += sound(read, (row_of[ranked.seq],))
-    elif left > 0 and wanted.is_filtered:
-        newest = _join_agents(select(*_HIT)).where(*fits(wanted)).order_by(turns.c.seq.desc()).limit(left)
+    elif left > 0 and criteria.is_filtered:
+        newest = _join_agents(select(*_HIT)).where(*fits(criteria)).order_by(turns.c.seq.desc()).limit(left)
         hits += sound(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
     shots = conn.scalar(select(func.count()).select_from(agents).where(of_owner, ONE_SHOT)) or 0
     total = conn.scalar(select(func.sum(agents.c.turns)).where(of_owner)) or 0
-    return Found(tuple(hits[: wanted.limit]), len(searched), int(total), shots)
+    return Found(tuple(hits[: criteria.limit]), len(searched), int(total), shots)
 
 
-def fits(wanted: Search) -> list[ColumnElement[bool]]:
+def fits(criteria: Search) -> list[ColumnElement[bool]]:
     """Conditions for turns and their agents."""
-    conditions = [owned_by(wanted.owner)]
-    if wanted.since is not None:
-        conditions.append(turns.c.created_at >= wanted.since)
-    if wanted.until is not None:
-        conditions.append(turns.c.created_at < wanted.until)
-    if wanted.model is not None:
-        conditions.append(or_(turns.c.model == wanted.model, turns.c.answered_by == wanted.model))
-    if wanted.status is not None:
-        conditions.append(turns.c.status == wanted.status)
-    if wanted.min_cost is not None:
-        conditions.append(turns.c.cost_usd >= wanted.min_cost)
-    if wanted.repaired:
+    conditions = [owned_by(criteria.owner)]
+    if criteria.since is not None:
+        conditions.append(turns.c.created_at >= criteria.since)
+    if criteria.until is not None:
+        conditions.append(turns.c.created_at < criteria.until)
+    if criteria.model is not None:
+        conditions.append(or_(turns.c.model == criteria.model, turns.c.answered_by == criteria.model))
+    if criteria.status is not None:
+        conditions.append(turns.c.status == criteria.status)
+    if criteria.min_cost is not None:
+        conditions.append(turns.c.cost_usd >= criteria.min_cost)
+    if criteria.repaired:
         conditions.append(exists().where(links.c.turn_id == turns.c.id, links.c.reason.in_(sorted(REPAIR_REASONS))))
     return conditions
 
@@ -200,11 +200,11 @@ def _agent_hit(row: Any) -> Hit:
     return Hit("agent", agent, row.last_at, agent.head)
 
 
-def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
+def _by_id(conn: Connection, criteria: Search) -> Iterator[Hit]:
     """Sessions and turns whose id contains one of the words."""
-    if len(wanted.words) != 1 or len(wanted.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(wanted.words[0]):
+    if len(criteria.words) != 1 or len(criteria.words[0]) < SHORTEST_PART or not _OF_AN_ID.fullmatch(criteria.words[0]):
         return
-    part = wanted.words[0]
+    part = criteria.words[0]
     opened = _join_agents(select(*_HIT, sessions.c.id).join(turns, turns.c.id == sessions.c.tip_turn_id))
     opened = opened.where(sessions.c.id.icontains(part, autoescape=True)).order_by(sessions.c.n.desc())
     # All ids are read, because the word may be anywhere in one. For turns only the index is read: rows are long.
@@ -212,8 +212,8 @@ def _by_id(conn: Connection, wanted: Search) -> Iterator[Hit]:
     called = _join_agents(select(*_HIT, turns.c.session_id)).where(turns.c.id.in_(alike)).order_by(turns.c.seq.desc())
     kinds: tuple[tuple[HitKind, Select[Any]], ...] = (("session", opened), ("turn", called))
     for kind, query in kinds:
-        found = conn.execute(query.where(*fits(wanted)).limit(wanted.limit)).all()
-        yield from sound(partial(_hit, conn=conn, kind=kind), found)
+        matches = conn.execute(query.where(*fits(criteria)).limit(criteria.limit)).all()
+        yield from sound(partial(_hit, conn=conn, kind=kind), matches)
 
 
 @reads(*_HIT)

@@ -87,8 +87,8 @@ def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float |
 
 
 def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
-    wanted = spent.c.account.startswith(KEYS, autoescape=True) if account is None else spent.c.account == account
-    return sound(_spent, conn.execute(select(spent).where(wanted)))
+    condition = spent.c.account.startswith(KEYS, autoescape=True) if account is None else spent.c.account == account
+    return sound(_spent, conn.execute(select(spent).where(condition)))
 
 
 @reads(*spent.c)

@@ -210,9 +210,9 @@ class SqlStore(Store):
     # agents
 
     async def ensure_agent(self, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
-        found = await self.agent(owner, agent_id)
-        if found is not None:
-            return found
+        existing = await self.agent(owner, agent_id)
+        if existing is not None:
+            return existing
         return await self._db.write(lambda conn: writing.ensure_agent(conn, owner, agent_id, dir, named=named, now=now))
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
@@ -355,16 +355,16 @@ class SqlStore(Store):
 
     async def facts(self, owner: str | None, *, since: float, limit: int) -> list[TurnFacts]:
         # In several reads, so that running turns can read between them.
-        found: list[TurnFacts] = []
+        collected: list[TurnFacts] = []
         before: int | None = None
-        while len(found) < limit:
-            most = min(reading.FACTS, limit - len(found))
+        while len(collected) < limit:
+            most = min(reading.FACTS, limit - len(collected))
             read = partial(reading.facts, owner=owner, since=since, before=before, limit=most)
             piece, before = await self._db.read(read)
-            found += piece
+            collected += piece
             if before is None:
                 break
-        return found
+        return collected
 
     async def size(self) -> int | None:
         return await asyncio.to_thread(self._db.size)

@@ -93,14 +93,14 @@ def probe(conn: Connection, value: str) -> None:
 
 
 def ensure_agent(conn: Connection, owner: str, agent_id: str, dir: str, *, named: bool, now: float) -> Agent:
-    found = reading.agent(conn, owner, agent_id)
-    if found is None:
+    agent = reading.agent(conn, owner, agent_id)
+    if agent is None:
         values = {"owner": owner, "agent_id": agent_id, "dir": dir, "named": named, "created_at": now, "last_at": now}
         _INSERT_AGENT.run(conn, values)
-        found = reading.agent(conn, owner, agent_id)
-    if found is None:
+        agent = reading.agent(conn, owner, agent_id)
+    if agent is None:
         raise StoreUnavailable(f"the directory {dir} belongs to another agent: choose another name")
-    return found
+    return agent
 
 
 def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bool:

@@ -33,19 +33,19 @@ def _forget(conn: sqlite3.Connection, owner: str, agent_id: str) -> None:
     conn.execute("BEGIN IMMEDIATE")
     tables = conn.execute("SELECT name FROM sqlite_master WHERE type = 'table' AND name NOT LIKE 'sqlite_%'").fetchall()
     columns = {table: {row[1] for row in conn.execute(f"PRAGMA table_info({table})")} for (table,) in tables}
-    found = conn.execute("SELECT key FROM agents WHERE owner = ? AND agent_id = ?", (owner, agent_id)).fetchone()
-    if found is None:
+    key_row = conn.execute("SELECT key FROM agents WHERE owner = ? AND agent_id = ?", (owner, agent_id)).fetchone()
+    if key_row is None:
         conn.execute("ROLLBACK")
         return
     own = "SELECT id FROM turns WHERE agent_key = ?"
     for table, names in columns.items():
         if "turn_id" in names and "agent_key" not in names:
-            conn.execute(f"DELETE FROM {table} WHERE turn_id IN ({own})", found)  # noqa: S608 - names of its own tables
+            conn.execute(f"DELETE FROM {table} WHERE turn_id IN ({own})", key_row)  # noqa: S608 - names of its own tables
     for table, names in columns.items():
         if "agent_key" in names and table != "turns":
-            conn.execute(f"DELETE FROM {table} WHERE agent_key = ?", found)  # noqa: S608 - as above
+            conn.execute(f"DELETE FROM {table} WHERE agent_key = ?", key_row)  # noqa: S608 - as above
     if {"images", "image_refs"} <= columns.keys():
         conn.execute("DELETE FROM images WHERE sha256 NOT IN (SELECT sha256 FROM image_refs)")
-    conn.execute("DELETE FROM turns WHERE agent_key = ?", found)
-    conn.execute("DELETE FROM agents WHERE key = ?", found)
+    conn.execute("DELETE FROM turns WHERE agent_key = ?", key_row)
+    conn.execute("DELETE FROM agents WHERE key = ?", key_row)
     conn.execute("COMMIT")

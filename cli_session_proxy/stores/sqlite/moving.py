@@ -35,14 +35,14 @@ class SqliteSide(Side):
             rows = ("OLD", "NEW") if operation == "UPDATE" else ("OLD",) if operation == "DELETE" else ("NEW",)
             keys = [", ".join(f"{row}.{column.name}" for column in own) for row in rows]
             once_more = "ON CONFLICT (name, key) DO UPDATE SET n = n + 1"
-            noted = "".join(
+            inserts = "".join(
                 f"INSERT INTO {MOVING} VALUES ('{table.name}', json_array({key}), 1) {once_more}; "  # noqa: S608 - as below
                 for key in keys
             )
             # names of our own tables
             conn.exec_driver_sql(
                 f"CREATE TRIGGER {_trigger(MOVING, table, operation)} AFTER {operation} ON {table.name} "
-                f"BEGIN {noted}END"
+                f"BEGIN {inserts}END"
             )
 
     def unwatch(self, conn: Connection, table: Table) -> None:

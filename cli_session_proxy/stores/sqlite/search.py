@@ -180,10 +180,10 @@ def _wipe(driver: sqlite3.Connection) -> None:
     driver.execute("PRAGMA search.wal_checkpoint(TRUNCATE)")
 
 
-def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
+def _by_words(conn: Connection, criteria: Search, limit: int) -> Sequence[Ranked]:
     """Ordered by rank, then newest first."""
-    match = " ".join('"' + word.replace('"', '""') + '"' for word in wanted.words)
-    if not wanted.text.rstrip().endswith('"'):
+    match = " ".join('"' + word.replace('"', '""') + '"' for word in criteria.words)
+    if not criteria.text.rstrip().endswith('"'):
         match += " *"  # the last word may still be typed
     fits = (
         select(turns.c.seq)
@@ -191,7 +191,7 @@ def _by_words(conn: Connection, wanted: Search, limit: int) -> Sequence[Ranked]:
         .join(_docs, _docs.c.seq == _words.c.rowid)
         .join(turns, and_(turns.c.seq == _docs.c.seq, turns.c.id == _docs.c.turn_id))
         .join(agents, agents.c.key == turns.c.agent_key)
-        .where(text("words MATCH :match").bindparams(match=match), *searching.fits(wanted))
+        .where(text("words MATCH :match").bindparams(match=match), *searching.fits(criteria))
         .limit(limit)
     )
     driver = driver_of(conn)
