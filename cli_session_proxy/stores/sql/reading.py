@@ -355,7 +355,9 @@ def _within(
     """The first rows of turns with `most_bytes` together, one at least; and behind which place the rest begins.
     `parameters`: of the query."""
     cut_out: ColumnElement[Any] = turns.c.images if query.selected_columns.contains_column(turns.c.images) else null()
-    sizes = rows.with_images(conn, conn.execute(query.with_only_columns(turns.c.bytes, cut_out).limit(limit), parameters))
+    sizes = rows.with_images(
+        conn, conn.execute(query.with_only_columns(turns.c.bytes, cut_out).limit(limit), parameters)
+    )
     count, total = 0, 0
     for size in sizes:
         total += size
