@@ -12,7 +12,7 @@ import pytest
 
 from cli_session_proxy import cli
 from cli_session_proxy.backends.claude.sessions.adoption import adopt_session
-from cli_session_proxy.backends.claude.sessions.verifying import Difference, SessionLook, Verified, Verifier
+from cli_session_proxy.backends.claude.sessions.verifying import Difference, SessionResult, Verified, Verifier
 from cli_session_proxy.backends.claude.transcript import write
 from cli_session_proxy.commands import terminal, verifying
 from cli_session_proxy.domain.models import Agent, FileMark, Session
@@ -284,7 +284,7 @@ async def test_what_takes_long_shows_how_far_it_is_in_a_terminal_only(
 ) -> None:
     session = Verifier.session
 
-    async def slow(self: Verifier, agent: Agent, one: Session) -> SessionLook:
+    async def slow(self: Verifier, agent: Agent, one: Session) -> SessionResult:
         # one agent: the path to its head was read, its session is to be compared
         await until(lambda: "50%" in (told := capsys.readouterr().err) and "verifying" in told)
         return await session(self, agent, one)

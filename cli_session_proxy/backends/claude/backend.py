@@ -354,7 +354,7 @@ class _ClaudeExecution:
             return
         cli = self._ready.process.launch.capability
         if self._job.profile.confined:
-            self._owner.sessions.unasked.add(self._job.agent.key)
+            self._owner.sessions.without_approval.add(self._job.agent.key)
         else:
             capability.failed(cli, "can_use_tool", "it ran a tool without asking")
         raise ClaudeUnavailable(f"{cli.name} ran a tool without asking, which `approve` forbids: use another version")

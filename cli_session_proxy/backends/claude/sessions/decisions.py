@@ -98,22 +98,22 @@ class Decisions:
 
     async def before(
         self,
-        now: TurnContext,
+        context: TurnContext,
         own: Turn | None,
         opened: Opening,
         summarise: Summarise,
     ) -> Decided:
         """What else is not shown to the model from this turn on. `own`: the path's newest turn that the CLI
         answered."""
-        job, parent = now.job, now.job.parent
+        job, parent = context.job, context.job.parent
         wanted = CODES.keys() & job.remedies
         if parent is None:
             return Decided()
-        if not now.capability.heals_thinking:
+        if not context.capability.heals_thinking:
             last = own or parent
             profile = self._profile_of(last)
             model = None if profile is None else self._settings.model_for(last.model, profile)
-            upgraded = job.session is not None and job.session.cli_version != now.capability.version
+            upgraded = job.session is not None and job.session.cli_version != context.capability.version
             # From the fifth turn on, CLI 1.0.120 puts a reminder into the newest message and removes it at the next
             # turn, which makes the thinking after it invalid. After one refusal all such thinking is left out.
             known = await self._store.records(parent.id)
@@ -304,11 +304,11 @@ def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code
 
 def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
     """How many thinking blocks of this path are not sent because these records are the first of another model."""
-    now = {model for record in records if (model := _model(record)) is not None}
-    before = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
-    if not now or before is None or before in now:
+    models = {model for record in records if (model := _model(record)) is not None}
+    earlier = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
+    if not models or earlier is None or earlier in models:
         return 0
-    return transcript.count((record for record in path if _model(record) not in now), "thinking")
+    return transcript.count((record for record in path if _model(record) not in models), "thinking")
 
 
 def _model(record: Record) -> str | None:

@@ -15,7 +15,7 @@ import contextlib
 import os
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
@@ -25,7 +25,7 @@ from ....domain import client_tools
 from ....domain.client_tools import Offers
 from ....domain.evidence import Evidence, Repair
 from ....domain.limits import is_session_id
-from ....domain.models import JSON, Agent, Link, Record, Session, Turn
+from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
 from ....domain.notes import Note
 from ....domain.parameters import Name
 from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
@@ -41,7 +41,7 @@ from ..process.child import Wrapper
 from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscript
 from ..process.login import Logins
 from ..process.pool import Pool
-from ..process.process import ClaudeProcess, Launch
+from ..process.process import ClaudeProcess
 from ..transcript import Scribe
 from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
@@ -75,7 +75,8 @@ class Sessions:
         doubts: cli.Doubts,
     ) -> None:
         self._doubts = doubts
-        self.unasked: set[int] = set()  # confined agents, by key, of which a tool ran without the required approval
+        # Keys of confined agents of which a tool ran without the required approval.
+        self.without_approval: set[int] = set()
         self._settings = settings
         self._store = store
         self._pool = pool
@@ -97,9 +98,9 @@ class Sessions:
     async def facts(self) -> Facts:
         """The CLI's version, its directory and the agents' directories: the CLI tells the model all three."""
         cwd, tmpdir = await asyncio.to_thread(self._sandboxes.beside, "ahead")
-        found = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
+        capability = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
         return {
-            "CLI version": found.version,
+            "CLI version": capability.version,
             "claude_config_dir": str(self._config_dir),
             "sandbox_root": str(self._sandboxes.prefix.parent),
         }
@@ -111,126 +112,125 @@ class Sessions:
         changes each time a process loads it.
         """
         agent, parent, session = job.agent, job.parent, job.session
-        gone = False
-        shares = self.sharing.takes(job)
-        gives = job.profile.tools or job.profile.mcp_config or job.profile.add_dirs or job.profile.setting_sources
-        if not gives and not shares and self._sandboxes.was_confined(agent.dir):
+        shared = self.sharing.takes(job)
+        profile = job.profile
+        has_programs = profile.tools or profile.mcp_config or profile.add_dirs or profile.setting_sources
+        if not has_programs and not shared and self._sandboxes.was_confined(agent.dir):
             # A CLI in the agent's directory may run programs from there (2.1.71: by the repository's settings).
-            job = replace(job, profile=job.profile.model_copy(update={"confined": True}))
-        prepared = self.sharing.place() if shares else self._sandboxes.prepared(agent.dir)
-        if prepared is None:
-            lived = parent is not None and parent.session_id is not None and not parent.evidence.shared
-            gone = lived and not self._sandboxes.has(agent.dir)
+            profile = profile.model_copy(update={"confined": True})
+            job = replace(job, profile=profile)
+        directories = self.sharing.place() if shared else self._sandboxes.prepared(agent.dir)
+        sandbox_was_lost = False
+        if directories is None:
+            had_sandbox = parent is not None and parent.session_id is not None and not parent.evidence.shared
+            sandbox_was_lost = had_sandbox and not self._sandboxes.has(agent.dir)
             await asyncio.to_thread(self._sandboxes.prepare, agent.dir)
-            prepared = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
-        cwd, tmpdir = prepared
-        env = environment.of_profile(self._env, job.profile) | {environment.TMPDIR: str(tmpdir)}
-        asked = self._sandboxes.beside("ahead") if job.profile.confined else prepared  # probed outside the sandbox
-        capability = await cli.probe(cli.find(self._settings), env | {environment.TMPDIR: str(asked[1])}, asked[0])
-        if job.profile.approve and not capability.was_seen("can_use_tool"):
+            directories = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
+        cwd, tmpdir = directories
+        env = environment.of_profile(self._env, profile) | {environment.TMPDIR: str(tmpdir)}
+        probed_in = self._sandboxes.beside("ahead") if profile.confined else directories  # not inside the sandbox
+        probe_env = env | {environment.TMPDIR: str(probed_in[1])}
+        capability = await cli.probe(cli.find(self._settings), probe_env, probed_in[0])
+        if profile.approve and not capability.was_seen("can_use_tool"):
             raise capability.not_seen_asking()
-        if job.profile.approve and agent.key in self.unasked:
+        if profile.approve and agent.key in self.without_approval:
             raise ClaudeUnavailable("a tool of this agent ran without asking, which `approve` forbids: use another one")
         if job.offers and not capability.takes_tools:
             why = capability.cannot("mcp_set_servers", "offer the client's own")
             raise InvalidRequest(f"tools: {why}", param="tools")
+        unsafe = None
         if job.prompt or not job.results:
             unsafe = frames.unsafe_prompt(capability, job.prompt)
-        elif capability.takes_tools:
-            unsafe = None
-        else:
+        elif not capability.takes_tools:
             unsafe = capability.cannot("mcp_set_servers", "take results of tools")
         if unsafe is not None:
             raise InvalidRequest(unsafe, param="messages")
-        wrapper: Wrapper | None = None
-        if job.profile.confined:
-            self._sandboxes.note_confined(agent.dir)
-            # In the sandbox the CLI's naming rule holds. A noted folder may be another agent's, and must not be
-            # mounted.
-            self._projects.forget(cwd)
-            shows = "user" in job.profile.setting_sources
-            project, private = self._projects.folder(cwd), self._sandboxes.private(agent.dir, shows_settings=shows)
-            place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
-            await self._exchange_login(private, lend=not environment.has_login(env))
-            wrapper = partial(confine.wrapper, self._settings, job.profile, capability.path, place, env)
+        wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.goes_on(job)
-        now = TurnContext(job, cwd, env, capability, plain, wrapper, shares)
-        # The first turn after an imported history, of which no session was ever written.
-        is_new_here = session is None or session.mark is None
-        brought = transcript.mended_at_import(await self._store.records(parent.id)) if parent and is_new_here else []
+        context = TurnContext(job, cwd, env, capability, plain, wrapper, shared)
+        imported = []
+        if parent is not None and (session is None or session.mark is None):
+            # Perhaps the first turn after an imported history, of which no session was ever written.
+            imported = transcript.mended_at_import(await self._store.records(parent.id))
         # The path's newest turn that the CLI answered.
         own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
         opened = opening(before, job.system, job.offers, self._settings.system_prompt_changes, asks=bool(job.prompt))
-        decided = await self.decisions.before(now, own, opened, partial(self._summary, now))
+        decided = await self.decisions.before(context, own, opened, partial(self._summary, context))
         prompt = job.prompt if opened.reminder is None else (opened.reminder, *job.prompt)
         if (opened.head.system, opened.offers) != (job.system, job.offers) or prompt is not job.prompt:
-            now = replace(now, job=replace(job, system=opened.head.system, offers=opened.offers, prompt=prompt))
-        notes = (*brought, *opened.notes, *decided.notes)
-        wrong: list[str] = []
-        while len(wrong) < LOADS:
-            last = len(wrong) == LOADS - 1
+            context = replace(context, job=replace(job, system=opened.head.system, offers=opened.offers, prompt=prompt))
+        notes = (*imported, *opened.notes, *decided.notes)
+        reloads: list[str] = []  # why another transcript was loaded
+        while len(reloads) < LOADS:
+            last = len(reloads) == LOADS - 1
             try:
-                ready = await self._checked_out(now, decided, last=last)
+                ready = await self._checked_out(context, decided, last=last)
             except WrongTranscript as changed:
-                wrong.append(changed.how)
+                reloads.append(changed.how)
                 continue
             head, decisions = opened.head, decided.records
             if head != before and (before is not None or head.tools or head.known_system != head.system):
                 decisions = (*decisions, head.as_record())  # else it follows from the turn
-            evidence = ready.evidence.plus(
-                Evidence(
-                    sandbox=str(cwd) if gone else None, notes=(*ready.evidence.notes, *notes), reloaded=tuple(wrong)
-                )
-            )
+            lost = str(cwd) if sandbox_was_lost else None
+            notes = (*ready.evidence.notes, *notes)
+            evidence = ready.evidence.plus(Evidence(sandbox=lost, notes=notes, reloaded=tuple(reloads)))
             rewritten = bool(decided.records)
             return replace(ready, evidence=evidence, decisions=decisions, prompt=prompt, head=head, rewritten=rewritten)
         raise SessionBusy(
-            f"the session's transcript was changed {len(wrong)} times while {capability.name} was loading it "
-            f"({', '.join(wrong)}): stop what else writes to {self._config_dir}, and send this again",
+            f"the session's transcript was changed {len(reloads)} times while {capability.name} was loading it "
+            f"({', '.join(reloads)}): stop what else writes to {self._config_dir}, and send this again",
             retry_after=RETRY_AFTER,
         )
 
-    async def _exchange_login(self, private: Path, *, lend: bool) -> None:
-        """Copy renewed logins of confined agents back, and give this agent a copy of the user's own, or none."""
+    async def _confine(self, job: Job, cwd: Path, tmpdir: Path, program: Path, env: Mapping[str, str]) -> Wrapper:
+        """Prepare a sandbox for this agent's CLI: it gets a copy of the user's login, unless `env` has one. Renewed
+        logins of confined agents are copied back. Raises SandboxError."""
+        self._sandboxes.note_confined(job.agent.dir)
+        # In the sandbox the CLI's naming rule holds. A noted folder may be another agent's, and must not be mounted.
+        self._projects.forget(cwd)
+        shows_settings = "user" in job.profile.setting_sources
+        private = self._sandboxes.private(job.agent.dir, shows_settings=shows_settings)
         try:
             async with self._login_lock:
                 await asyncio.to_thread(make_private, private)
-                await asyncio.to_thread(self._logins.exchange, private, lend=lend)
+                await asyncio.to_thread(self._logins.exchange, private, lend=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
+        place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, self._projects.folder(cwd), private)
+        return partial(confine.wrapper, self._settings, job.profile, program, place, env)
 
-    async def _checked_out(self, now: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
+    async def _checked_out(self, context: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
         """A process with the path. Ends it and raises WrongTranscript if it loaded something else."""
-        job, parent = now.job, now.job.parent
+        job, parent = context.job, context.job.parent
         prewritten: list[Record] = []
         quiet = False
         called = parent is not None and any(block.get("type") == "tool_use" for block in parent.output)
         if parent is not None and called:
-            waiting = None if decided.records else await self._waiting(now, parent)
+            waiting = None if decided.records else await self._waiting_process(context, parent)
             if waiting is not None:
                 return waiting
-            prepared, prewritten = await self._reopened(now, parent, decided.records)
+            prepared, prewritten = await self._reopened(context, parent, decided.records)
             quiet = not job.prompt
-            if quiet and not now.capability.takes_parameters:  # set for the whole process, not for one turn
-                now = replace(now, env={**now.env, **environment.NO_COMPACTION})
-        elif now.shares:
-            return await self._shared(now)
+            if quiet and not context.capability.takes_parameters:  # set for the whole process, not for one turn
+                context = replace(context, env={**context.env, **environment.NO_COMPACTION})
+        elif context.shared:
+            return await self._shared_process(context)
         elif parent is None or job.session is None:
-            back = None if decided.records else await self._taken_back(now, parent)
+            back = None if decided.records else await self._rewound_process(context, parent)
             if back is not None:
                 return back
             if parent is None:
-                await asyncio.to_thread(transcript.make_project, self._projects.folder(now.cwd))
-            prepared = self._start(now) if parent is None else await self._repairs.branch(now, parent)
+                await asyncio.to_thread(transcript.make_project, self._projects.folder(context.cwd))
+            prepared = self._start(context) if parent is None else await self._repairs.branch(context, parent)
         else:
-            prepared = await self._verify(now, parent, job.session)
+            prepared = await self._verify(context, parent, job.session)
         if decided.records and parent is not None and not called:
             await self._end(prepared.session.id)
             path = await paths.shown(self._store, parent.id, decided.records)
-            prepared = await self._repairs.rewrite(now, prepared, path, decided.why)
-        launch = _launch(now, prepared.session.id, resume=prepared.resume)
+            prepared = await self._repairs.rewrite(context, prepared, path, decided.why)
+        launch = context.launch(prepared.session.id, resume=prepared.resume)
         try:
             process, warm = await self._pool.checkout(launch)
         except ProcessDied:
@@ -239,7 +239,7 @@ class Sessions:
         # How the last process of the path's session ended. The prepared session may be another one.
         ended = None if warm else self._pool.take_end(launch.session_id if job.session is None else job.session.id)
         if process.session_id != launch.session_id:  # a spare with its own session id
-            prepared = self._start(now, process.session_id)
+            prepared = self._start(context, process.session_id)
         session = prepared.session
         try:
             if prepared.resume and not warm:
@@ -250,11 +250,11 @@ class Sessions:
             held = self._held.get(session.id) if warm else None
             if held is not None:
                 spent = held.total
-            elif now.capability.keeps_session_id:
+            elif context.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
             if process.env_set or job.results or parameters.asks(job.turn.options):
-                unmet = await parameters.apply(process, job, plain=now.plain, compacts=not quiet)
+                unmet = await parameters.apply(process, job, plain=context.plain, compacts=not quiet)
         except BaseException:  # nobody else would give the process back
             process.kill()
             await self._pool.checkin(process)
@@ -322,41 +322,41 @@ class Sessions:
 
     # calls of the client's tools
 
-    async def _waiting(self, now: TurnContext, parent: Turn) -> LiveSession | None:
+    async def _waiting_process(self, context: TurnContext, parent: Turn) -> LiveSession | None:
         """The process that made these calls and waits for their results; None if there is none."""
-        job, session = now.job, now.job.session
-        brought = client_tools.for_waiting(job.results, job.prompt)
+        job, session = context.job, context.job.session
+        results = client_tools.for_waiting(job.results, job.prompt)
         held = None if session is None else self._held.get(session.id)
-        if session is None or held is None or held.turn_id != parent.id or brought is None:
+        if session is None or held is None or held.turn_id != parent.id or results is None:
             return None
-        process = await self._pool.take_waiting(_launch(now, session.id, resume=True))
+        process = await self._pool.take_waiting(context.launch(session.id, resume=True))
         if process is None:
             return None
         leaf = session.mark.leaf if session.mark else None
         try:
-            unmet = await parameters.apply(process, job, plain=now.plain)
+            unmet = await parameters.apply(process, job, plain=context.plain)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
             raise
-        seen = Evidence(waited=True)
         return LiveSession(
-            process, session, "warm", leaf, (), seen, brought, quiet=True, fresh=False, spent=held.total, unmet=unmet
-        )
+            process, session, "warm", leaf, (), Evidence(waited=True), results,
+            quiet=True, fresh=False, spent=held.total, unmet=unmet,
+        )  # fmt: skip
 
-    async def _shared(self, now: TurnContext) -> LiveSession:
+    async def _shared_process(self, context: TurnContext) -> LiveSession:
         """A shared process. The agent's own session gets an id, and has no file yet."""
-        shared = await self.sharing.take(now.job, partial(_launch, now, resume=False))
+        shared = await self.sharing.take(context.job, partial(context.launch, resume=False))
         use = SharedUse(shared, str(uuid.uuid4()))
         process = shared.process
         try:
-            unmet = await parameters.apply(process, now.job, plain=now.plain)
+            unmet = await parameters.apply(process, context.job, plain=context.plain)
         except BaseException:
             process.kill()
             await self.sharing.end(use)
             raise
-        session = now.session(process.session_id, shared.path, None)
-        link = now.link(None, use.session_id, "started", {})
+        session = context.session(process.session_id, shared.path, None)
+        link = context.link(None, use.session_id, "started", {})
         return LiveSession(
             process, session, "started", None, (link,), Evidence(shared=True),
             fresh=not shared.uses, spent=shared.total, unmet=unmet, shared=use,
@@ -364,13 +364,13 @@ class Sessions:
 
     # rewinding
 
-    async def _taken_back(self, now: TurnContext, parent: Turn | None) -> LiveSession | None:
+    async def _rewound_process(self, context: TurnContext, parent: Turn | None) -> LiveSession | None:
         """A process of the agent with more than the path, rewound to the parent; None if there is none. Its session
         continues as this branch, under its id."""
-        job = now.job
-        if job.turn.placed.side or not can_rewind(now.capability, job.profile):
+        job = context.job
+        if job.turn.placed.side or not can_rewind(context.capability, job.profile):
             return None
-        for session_id in self._pool.sessions_in(now.cwd):
+        for session_id in self._pool.sessions_in(context.cwd):
             held, session = self._held.get(session_id), await self._store.session(session_id)
             if held is None or session is None or not self.captures.is_as_left(session, held):
                 continue  # its memory is unknown, or a person has continued there
@@ -379,7 +379,7 @@ class Sessions:
                 back = None if held.turn_id is None else await rewinding.point(self._store, held.turn_id, parent)
                 if back is None:
                     continue
-            process = await self._pool.take_warm(_launch(now, session_id, resume=True))
+            process = await self._pool.take_warm(context.launch(session_id, resume=True))
             if process is None:
                 continue
             try:
@@ -387,18 +387,18 @@ class Sessions:
                     if not await process.rewind(back.to, back.newest):
                         await self._pool.checkin(process)
                         continue
-                    mark, behind = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
-                    held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=behind)
+                    mark, taken_back = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
+                    held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=taken_back)
                     self._held[session_id] = held
-                unmet = await parameters.apply(process, job, plain=now.plain)
+                unmet = await parameters.apply(process, job, plain=context.plain)
             except BaseException:
                 process.kill()
                 await self._pool.checkin(process)
                 await self._end(session_id)
                 raise
-            session = now.session(session_id, session.transcript, held.mark, session)
+            session = context.session(session_id, session.transcript, held.mark, session)
             done = Repair("taken_back", from_turn=parent.id if parent else None, turns=back.turns if back else None)
-            link = now.link(session_id, session_id, "branched", done.as_json())
+            link = context.link(session_id, session_id, "branched", done.as_json())
             return LiveSession(
                 process, session, "branched", held.mark.leaf, (link,), Evidence(written=done),
                 fresh=False, spent=held.total, unmet=unmet, taken_back=held.taken_back,
@@ -406,69 +406,70 @@ class Sessions:
         return None
 
     async def _reopened(
-        self, now: TurnContext, parent: Turn, decisions: Sequence[Record]
+        self, context: TurnContext, parent: Turn, decisions: Sequence[Record]
     ) -> tuple[PreparedSession, list[Record]]:
         """Write a session of the path with the results of its last calls."""
-        job = now.job
+        job = context.job
         session_id = job.session.id if job.session else str(uuid.uuid4())
         await self._end(session_id)
         known = await paths.shown(self._store, parent.id, decisions)
-        scribe = Scribe(session_id, now.cwd, now.capability.version, time.time())
-        uuid_of_closing = None if job.prompt else job.frame_uuid
-        closed = now.capability.takes_tools
+        scribe = Scribe(session_id, context.cwd, context.capability.version, time.time())
+        closing_uuid = None if job.prompt else job.frame_uuid
+        closed = context.capability.takes_tools
         results = await asyncio.to_thread(
-            composing.result_records, known, parent, job.results, scribe, closed=closed, uuid=uuid_of_closing
+            composing.result_records, known, parent, job.results, scribe, closed=closed, uuid=closing_uuid
         )
-        prepared = await self._repairs.write_with_results(now, session_id, [*known, *results], job.session)
+        prepared = await self._repairs.write_with_results(context, session_id, [*known, *results], job.session)
         return prepared, results
 
-    async def _summary(self, now: TurnContext, path: Sequence[Record]) -> Decided:
+    async def _summary(self, context: TurnContext, path: Sequence[Record]) -> Decided:
         """Ask the model for a summary, in temporary sessions."""
-        job, parent = now.job, now.job.parent
+        job, parent = context.job, context.job.parent
         assert parent is not None
 
-        async def ask(said: str) -> str:
+        async def ask(question: str) -> str:
             session_id = str(uuid.uuid4())
             asking = replace(job, system=summaries.SYSTEM, effort=None, profile=Profile(), offers=Offers())
-            alone = replace(now, job=asking, env={**now.env, **environment.NO_COMPACTION})
-            launch = _launch(alone, session_id, resume=False)
+            alone = replace(context, job=asking, env={**context.env, **environment.NO_COMPACTION})
+            launch = alone.launch(session_id, resume=False)
             process, _ = await self._pool.checkout(launch)
+            prompt: tuple[Block, ...] = ({"type": "text", "text": question},)
             answer: list[str] = []
             try:
-                async with aclosing(process.turn(str(uuid.uuid4()), ({"type": "text", "text": said},))) as heard:
-                    async for event in heard:
+                async with aclosing(process.turn(str(uuid.uuid4()), prompt)) as events:
+                    async for event in events:
                         match event:
                             case AssistantMessage():
                                 answer += [str(block["text"]) for block in event.blocks if block.get("type") == "text"]
                             case Result() if event.is_error:
                                 raise failures.error_for(event, model=job.model)
                             case Result() if event.silent:
-                                raise failures.no_words(event, now.capability)
+                                raise failures.no_words(event, context.capability)
                             case _:
                                 pass
             finally:
                 await self._pool.checkin(process)
+                await self._end(session_id, process.session_id)
                 for ended in {session_id, process.session_id}:
-                    await self._end(ended)
-                    await apart(transcript.remove, self._projects.path(now.cwd, ended))
+                    await apart(transcript.remove, self._projects.path(context.cwd, ended))
             return "\n\n".join(answer)
 
-        made = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
-        if made is None:
+        summary = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
+        if summary is None:
             return Decided()
-        at = transcript.timestamp(time.time())
-        notes = [Note("summarised", made.exchanges)]
-        notes += [Note("not_summarised", made.left_out)] if made.left_out else []
-        return Decided((transcript.summary(made.text, made.kept_from, job.model, at),), tuple(notes))
+        mark = transcript.summary(summary.text, summary.kept_from, job.model, transcript.timestamp(time.time()))
+        notes = [Note("summarised", summary.exchanges)]
+        notes += [Note("not_summarised", summary.left_out)] if summary.left_out else []
+        return Decided((mark,), tuple(notes))
 
-    def _start(self, now: TurnContext, session_id: str | None = None) -> PreparedSession:
-        session = now.session(session_id or str(uuid.uuid4()), self._projects.folder(now.cwd), None)
-        return PreparedSession(session, False, "started", (now.link(None, session.id, "started", {}),))
+    def _start(self, context: TurnContext, session_id: str | None = None) -> PreparedSession:
+        session = context.session(session_id or str(uuid.uuid4()), self._projects.folder(context.cwd), None)
+        return PreparedSession(session, False, "started", (context.link(None, session.id, "started", {}),))
 
-    async def _verify(self, now: TurnContext, parent: Turn, session: Session) -> PreparedSession:
+    async def _verify(self, context: TurnContext, parent: Turn, session: Session) -> PreparedSession:
         """Check the transcript's whole content, unless a warm process does not need to load it."""
-        if session.cli_version != now.capability.version:
-            session = replace(session, cli_version=now.capability.version)
+        if session.cli_version != context.capability.version:
+            session = replace(session, cli_version=context.capability.version)
         warm, held = self._pool.peek(session.id), self._held.get(session.id)
         if held is None or held.turn_id != parent.id:
             # The session continued without this process (another proxy, a failed turn): its memory is outdated.
@@ -476,19 +477,19 @@ class Sessions:
         elif warm is not None and warm.usable and self.captures.is_as_left(session, held):
             # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
             return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
-        path = self._projects.path(now.cwd, session.id)
+        path = self._projects.path(context.cwd, session.id)
         if parent.evidence.shared and not session.transcript:
-            return await self._repairs.write_first(now, parent, session, path)
+            return await self._repairs.write_first(context, parent, session, path)
         session = replace(session, transcript=str(path))
         verdict = await self._repairs.check(path, session, parent)
         if verdict.found == "equal":
             seen = Evidence(verified=verdict.note)
             if self._pool.peek(session.id) is None:
-                return await self._repairs.as_it_is(now, parent, session, verdict.mark, seen)
-            session = now.session(session.id, session.transcript, verdict.mark, session)
+                return await self._repairs.as_it_is(context, parent, session, verdict.mark, seen)
+            session = context.session(session.id, session.transcript, verdict.mark, session)
             return PreparedSession(session, True, "resumed", (), seen)
         await self._end(session.id)
-        return await self._repairs.mend(now, parent, session, path)
+        return await self._repairs.mend(context, parent, session, path)
 
     async def foreign(self, agent: Agent, parent: Turn) -> Foreign | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
@@ -514,41 +515,38 @@ class Sessions:
             written = self._projects.written
             path = str(await asyncio.to_thread(written, ready.process.cwd, Path(path), turn.started_at or time.time()))
         if outcome.stopped:
-            for ended in {before.id, session_id}:
-                await self._end(ended)
-        program, own = ready.process.launch.capability, ready.process.runs_others
+            await self._end(before.id, session_id)
+        program, runs_others = ready.process.launch.capability, ready.process.runs_others
         try:
             taken = await self.captures.taken(ready, turn, path, outcome)
         except WrongTranscript:
-            if not own:
+            if not runs_others:
                 self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")
             raise
-        if taken.source == "unlinked" and not taken.more and not own:
+        if taken.source == "unlinked" and not taken.more and not runs_others:
             self._doubts.failed(program, "records", f"two turns in {path} do not hang on what was before them")
-        elif taken.source in ("frames", "unlinked") and not own and self._has_room():
+        elif taken.source in ("frames", "unlinked") and not runs_others and self._has_room():
             self._doubts.failed(program, "place", f"nothing of its answers in {path}")
         elif taken.source in ("transcript", "copy"):
             self._doubts.worked(program, "place", "records", "round_trip")
-        void = 0
+        invalid = 0  # blocks of thinking
         if not program.heals_thinking and any('"thinking"' in record.line for record in taken.records):
-            marked, void = await asyncio.to_thread(composing.without_invalid_thinking, taken.records)
-            if void:
-                for ended in {before.id, session_id}:
-                    await self._end(ended)
+            marked, invalid = await asyncio.to_thread(composing.without_invalid_thinking, taken.records)
+            if invalid:
+                await self._end(before.id, session_id)
                 taken = await self.captures.marked(ready, path, outcome, taken, marked)
         if outcome.partial and composing.partial_texts(outcome.output, outcome.partial):
             if outcome.calls:
                 ready.process.kill()  # a gentle end would make it invent results
-            for ended in {before.id, session_id}:
-                await self._end(ended)
+            await self._end(before.id, session_id)
             taken = await self.captures.completed(ready, turn, path, outcome, taken)
         records = [*ready.decisions, *ready.prewritten, *taken.records]
         notes = await self.decisions.seen(ready, taken.records)
-        notes = (*notes, Note("cut_thinking_left_out", void)) if void else notes
+        notes = (*notes, Note("cut_thinking_left_out", invalid)) if invalid else notes
         if taken.beside:
             notes = (*notes, Note("said_beside", taken.beside))
             if program.form.whole_records:  # 1.0.120 does not load it
-                records.append(_told_beside(ready, taken))
+                records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # The folder beside the transcript: large tool results, sub-agents' transcripts.
         if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
@@ -557,15 +555,7 @@ class Sessions:
             if files and ready.process.launch.confined:
                 self._gathered[before.agent_key] = kept + sum(len(record.line) for record in files)
             records += files
-        session = Session(
-            session_id,
-            before.agent_key,
-            turn.id,
-            path,
-            before.cli_version,
-            before.created_at,
-            taken.mark,
-        )
+        session = replace(before, id=session_id, tip_turn_id=turn.id, transcript=path, mark=taken.mark)
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
             detail: JSON = {"asked": before.id, "answered": session_id, "cli": before.cli_version}
@@ -607,13 +597,12 @@ class Sessions:
             return
         if owned and failed.sound:
             try:
-                if await self._forgotten(ready, failed):
+                if await self._rewound(ready, failed):
                     return
             except BaseException:  # the process is still ours to end
                 await self._end(ready.session.id)
                 raise
-        for session_id in {ready.session.id, answered or ready.session.id}:
-            await self._end(session_id)
+        await self._end(ready.session.id, answered or ready.session.id)
         if not owned:
             return
         anew = any(link.to_session == ready.session.id != link.from_session for link in ready.links)
@@ -629,35 +618,34 @@ class Sessions:
             fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
             await apart(transcript.remove, fork)
 
-    async def _forgotten(self, ready: LiveSession, failed: FailedTurn) -> bool:
+    async def _rewound(self, ready: LiveSession, failed: FailedTurn) -> bool:
         """Whether the process could be rewound to before the failed turn, so that its memory is the path again."""
         process, session = ready.process, ready.session
-        same = failed.answered in (None, session.id) and all(one.from_session == session.id for one in ready.links)
-        written = (
-            ready.continuity == "rebuilt" or ready.rewritten or ready.prewritten or ready.decisions or ready.results
-        )
-        if session.mark is None or not same or written:
+        same = failed.answered in (None, session.id) and all(link.from_session == session.id for link in ready.links)
+        rebuilt = ready.continuity == "rebuilt" or ready.rewritten
+        if session.mark is None or not same or rebuilt or ready.prewritten or ready.decisions or ready.results:
             return False
         if not can_rewind(process.launch.capability, process.launch.profile):
             return False
         if not (process.usable or await process.stopped()) or not await process.rewind(failed.frame, failed.frame):
             return False
         total = ready.spent if failed.cost_total is None else failed.cost_total
-        behind = ready.taken_back | {failed.frame}
-        self._held[session.id] = Held(session.tip_turn_id, session.mark, total, behind)
+        taken_back = ready.taken_back | {failed.frame}
+        self._held[session.id] = Held(session.tip_turn_id, session.mark, total, taken_back)
         await self._pool.checkin(process)
         return True
 
-    async def _end(self, session_id: str) -> None:
-        self._held.pop(session_id, None)
-        self.captures.forget(session_id)
-        await self._pool.discard(session_id)
+    async def _end(self, *session_ids: str) -> None:
+        """End the processes of these sessions, and forget what is known of them."""
+        for session_id in dict.fromkeys(session_ids):
+            self._held.pop(session_id, None)
+            self.captures.forget(session_id)
+            await self._pool.discard(session_id)
 
     async def retire(self, agent: Agent) -> None:
         """End the processes of this agent's sessions, before another proxy writes them."""
         cwd = self._sandboxes.path(agent.dir)
-        for session_id in self._pool.sessions_in(cwd):
-            await self._end(session_id)
+        await self._end(*self._pool.sessions_in(cwd))
         await self.sharing.forget(agent.key)
 
     async def forget(self, agent: Agent, named: Sequence[str]) -> None:
@@ -698,28 +686,12 @@ class Sessions:
         return self._projects.path(self._sandboxes.path(agent.dir), session_id)
 
 
-def _told_beside(ready: LiveSession, taken: CapturedRecords) -> Record:
+def _dropped_prompts_notice(ready: LiveSession, taken: CapturedRecords) -> Record:
     """A notice for a person who used the session during the turn: their prompts are on no path. Their CLI shows it."""
     leaf = transcript.parse_records(taken.records).leaf
-    scribe = Scribe(ready.session.id, ready.process.cwd, ready.process.version, time.time(), leaf)
+    scribe = ready.scribe(ready.session.id)
+    scribe.parent = leaf
     return scribe.notice(
         "cli-session-proxy: while the turn above ran, somebody said something else in this session. It is no part of "
         "this conversation, and the model is not shown it. It is kept in <var>/salvage; say it again to have it here."
-    )
-
-
-def _launch(now: TurnContext, session_id: str, *, resume: bool) -> Launch:
-    job = now.job
-    return Launch(
-        capability=now.capability,
-        cwd=now.cwd,
-        session_id=session_id,
-        resume=resume,
-        model=job.model,
-        system_prompt=job.system,
-        effort=job.effort,
-        profile=job.profile,
-        env=tuple(sorted(now.env.items())),
-        offers=job.offers,
-        wrapper=now.wrapper,
     )

@@ -28,7 +28,7 @@ from ...base import Job
 from .. import transcript
 from ..process import running
 from ..process.capability import Capability
-from ..process.child import Wrapper
+from ..process.child import Launch, Wrapper
 from ..transcript import Entry, FileVerdict, Loading
 from ..transcript.entries import MAX_BYTES, contents
 from . import paths
@@ -69,7 +69,7 @@ class PreparedSession:
 class TurnContext:
     """The turn's options and surroundings, for all steps of preparing a session.
 
-    `plain`: it runs without its parameters, so that the CLI can compact. `shares`: it runs in a shared process.
+    `plain`: it runs without its parameters, so that the CLI can compact. `shared`: it runs in a shared process.
     """
 
     job: Job
@@ -78,19 +78,36 @@ class TurnContext:
     capability: Capability
     plain: bool
     wrapper: Wrapper | None = None
-    shares: bool = False
+    shared: bool = False
+
+    def launch(self, session_id: str, *, resume: bool) -> Launch:
+        return Launch(
+            capability=self.capability,
+            cwd=self.cwd,
+            session_id=session_id,
+            resume=resume,
+            model=self.job.model,
+            system_prompt=self.job.system,
+            effort=self.job.effort,
+            profile=self.job.profile,
+            env=tuple(sorted(self.env.items())),
+            offers=self.job.offers,
+            wrapper=self.wrapper,
+        )
 
     def session(
-        self, session_id: str, project: Path | str, mark: FileMark | None, was: Session | None = None
+        self, session_id: str, place: Path | str, mark: FileMark | None, earlier: Session | None = None
     ) -> Session:
-        folder = project if isinstance(project, Path) else Path(project).parent
+        """The session at the path's end. `place`: the folder of its transcript as a Path, or any file there as a str;
+        `earlier`: its state before this turn."""
+        folder = place if isinstance(place, Path) else Path(place).parent
         return Session(
             id=session_id,
             agent_key=self.job.agent.key,
             tip_turn_id=self.job.parent.id if self.job.parent else None,
             transcript=str(transcript.in_folder(folder, session_id)),
             cli_version=self.capability.version,
-            created_at=was.created_at if was else time.time(),
+            created_at=earlier.created_at if earlier else time.time(),
             mark=mark,
         )
 
@@ -119,7 +136,7 @@ class Repairs:
 
     async def as_it_is(
         self,
-        now: TurnContext,
+        context: TurnContext,
         parent: Turn,
         session: Session,
         mark: FileMark | None,
@@ -129,97 +146,102 @@ class Repairs:
         """Use a session whose transcript is the path and which no process has. It is rewritten if this CLI would lose
         or rename some of its records."""
         path = Path(session.transcript)
-        form = now.capability.form
-        if not await asyncio.to_thread(_is_taken, path, form):
-            mark, _ = await self._write(now, parent, path)
-            again = f"; written in the form that CLI {now.capability.version} loads, without what was taken back"
-            evidence = replace(evidence, verified=f"{evidence.verified or ''}{again}".lstrip("; "))
-        session = now.session(session.id, session.transcript, mark, session)
+        if not await asyncio.to_thread(_is_loaded_whole, path, context.capability.form):
+            mark, _ = await self._write(context, parent, path)
+            rewritten = f"written in the form that CLI {context.capability.version} loads, without what was taken back"
+            evidence = replace(evidence, verified="; ".join(filter(None, (evidence.verified, rewritten))))
+        session = context.session(session.id, session.transcript, mark, session)
         return PreparedSession(session, True, "resumed", links, evidence)
 
-    async def branch(self, now: TurnContext, parent: Turn) -> PreparedSession:
+    async def branch(self, context: TurnContext, parent: Turn) -> PreparedSession:
         """No session ends at the parent: write its path as a new session."""
         session_id = str(uuid.uuid4())
-        path = self._projects.path(now.cwd, session_id)
-        mark, count = await self._write(now, parent, path)
-        session = now.session(session_id, path.parent, mark)
+        path = self._projects.path(context.cwd, session_id)
+        mark, count = await self._write(context, parent, path)
+        session = context.session(session_id, path.parent, mark)
         if parent.session_id is None:
             done = Repair("client_history", records=count)
-            link = now.link(None, session_id, "rebuilt", done.as_json())
+            link = context.link(None, session_id, "rebuilt", done.as_json())
             return PreparedSession(session, True, "rebuilt", (link,), Evidence(written=done))
         done = Repair("left_path", records=count, from_turn=parent.id)
-        link = now.link(parent.session_id, session_id, "branched", done.as_json())
+        link = context.link(parent.session_id, session_id, "branched", done.as_json())
         return PreparedSession(session, True, "branched", (link,), Evidence(written=done))
 
-    async def write_first(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
+    async def write_first(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Write the first session of a conversation whose first turn ran in a shared process."""
-        mark, count = await self._write(now, parent, path)
-        session = now.session(session.id, path.parent, mark, session)
+        mark, count = await self._write(context, parent, path)
+        session = context.session(session.id, path.parent, mark, session)
         return PreparedSession(session, True, "resumed", (), Evidence(written=Repair("first_written", records=count)))
 
     async def rewrite(
-        self, now: TurnContext, prepared: PreparedSession, records: Sequence[Record], why: Literal["left_out", "window"]
+        self,
+        context: TurnContext,
+        prepared: PreparedSession,
+        records: Sequence[Record],
+        why: Literal["left_out", "window"],
     ) -> PreparedSession:
         """Write the prepared session again from these records: without parts that the model's API would refuse, or that
         are older than the window (which is no repair)."""
-        mark = await self._write_records(now, records, Path(prepared.session.transcript))
+        mark = await self._write_records(context, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
         if prepared.continuity in ("rebuilt", "branched"):  # it already has a link
             return replace(prepared, session=session)
         done = Repair(why, records=len(records))
         if why == "window":
             return replace(prepared, session=session, evidence=prepared.evidence.plus(Evidence(written=done)))
-        link = now.link(session.id, session.id, "rebuilt", done.as_json())
+        link = context.link(session.id, session.id, "rebuilt", done.as_json())
         links = (*prepared.links, link)
         return PreparedSession(session, True, "rebuilt", links, prepared.evidence.plus(Evidence(written=done)))
 
     async def write_with_results(
-        self, now: TurnContext, session_id: str, records: Sequence[Record], was: Session | None
+        self, context: TurnContext, session_id: str, records: Sequence[Record], earlier: Session | None
     ) -> PreparedSession:
-        """Write a session of these records: the path and the results of its last calls."""
-        path = self._projects.path(now.cwd, session_id)
+        """Write a session of these records: the path and the results of its last calls. `earlier`: its state before
+        this turn, None for a new one."""
+        path = self._projects.path(context.cwd, session_id)
         done = Repair("open_calls", records=len(records))
-        if was is not None and now.job.parent is not None:
-            verdict = await self.check(path, was, now.job.parent)
-            if await self._tails.lacks_other_models(now.job.agent, now.job.parent, was, verdict):
-                mark = await self._write_records(now, records, path)
-                session = now.session(session_id, path.parent, mark, was)
+        if earlier is not None and context.job.parent is not None:
+            verdict = await self.check(path, earlier, context.job.parent)
+            if await self._tails.lacks_other_models(context.job.agent, context.job.parent, earlier, verdict):
+                mark = await self._write_records(context, records, path)
+                session = context.session(session_id, path.parent, mark, earlier)
                 written = Evidence(written=Repair("other_model", records=len(records)))
                 return PreparedSession(session, True, "resumed", (), written)
-            behind = await self._tails.behind(now.job.agent, verdict)
+            behind = await self._tails.behind(context.job.agent, verdict)
             if behind in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
-                done = replace(done, kept=await self._keep_aside(path))
-        moved = was is not None and await self._may_lie_elsewhere(was)
+                done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
+        moved = earlier is not None and await self._may_lie_elsewhere(earlier)
         if moved:
-            path = self._projects.path(now.cwd, str(uuid.uuid4()))
-        mark = await self._write_records(now, records, path)
+            path = self._projects.path(context.cwd, str(uuid.uuid4()))
+        mark = await self._write_records(context, records, path)
         session_id = path.stem
-        session = now.session(session_id, path.parent, mark, None if moved else was)
-        source = was.id if was else now.job.parent.session_id if now.job.parent else None
-        link = now.link(source, session_id, "rebuilt" if was else "branched", done.as_json())
-        return PreparedSession(session, True, "rebuilt" if was else "branched", (link,), Evidence(written=done))
+        session = context.session(session_id, path.parent, mark, None if moved else earlier)
+        source = earlier.id if earlier else context.job.parent.session_id if context.job.parent else None
+        continuity: Literal["rebuilt", "branched"] = "rebuilt" if earlier else "branched"
+        link = context.link(source, session_id, continuity, done.as_json())
+        return PreparedSession(session, True, continuity, (link,), Evidence(written=done))
 
-    async def mend(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
+    async def mend(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Repair a transcript that is not the path and that no process of ours has.
 
         Raises `Foreign` if a person's exchanges have to be adopted first, `SessionBusy` while one is unfinished.
         """
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the last process had not finished writing it
-            return await self.as_it_is(now, parent, session, verdict.mark, Evidence(verified=verdict.note))
+            return await self.as_it_is(context, parent, session, verdict.mark, Evidence(verified=verdict.note))
         if verdict.found == "missing":
-            moved = await self._move_back(now, parent, session, path)
+            moved = await self._move_back(context, parent, session, path)
             if moved is not None:
                 return moved
             verdict = await self.check(path, session, parent)
         if verdict.found == "tail" or verdict.tail:
-            verdict = await self._settled(now, parent, session, path, verdict)
-            theirs = await self._tails.theirs(now.job.agent, parent, verdict)
-            if theirs and not now.job.adopt:
-                return await self.branch(now, parent)
+            verdict = await self._wait_for_person(context, parent, session, path, verdict)
+            theirs = await self._tails.theirs(context.job.agent, parent, verdict)
+            if theirs and not context.job.adopt:
+                return await self.branch(context, parent)
             if theirs:
                 raise Foreign(session, theirs, verdict.note)
-        return await self._rebuild(now, parent, session, path, verdict)
+        return await self._rebuild(context, parent, session, path, verdict)
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> Foreign | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
@@ -231,22 +253,23 @@ class Repairs:
 
     # --- a person's exchanges
 
-    async def _settled(
-        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
+    async def _wait_for_person(
+        self, context: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> FileVerdict:
-        """Wait, bounded, for a person's exchange that has no answer yet.
+        """Wait for a person's exchange that has no answer yet, at most `BUSY_WAIT`; not if its CLI has ended.
 
-        If its CLI has ended, it will never be complete, so do not wait.
+        Returns the newest verdict. Raises `SessionBusy`.
         """
         give_up = time.monotonic() + BUSY_WAIT
         while True:
             *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
             if last is None or (last.complete and not verdict.cut):
                 return verdict
-            asked = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(now.job.agent, last.entries)
-            if not asked or not await self._is_held(session, path):
+            agent = context.job.agent
+            is_persons = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(agent, last.entries)
+            if not is_persons or not await self._is_in_use(session, path):
                 return verdict
-            if time.monotonic() >= give_up or not now.job.adopt:
+            if time.monotonic() >= give_up or not context.job.adopt:
                 raise SessionBusy(
                     f"another program is in the middle of a turn of session {session.id}; send this again after it",
                     retry_after=BUSY_WAIT,
@@ -254,7 +277,7 @@ class Repairs:
             await asyncio.sleep(BUSY_POLL)
             verdict = await self.check(path, session, parent)
 
-    async def _is_held(self, session: Session, path: Path) -> bool:
+    async def _is_in_use(self, session: Session, path: Path) -> bool:
         """Whether a live CLI has the session. Without a register of CLIs, whether the file was written to just now."""
         if await running.holder(self._config_dir, session.id) is not None:
             return True
@@ -268,7 +291,9 @@ class Repairs:
 
     # --- repairs
 
-    async def _move_back(self, now: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession | None:
+    async def _move_back(
+        self, context: TurnContext, parent: Turn, session: Session, path: Path
+    ) -> PreparedSession | None:
         """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks."""
         places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
         for place in places:
@@ -280,19 +305,19 @@ class Repairs:
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
                 return None
-            link = now.link(session.id, session.id, "moved", done.as_json())
-            return await self.as_it_is(now, parent, session, moved.mark, Evidence(repaired=done), (link,))
+            link = context.link(session.id, session.id, "moved", done.as_json())
+            return await self.as_it_is(context, parent, session, moved.mark, Evidence(repaired=done), (link,))
         return None
 
     async def _rebuild(
-        self, now: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
+        self, context: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> PreparedSession:
         """Write the path again under the same id. A file with records that the chain does not have is backed up."""
-        if await self._tails.lacks_other_models(now.job.agent, parent, session, verdict):
-            mark, count = await self._write(now, parent, path)
-            resumed = now.session(session.id, session.transcript, mark, session)
+        if await self._tails.lacks_other_models(context.job.agent, parent, session, verdict):
+            mark, count = await self._write(context, parent, path)
+            resumed = context.session(session.id, session.transcript, mark, session)
             return PreparedSession(resumed, True, "resumed", (), Evidence(written=Repair("other_model", records=count)))
-        behind = await self._tails.behind(now.job.agent, verdict)
+        behind = await self._tails.behind(context.job.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
         if verdict.found == "missing":
             copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
@@ -300,14 +325,14 @@ class Repairs:
         # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
         if changed or behind in ("theirs", "theirs_behind_ours"):
-            done = replace(done, kept=await self._keep_aside(path))
+            done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
         moved = await self._may_lie_elsewhere(session)
         if moved:
-            path = self._projects.path(now.cwd, str(uuid.uuid4()))
-        mark, count = await self._write(now, parent, path)
+            path = self._projects.path(context.cwd, str(uuid.uuid4()))
+        mark, count = await self._write(context, parent, path)
         done = replace(done, records=count)
-        rebuilt = now.session(path.stem, path.parent, mark, None if moved else session)
-        link = now.link(session.id, rebuilt.id, "rebuilt", done.as_json())
+        rebuilt = context.session(path.stem, path.parent, mark, None if moved else session)
+        link = context.link(session.id, rebuilt.id, "rebuilt", done.as_json())
         return PreparedSession(rebuilt, True, "rebuilt", (link,), Evidence(repaired=done))
 
     async def _may_lie_elsewhere(self, session: Session) -> bool:
@@ -324,12 +349,8 @@ class Repairs:
         own = [record for record in await self._store.own_records(session.tip_turn_id) if record.uuid is not None]
         return bool(own) and all(record.synthetic for record in own)
 
-    async def _keep_aside(self, path: Path) -> str | None:
+    def _move_aside(self, path: Path) -> str | None:
         """Back up a file. Returns the new path; None without a file."""
-        aside = await asyncio.to_thread(self._moved_aside, path)
-        return None if aside is None else str(aside)
-
-    def _moved_aside(self, path: Path) -> Path | None:
         if not os.path.lexists(path):
             return None
         aside = self._settings.var / ASIDE / f"{path.stem}-{time.time_ns()}.jsonl"
@@ -347,26 +368,26 @@ class Repairs:
             else:
                 aside = path.with_name(f"{path.stem}{transcript.ASIDE}{time.time_ns()}")
                 path.rename(aside)
-        return aside
+        return str(aside)
 
     def forget_aside(self, session_id: str) -> None:
         """Remove this session's backups."""
         for backup in (self._settings.var / ASIDE).glob(f"{session_id}-*.jsonl"):
             remove_any(backup)
 
-    async def _write(self, now: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
+    async def _write(self, context: TurnContext, parent: Turn, path: Path) -> tuple[FileMark, int]:
         records = await paths.shown(self._store, parent.id)
-        return await self._write_records(now, records, path), len(records)
+        return await self._write_records(context, records, path), len(records)
 
-    async def _write_records(self, now: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
-        form = now.capability.form
+    async def _write_records(self, context: TurnContext, records: Sequence[Record], path: Path) -> FileMark:
+        form = context.capability.form
         try:
             return await asyncio.to_thread(transcript.write, path, records, path.stem, form=form)
         except OSError as exc:
             raise SandboxError(f"the transcript {path} cannot be written ({exc.strerror}): see `doctor`") from exc
 
 
-def _is_taken(path: Path, form: Loading) -> bool:
+def _is_loaded_whole(path: Path, form: Loading) -> bool:
     """Whether a CLI loads this transcript, which was just read, completely as it is.
 
     False after rewinds: 2.1.330 follows its own notes of them, but not if one of those turns was compacted. False also

@@ -7,7 +7,7 @@ would load. The head's session matters most; others are rewritten when they are 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,14 @@ from . import paths
 from .tails import Behind, Tails
 
 # Of many equal differences, only this many are listed one by one.
-NAMED = 20
+LISTED = 20
 # Records after the path that are no difference: of a turn that was not stored, because its proxy or CLI was killed.
 LEFTOVERS: Mapping[Behind | None, str] = {
     "ours": "of a turn that was not kept",
     "made_up": "that a CLI made up when its proxy was gone",
 }
 # How often a session is read again if a turn ended meanwhile.
-LOOKS = 3
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ class Verified:
 
 
 @dataclass(frozen=True, slots=True)
-class SessionLook:
+class SessionResult:
     """The result for one session. `verdict`: the comparison; None if the file was not compared."""
 
     records: int = 0
@@ -93,7 +93,8 @@ class Verifier:
         self._settings = settings
         self._store = store
         self._sandboxes = Sandboxes(settings)
-        self._projects = transcript.Projects(settings, self._sandboxes, environment.config_dir(settings))
+        self._config_dir = environment.config_dir(settings)
+        self._projects = transcript.Projects(settings, self._sandboxes, self._config_dir)
         self._tails = Tails(store)
 
     async def verify(
@@ -102,33 +103,39 @@ class Verifier:
         """`held_at`: the other host that has the agent and its transcripts; copies here are outdated.
         `step` is called after the path to the head was read, and after each session."""
         chain = await self._store.chain(agent.key)
-        every_session = chain.sessions if chain else ()
-        sessions = [session for session in every_session if session.tip_turn_id]
+        sessions = chain.sessions if chain else ()
         unwritten: list[str] = []
         busy: list[str] = []
-        found: list[Difference] = []
+        differences: list[Difference] = []
         notes: list[Difference] = []
         records = 0
-        async for fault in self._faults(agent, sessions):
-            found.append(fault)
+        if agent.head is not None:
+            at_head = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")
+            in_chain = partial(Difference, at_head, agent.head, True, "")
+            # Errors in the chain itself: a missing head, or a path that cannot be written.
+            head = await self._store.turn(agent.head)
+            if head is None or head.status not in ON_PATH:
+                differences.append(in_chain("chain", "the chain's head is not a finished turn of it"))
+            elif not (await paths.parsed(await paths.shown(self._store, head.id))).path:
+                differences.append(in_chain("chain", "the chain holds no records of the path to its head"))
+            if held_at is not None:
+                text = f"{held_at} has this agent: its transcripts are there, and `verify` compares them there"
+                notes.append(in_chain("host", text))
         step()
-        if held_at is not None and agent.head is not None:
-            tip = next((session for session in sessions if session.tip_turn_id == agent.head), None)
-            text = f"{held_at} has this agent: its transcripts are there, and `verify` compares them there"
-            notes.append(Difference(tip.id if tip else "", agent.head, True, "", "host", text))
-        for session in every_session:
-            if held_at is not None or not session.tip_turn_id:
-                step()
-                continue
-            looked = await self.session(agent, session)
+        for session in sessions:
+            if held_at is None and session.tip_turn_id:
+                result = await self.session(agent, session)
+                unwritten += [session.id] if result.unwritten else []
+                records += result.records
+                busy += [session.id] if result.busy else []
+                differences += result.differences
+                notes += result.notes
             step()
-            unwritten += [session.id] if looked.unwritten else []
-            records += looked.records
-            busy += [session.id] if looked.busy else []
-            found += looked.differences
-            notes += looked.notes
-        every = (tuple(busy), tuple(unwritten), tuple(found), tuple(notes))
-        return Verified(agent.agent_id, agent.owner, len(sessions), records, *every)
+        number = sum(session.tip_turn_id is not None for session in sessions)
+        return Verified(
+            agent.agent_id, agent.owner, number, records,
+            tuple(busy), tuple(unwritten), tuple(differences), tuple(notes),
+        )  # fmt: skip
 
     def by_hand(self, agent: Agent, session_id: str) -> str | None:
         """The command with which a person can continue this session; the chain adopts it. None for a confined agent,
@@ -137,32 +144,19 @@ class Verifier:
             return None
         return environment.resume_command(self._settings, self._sandboxes.path(agent.dir), session_id)
 
-    async def _faults(self, agent: Agent, sessions: Sequence[Session]) -> AsyncIterator[Difference]:
-        """Errors in the chain itself: a missing head, or a path that cannot be written."""
-        if agent.head is None:
-            return
-        tip = next((session.id for session in sessions if session.tip_turn_id == agent.head), "")
-        head = await self._store.turn(agent.head)
-        if head is None or head.status not in ON_PATH:
-            yield Difference(tip, agent.head, True, "", "chain", "the chain's head is not a finished turn of it")
-            return
-        known = await paths.shown(self._store, head.id)
-        if not (await paths.parsed(known)).path:
-            yield Difference(tip, head.id, True, "", "chain", "the chain holds no records of the path to its head")
-
-    async def session(self, agent: Agent, session: Session) -> SessionLook:
+    async def session(self, agent: Agent, session: Session) -> SessionResult:
         """One session, which has a turn at its tip."""
-        for _ in range(LOOKS):
-            looked = await self._look(agent, session)
-            if not looked.differences:
-                return looked
-            again = await self._store.session(session.id)
-            if again is None or again.tip_turn_id == session.tip_turn_id:
+        for _ in range(ATTEMPTS):
+            result = await self._compared(agent, session)
+            if not result.differences:
+                return result
+            newest = await self._store.session(session.id)
+            if newest is None or newest.tip_turn_id == session.tip_turn_id:
                 break
-            session = again
-        return looked
+            session = newest
+        return result
 
-    async def _look(self, agent: Agent, session: Session) -> SessionLook:
+    async def _compared(self, agent: Agent, session: Session) -> SessionResult:
         assert session.tip_turn_id is not None
         path = self._projects.path(self._sandboxes.path(agent.dir), session.id)
         at_head = session.tip_turn_id == agent.head
@@ -170,39 +164,39 @@ class Verifier:
             # For other sessions the hash is enough; reading the path for each of hundreds would be slow.
             verdict = await asyncio.to_thread(transcript.check, path, session.mark, None)
             if verdict is not None and verdict.found == "equal":
-                return SessionLook(verdict=verdict)
+                return SessionResult(verdict=verdict)
         known = await paths.shown(self._store, session.tip_turn_id)
         verdict = await asyncio.to_thread(_compare, path, known)
         if verdict.found == "missing" and not session.transcript:
-            return SessionLook(unwritten=True)
+            return SessionResult(unwritten=True)
         tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
         if tip is not None and await self._tails.lacks_other_models(agent, tip, session, verdict):
-            return SessionLook(unwritten=True)
-        name = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
-        found = [name(*fault) for fault in _faults(verdict)]
+            return SessionResult(unwritten=True)
+        difference = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
+        found = [difference(*fields) for fields in _differences(verdict)]
         if verdict.found == "missing":
-            found = await asyncio.to_thread(self._elsewhere, session.id, path, known, name) or found
+            for place in await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path):
+                if (await asyncio.to_thread(_compare, place, known)).found == "equal":
+                    text = f"it is at {place} instead of {path}; the next turn moves it back"
+                    found = [difference("elsewhere", text)]
+                    break
         unfinished = [turn async for turn in self._store.unfinished()] if found else []
         if any(turn.agent_key == agent.key and turn.session_id in (session.id, None) for turn in unfinished):
             found = [one for one in found if one.kind not in ("unknown", "cut")]
-            return SessionLook(len(known), busy=True, differences=tuple(found), verdict=verdict)
+            return SessionResult(len(known), busy=True, differences=tuple(found), verdict=verdict)
         stops = transcript.stops_at_unknown(session.cli_version)
         if stops and verdict.unloaded and verdict.found in ("equal", "tail"):
-            found.append(name("unloaded", _unloaded(verdict.unloaded, session.cli_version)))
+            text = (
+                f"{_count(len(verdict.unloaded), 'record')} of a type that Claude CLI {session.cli_version} does not "
+                f"load ({_list(verdict.unloaded)}): it would go on from what follows only; the next turn writes the "
+                "transcript again without"
+            )
+            found.append(difference("unloaded", text))
         leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
         if leftover is not None:
             text = f"{_count(len(verdict.tail), 'record')} {leftover} after the path: the next turn removes them"
-            return SessionLook(len(known), notes=(name("leftover", text),), verdict=verdict)
-        return SessionLook(len(known), differences=tuple(found), verdict=verdict)
-
-    def _elsewhere(
-        self, session_id: str, path: Path, known: Sequence[Record], name: Callable[[str, str], Difference]
-    ) -> list[Difference]:
-        """The difference if the file is in another place, with the path."""
-        for place in transcript.find_elsewhere(self._projects.config_dir, session_id, path):
-            if _compare(place, known).found == "equal":
-                return [name("elsewhere", f"it is at {place} instead of {path}; the next turn moves it back")]
-        return []
+            return SessionResult(len(known), notes=(difference("leftover", text),), verdict=verdict)
+        return SessionResult(len(known), differences=tuple(found), verdict=verdict)
 
 
 async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) -> Comparison:
@@ -210,13 +204,13 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
     session = await store.session(turn.session_id) if turn.session_id else None
     if session is None or session.tip_turn_id is None:
         return Comparison("none")
-    looked = await verifier.session(agent, session)
-    findings = (*looked.differences, *looked.notes)
+    result = await verifier.session(agent, session)
+    findings = (*result.differences, *result.notes)
     own = await store.own_records(turn.id)
     return Comparison(
-        "different" if looked.differences else "busy" if looked.busy else "equal",
+        "different" if result.differences else "busy" if result.busy else "equal",
         tuple((one.kind, one.text) for one in findings),
-        await asyncio.to_thread(_side_by_side, own, looked.verdict, is_tip=session.tip_turn_id == turn.id),
+        await asyncio.to_thread(_side_by_side, own, result.verdict, is_tip=session.tip_turn_id == turn.id),
         session.id,
         findings[0].transcript if findings else session.transcript,
         session.tip_turn_id,
@@ -226,28 +220,29 @@ async def compare(verifier: Verifier, store: Store, agent: Agent, turn: Turn) ->
 
 def _side_by_side(own: list[Record], verdict: FileVerdict | None, *, is_tip: bool) -> tuple[ComparedRecord, ...]:
     """The turn's compared records, and after the last turn those that the chain does not have."""
-    mine = transcript.parse_records(own).path
-    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # compared by its hash only
-        return tuple(_compared("equal", entry, None) for entry in mine)
-    found = {pair.ours.uuid: pair for pair in verdict.pairs} if verdict is not None else {}
-    rows = []
-    for entry in mine:
-        pair = found.get(entry.uuid)
-        state = "only in the chain" if pair is None or pair.state == "lost" else pair.state
-        rows.append(_compared(state, entry, pair.theirs if pair else None))
-    if verdict is not None and is_tip:
-        rows += [_compared("only in the transcript", None, entry) for entry in verdict.unknown]
-    return tuple(rows)
 
-
-def _compared(state: str, chain: Entry | None, file: Entry | None) -> ComparedRecord:
-    either = chain or file
-    assert either is not None
-
-    def said(entry: Entry | None) -> Sequence[Any] | None:
+    def blocks(entry: Entry | None) -> Sequence[Any] | None:
         return None if entry is None else entry.content or (entry.data.get("attachment"),)
 
-    return ComparedRecord(either.uuid, either.kind, state, said(chain), None if state == "equal" else said(file))
+    def row(state: str, chain: Entry | None, file: Entry | None) -> ComparedRecord:
+        either = chain or file
+        assert either is not None
+        return ComparedRecord(
+            either.uuid, either.kind, state, blocks(chain), None if state == "equal" else blocks(file)
+        )
+
+    entries = transcript.parse_records(own).path
+    if verdict is not None and verdict.found == "equal" and not verdict.pairs:  # compared by its hash only
+        return tuple(row("equal", entry, None) for entry in entries)
+    pairs = {pair.ours.uuid: pair for pair in verdict.pairs} if verdict is not None else {}
+    rows = []
+    for entry in entries:
+        pair = pairs.get(entry.uuid)
+        state = "only in the chain" if pair is None or pair.state == "lost" else pair.state
+        rows.append(row(state, entry, pair.theirs if pair else None))
+    if verdict is not None and is_tip:
+        rows += [row("only in the transcript", None, entry) for entry in verdict.unknown]
+    return tuple(rows)
 
 
 def _compare(path: Path, known: Sequence[Record]) -> FileVerdict:
@@ -256,48 +251,41 @@ def _compare(path: Path, known: Sequence[Record]) -> FileVerdict:
     return verdict
 
 
-def _faults(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
+def _differences(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
     """The differences in a verdict: kind, text, number of the chain's record."""
     if verdict.found == "missing":
         yield "missing", f"{verdict.note}; the next turn writes it again from the chain", None
     if verdict.found == "unreadable":
         advice = "give this user the right to read it, or leave it to the next turn, which writes it again"
         yield "unreadable", f"{verdict.note}; {advice}", None
-    wrong = [pair for pair in verdict.pairs if pair.state != "equal"]
-    for pair in wrong[:NAMED]:
-        yield pair.state, _says(pair, len(verdict.pairs)), pair.number
-    if len(wrong) > NAMED:
-        first = wrong[NAMED]
-        yield first.state, f"and {len(wrong) - NAMED} more records of {len(verdict.pairs)}", first.number
+    different = [pair for pair in verdict.pairs if pair.state != "equal"]
+    for pair in different[:LISTED]:
+        yield pair.state, _describe(pair, len(verdict.pairs)), pair.number
+    if len(different) > LISTED:
+        first = different[LISTED]
+        yield first.state, f"and {len(different) - LISTED} more records of {len(verdict.pairs)}", first.number
     if verdict.unknown:
-        kinds = ", ".join(f"{entry.kind} {entry.uuid}" for entry in verdict.unknown[:3])
-        dots = ", …" if len(verdict.unknown) > 3 else ""
-        yield "unknown", f"{_count(len(verdict.unknown), 'record')} that the chain does not know: {kinds}{dots}", None
-    if verdict.found == "different" and not wrong and not verdict.unknown:
+        records = _count(len(verdict.unknown), "record")
+        yield "unknown", f"{records} that the chain does not know: {_list(verdict.unknown)}", None
+    if verdict.found == "different" and not different and not verdict.unknown:
         yield "order", "the records are in another order, or some occur twice", None
     if verdict.cut:
-        yield (
-            "cut",
-            f"{_count(verdict.broken, 'line')} of it no JSON or no record of a CLI's (a cut last line is one)",
-            None,
-        )
+        lines = _count(verdict.broken, "line")
+        yield "cut", f"{lines} of it no JSON or no record of a CLI's (a cut last line is one)", None
 
 
-def _unloaded(entries: Sequence[Entry], version: str) -> str:
-    kinds = ", ".join(f"{entry.kind} {entry.uuid}" for entry in entries[:3]) + (", …" if len(entries) > 3 else "")
-    return (
-        f"{_count(len(entries), 'record')} of a type that Claude CLI {version} does not load ({kinds}): it would go on "
-        "from what follows only; the next turn writes the transcript again without"
-    )
-
-
-def _says(pair: Pair, of: int) -> str:
-    what = f"record {pair.number} of {of} ({pair.ours.kind} {pair.ours.uuid})"
+def _describe(pair: Pair, of: int) -> str:
+    record = f"record {pair.number} of {of} ({pair.ours.kind} {pair.ours.uuid})"
     if pair.theirs is None:
-        return f"{what} is not in the transcript"
+        return f"{record} is not in the transcript"
     names = ("uuid", "parentUuid", "type", "content")
-    both = zip(names, pair.ours.says(), pair.theirs.says(), strict=True)
-    return f"{what} differs in its {', '.join(name for name, mine, other in both if mine != other)}"
+    fields = zip(names, pair.ours.comparable(), pair.theirs.comparable(), strict=True)
+    return f"{record} differs in its {', '.join(name for name, ours, theirs in fields if ours != theirs)}"
+
+
+def _list(entries: Sequence[Entry]) -> str:
+    """The first three records by type and uuid."""
+    return ", ".join(f"{entry.kind} {entry.uuid}" for entry in entries[:3]) + (", …" if len(entries) > 3 else "")
 
 
 def _count(number: int, one: str) -> str:

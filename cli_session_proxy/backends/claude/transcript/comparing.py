@@ -167,7 +167,7 @@ def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
 
 def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
     """Everything apart from messages: attachments and the CLI's own remarks."""
-    return [entry.says()[2:] for entry in entries if not entry.spoken()]
+    return [entry.comparable()[2:] for entry in entries if not entry.spoken()]
 
 
 def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
@@ -181,7 +181,7 @@ def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
 
 
 def _equal(ours: Entry, theirs: Entry) -> bool:
-    return ours.says() == theirs.says()
+    return ours.comparable() == theirs.comparable()
 
 
 def _leaf(entries: Sequence[Entry]) -> str | None:

@@ -66,7 +66,7 @@ class Entry:
         blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said if isinstance(said, list) else ()
         self.content = [block for block in blocks if isinstance(block, dict)]
 
-    def says(self) -> tuple[Any, ...]:
+    def comparable(self) -> tuple[Any, ...]:
         """A key that is equal for records that are the same for the model, also in a copy of the file."""
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
