@@ -273,7 +273,7 @@ async def test_a_process_whose_return_is_cancelled_leaves_its_place(
             await until(lambda: not claude(engine).sessions.sharing._groups)
         await until(lambda: not claude(engine).processes())
         assert not claude(engine).pool.table.in_use
-        assert not claude(engine).sessions.sharing._mine
+        assert not claude(engine).sessions.sharing._transcripts
         await ask(engine, "two", agent=None)
         assert heard(upstream) == ["two"]
 
@@ -288,7 +288,7 @@ async def test_nothing_is_kept_of_kinds_whose_processes_have_ended(
             await ask(engine, "question", agent=None, system=f"System prompt {n}.")
         shared = claude(engine).sessions.sharing
         await until(lambda: not shared._groups)
-        assert not shared._mine
+        assert not shared._transcripts
 
 
 @pytest.mark.parametrize("count", rest_in_full(40, 2000))

@@ -106,7 +106,7 @@ class Decisions:
         """What else is not shown to the model from this turn on. `own`: the path's newest turn that the CLI
         answered."""
         job, parent = context.job, context.job.parent
-        wanted = CODES.keys() & job.remedies
+        kinds = CODES.keys() & job.remedies  # to leave out
         if parent is None:
             return Decided()
         if not context.capability.heals_thinking:
@@ -119,26 +119,26 @@ class Decisions:
             known = await self._store.records(parent.id)
             changed = not opened.same or upgraded or (model, profile) != (job.model, job.profile)
             if changed or transcript.was_refused(known, "thinking"):
-                wanted.add("thinking")
+                kinds.add("thinking")
         first = Decided()
         if self._windows or job.window is not None or (own is not None and own.options.window is not None):
             first = await self._in_window(parent, own, job)
-        if not wanted and "summary" not in job.remedies and not first.records:
+        only_window = not kinds and "summary" not in job.remedies
+        if only_window and not first.records:
             return first
-        is_cut = not wanted and "summary" not in job.remedies
         path = await paths.shown(self._store, parent.id, first.records)
         if "summary" in job.remedies:
             summed = await summarise(path)
             first = Decided((*first.records, *summed.records), (*first.notes, *summed.notes))
         path = await self._store.records(parent.id)
-        decided = await asyncio.to_thread(_left_out, path, wanted, first, refused="thinking" in job.remedies)
-        return replace(decided, why="window") if is_cut else decided
+        decided = await asyncio.to_thread(_leave_out, path, kinds, first, refused="thinking" in job.remedies)
+        return replace(decided, why="window") if only_window else decided
 
     async def _in_window(self, parent: Turn, own: Turn | None, job: Job) -> Decided:
         """Leave out turns older than the window from here on, or show again what a narrower window left out."""
         profile = self._profile_of(own) if own is not None else None
-        was = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
-        if job.window is None and was is None:
+        earlier = self._settings.window_for(own.model, profile, own.options.window) if own and profile else None
+        if job.window is None and earlier is None:
             return Decided()
         turns = [*await self._store.path(parent.id), job.turn]
         sizes = [size_of(one, before) for one, before in zip(turns, [None, *turns], strict=False)]
@@ -156,31 +156,30 @@ class Decisions:
 
     async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
         """Notes of what the CLI itself left out or changed, by its transcript."""
-        found = own_repairs(records, ready.prompt)
-        if "cli_left_out_thinking" in found:  # the count is unknown
-            path = _since_stripped(await self._path(ready))
-            found["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path, "thinking")
-        elif ready.fresh and ready.session.tip_turn_id is not None:  # a change of the model starts a new process
-            path = _since_stripped(await self._path(ready))
-            found["other_models_thinking"] = await asyncio.to_thread(of_other_models, path, records)
-        return tuple(Note(code, number) for code, number in found.items() if number)
-
-    async def _path(self, ready: LiveSession) -> Sequence[Record]:
-        return await paths.shown(self._store, ready.session.tip_turn_id, ready.decisions)
+        counts = own_repairs(records, ready.prompt)
+        tip = ready.session.tip_turn_id
+        left_out = "cli_left_out_thinking" in counts  # how many blocks is unknown
+        if left_out or (ready.fresh and tip is not None):  # a change of the model starts a new process
+            path = await paths.shown(self._store, tip, ready.decisions)
+            # Thinking before this record is already left out.
+            start = next((at for at in range(len(path), 0, -1) if '"thinking_stripped"' in path[at - 1].line), 0)
+            if left_out:
+                counts["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path[start:], "thinking")
+            else:
+                counts["other_models_thinking"] = await asyncio.to_thread(of_other_models, path[start:], records)
+        return tuple(Note(code, number) for code, number in counts.items() if number)
 
     async def remedy(self, parent: Turn | None, error: ProxyError, *, tried: Collection[Remedy]) -> Remedy | None:
         """What to leave out so that the provider accepts the request, the least loss first."""
-        wanted = [remedy for remedy in failures.remedies(error) if remedy not in tried]
-        if parent is None or not wanted:
+        remedies = [remedy for remedy in failures.remedies(error) if remedy not in tried]
+        too_long = isinstance(error, ContextTooLong | RequestTooLarge)
+        if parent is None or not remedies or (too_long and self._settings.on_context_full == "error"):
             return None
         path = await paths.shown(self._store, parent.id)
-        too_long = isinstance(error, ContextTooLong | RequestTooLarge)
-        if too_long and self._settings.on_context_full == "error":
-            return None
 
         def first() -> Remedy | None:
-            for remedy in wanted:
-                what = next((one for one in CODES if one == remedy), None)
+            for remedy in remedies:
+                what = next((kind for kind in CODES if kind == remedy), None)
                 if what is None:
                     return remedy
                 # In a too long request images are left out only if they are the main part.
@@ -192,18 +191,19 @@ class Decisions:
         return await asyncio.to_thread(first)
 
 
-def _left_out(path: Sequence[Record], wanted: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
-    """The decision extended by marks and notes for existing blocks of these kinds, and for thinking that becomes
-    invalid."""
+def _leave_out(path: Sequence[Record], kinds: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
+    """The decision `first`, extended by marks and notes for existing blocks of these kinds, and for thinking that
+    becomes invalid."""
     path = transcript.shown([*path, *first.records])
-    found = {what: number for what in CODES if what in wanted and (number := transcript.count(path, what))}
-    marks = [*first.records, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in found)]
-    if "thinking" not in found:
-        later = path if first.records else transcript.since_first(path, found)  # a summary comes before all of them
+    counts = {what: number for what in CODES if what in kinds and (number := transcript.count(path, what))}
+    marks = [*first.records, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in counts)]
+    if "thinking" not in counts:
+        later = path if first.records else transcript.since_first(path, counts)  # a summary comes before all of them
         if thoughts := transcript.count(later, "thinking"):
-            found["thinking"] = thoughts
-            marks.append(transcript.leave_out("thinking", next(one.uuid for one in later if one.uuid is not None)))
-    return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in found.items())))
+            counts["thinking"] = thoughts
+            since = next(record.uuid for record in later if record.uuid is not None)
+            marks.append(transcript.leave_out("thinking", since))
+    return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in counts.items())))
 
 
 # --- The head of a request: kept byte-identical if a change can be told to the model in another way
@@ -239,30 +239,29 @@ def opening(
         system += line
     if before is None or (same_words and before.known_system != system):  # the line about tools was added or removed
         return Opening(Head(system, system, tools), offers, same=before is None)
-    same_tools = before.tools == tools or _in_one_spelling(before.tools) == _in_one_spelling(tools)
+    same_tools = before.tools == tools or _normal_form(before.tools) == _normal_form(tools)
     if same_tools and before.tools:  # keep the first spelling of equal tools
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = before if before.tools == tools else replace(before, tools=tools)
-    waits = changes != "replace" and not asks and system is not None and _fits(before, system)
-    if system == before.known_system or waits:
+    fits = (
+        system is not None
+        and before.system is not None
+        and system_prompts.is_same_but_for_values(before.system, system)
+    )
+    if system == before.known_system or (fits and changes != "replace" and not asks):
         return Opening(head, offers, same=same_tools)  # no prompt: changes wait for the next one
-    if system is not None and before.system is not None and before.known_system is not None and asks:
-        fits = changes == "auto" and _fits(before, system)
-        if fits or changes == "newest-turn" or system == before.system:
-            text = system_prompts.reminder(before.known_system, system)
-            notes = (Note("system_prompt_in_newest_turn"),)
-            return Opening(replace(head, known_system=system), offers, text, notes, same_tools)
+    in_prompt = (fits and changes == "auto") or changes == "newest-turn" or system == before.system
+    if asks and in_prompt and system is not None and before.system is not None and before.known_system is not None:
+        text = system_prompts.reminder(before.known_system, system)
+        notes = (Note("system_prompt_in_newest_turn"),)
+        return Opening(replace(head, known_system=system), offers, text, notes, same_tools)
     return Opening(Head(system, system, tools), offers, None, (Note("system_prompt_replaced"),), same=False)
 
 
-def _fits(before: Head, system: str) -> bool:
-    return before.system is not None and system_prompts.is_same_but_for_values(before.system, system)
-
-
-def _in_one_spelling(tools: Sequence[JSON]) -> list[str]:
+def _normal_form(tools: Sequence[JSON]) -> list[str]:
     """The tools in a normal form, independent of their order and the order of keys."""
-    shown = ({name: tool.get(name) for name in ("name", "description", "schema")} for tool in tools)
-    return sorted(json.dumps(tool, sort_keys=True) for tool in shown)
+    fields = ({name: tool.get(name) for name in ("name", "description", "schema")} for tool in tools)
+    return sorted(json.dumps(tool, sort_keys=True) for tool in fields)
 
 
 # --- Repairs by the CLI itself, which it only notes in its transcript (2.1.330)
@@ -281,25 +280,25 @@ _REMOVED: Mapping[str, Code] = {"[Image removed": "cli_left_out_images", "[Docum
 
 def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
     """Counts by code. `prompt`: what we sent; an image that the CLI recorded differently was changed."""
-    found: dict[Code, int] = {}
-    given = {_data(block) for block in prompt if block.get("type") == "image"}
+    counts: dict[Code, int] = {}
+    sent = {_data(block) for block in prompt if block.get("type") == "image"}
     for record in records:
         if record.uuid is None:
-            for words, removed in _REMOVED.items():
-                found[removed] = max(found.get(removed, 0), record.line.count(words))
+            for text, removed in _REMOVED.items():
+                counts[removed] = max(counts.get(removed, 0), record.line.count(text))
             continue
-        if not (given or '"attachment"' in record.line):
+        if not (sent or '"attachment"' in record.line):
             continue
         data = json.loads(record.line)
         attachment = data.get("attachment")
         code = _ATTACHMENTS.get(str(attachment.get("type"))) if isinstance(attachment, dict) else None
         if code is not None:
-            found[code] = found.get(code, 0) + 1
-        content = data.get("message", {}).get("content") if data.get("type") == "user" and given else None
+            counts[code] = counts.get(code, 0) + 1
+        content = data.get("message", {}).get("content") if data.get("type") == "user" and sent else None
         for block in content if isinstance(content, list) else ():
-            if block.get("type") == "image" and _data(block) not in given:
-                found["cli_changed_images"] = found.get("cli_changed_images", 0) + 1
-    return found
+            if block.get("type") == "image" and _data(block) not in sent:
+                counts["cli_changed_images"] = counts.get("cli_changed_images", 0) + 1
+    return counts
 
 
 def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
@@ -315,15 +314,10 @@ def _model(record: Record) -> str | None:
     """The model of this answer; None if it is no answer, or a message of the CLI itself."""
     if record.uuid is None or '"assistant"' not in record.line:
         return None
-    said = json.loads(record.line).get("message")
-    model = said.get("model") if isinstance(said, dict) and said.get("role") == "assistant" else None
+    message = json.loads(record.line).get("message")
+    is_answer = isinstance(message, dict) and message.get("role") == "assistant"
+    model = message.get("model") if is_answer else None
     return model if isinstance(model, str) and model != SYNTHETIC_MODEL else None
-
-
-def _since_stripped(path: Sequence[Record]) -> Sequence[Record]:
-    """The records after those whose thinking is already left out."""
-    at = next((at for at in range(len(path), 0, -1) if '"thinking_stripped"' in path[at - 1].line), 0)
-    return path[at:]
 
 
 def _data(block: Block) -> object:

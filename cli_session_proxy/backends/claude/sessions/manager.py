@@ -112,7 +112,7 @@ class Sessions:
         changes each time a process loads it.
         """
         agent, parent, session = job.agent, job.parent, job.session
-        shared = self.sharing.takes(job)
+        shared = self.sharing.is_for(job)
         profile = job.profile
         has_programs = profile.tools or profile.mcp_config or profile.add_dirs or profile.setting_sources
         if not has_programs and not shared and self._sandboxes.was_confined(agent.dir):
@@ -147,7 +147,7 @@ class Sessions:
             raise InvalidRequest(unsafe, param="messages")
         wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
-            self.sharing.goes_on(job)
+            self.sharing.record_second_turn(job)
         context = TurnContext(job, cwd, env, capability, plain, wrapper, shared)
         imported = []
         if parent is not None and (session is None or session.mark is None):

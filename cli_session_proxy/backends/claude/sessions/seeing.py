@@ -12,10 +12,9 @@ from ....domain.models import ANSWERED, Block, Record, Turn
 from ....stores.base import Store
 from ...base import RequestSeen
 from .. import transcript
-from ..transcript import Entry
 from . import paths
 
-Said = tuple[str, Block]
+RoleBlock = tuple[str, Block]
 
 
 async def seen(store: Store, turn: Turn) -> RequestSeen | None:
@@ -29,53 +28,51 @@ async def seen(store: Store, turn: Turn) -> RequestSeen | None:
 
 
 def _seen(path: Sequence[Turn], records: Sequence[Record], before: Sequence[Record]) -> RequestSeen:
-    sent, summarised = _request(records)
-    former, _ = _request(before)
-    whole = {role: _text(sent, role) for role in ("user", "assistant")}
-    at = dict.fromkeys(whole, 0)
+    sent, is_summarised = _request(records)
+    previous, _ = _request(before)
+    texts = {role: _text(sent, role) for role in ("user", "assistant")}
+    ends = dict.fromkeys(texts, 0)  # of the last found turn in each text
     missing: list[str] = []
     first: int | None = None  # the first turn that was sent
-    for n, turn in enumerate(path):
-        said = [(message.role, block) for message in turn.input for block in message.content]
+    for number, turn in enumerate(path):
+        blocks = [(message.role, block) for message in turn.input for block in message.content]
         # Without the turn's own answer, which came after the request.
-        said += [("assistant", block) for block in turn.output] if turn.id != path[-1].id else []
-        words = {role: _text(said, role) for role in whole}
-        found = {role: whole[role].find(words[role], at[role]) for role in whole}
-        if -1 in found.values():
+        blocks += [("assistant", block) for block in turn.output] if turn.id != path[-1].id else []
+        own = {role: _text(blocks, role) for role in texts}
+        starts = {role: texts[role].find(own[role], ends[role]) for role in texts}
+        if -1 in starts.values():
             missing.append(turn.id)
         else:
-            at = {role: found[role] + len(words[role]) for role in whole}
-            first = n if first is None and any(words.values()) else first
-    before_first = {turn.id for turn in path[:first]} if summarised else set()  # in the summary
+            ends = {role: starts[role] + len(own[role]) for role in texts}
+            first = number if first is None and any(own.values()) else first
+    in_summary = {turn.id for turn in path[:first]} if is_summarised else set()
     return RequestSeen(
         turns=len(path),
-        missing=tuple(turn_id for turn_id in missing if turn_id not in before_first),
-        summarised=sum(turn_id in before_first for turn_id in missing),
+        missing=tuple(turn_id for turn_id in missing if turn_id not in in_summary),
+        summarised=sum(turn_id in in_summary for turn_id in missing),
         messages=tuple(sent),
-        extends=sent[: len(former)] == former if before else None,
+        extends=sent[: len(previous)] == previous if before else None,
     )
 
 
-def _request(records: Sequence[Record]) -> tuple[list[Said], bool]:
-    """The blocks of the last request in these records, each with its role, and whether it begins with a summary."""
+def _request(records: Sequence[Record]) -> tuple[list[RoleBlock], bool]:
+    """The blocks of the last request in these records, and whether it begins with a summary."""
     entries = transcript.parse_records(records).path
-    boundaries = [n for n, entry in enumerate(entries) if entry.data.get("subtype") == "compact_boundary"]
+    boundaries = [at for at, entry in enumerate(entries) if entry.data.get("subtype") == "compact_boundary"]
     entries = entries[boundaries[-1] :] if boundaries else entries
     answers = [entry for entry in entries if entry.kind == "assistant"]
     if answers:  # the last answer has a record per block
-        named = _message_id(answers[-1])
-        first = next(entry for entry in answers if entry is answers[-1] or (named and _message_id(entry) == named))
+        ids = [(entry.data.get("message") or {}).get("id") for entry in answers]
+        first = answers[ids.index(ids[-1])] if ids[-1] else answers[-1]
         entries = entries[: entries.index(first)]
-    said = [(entry.kind, block) for entry in entries if entry.kind in ("user", "assistant") for block in entry.content]
-    opening = str(said[0][1].get("text", "")) if said else ""
-    return said, bool(boundaries) or opening.startswith(transcript.SUMMARY)
+    blocks = [
+        (entry.kind, block) for entry in entries if entry.kind in ("user", "assistant") for block in entry.content
+    ]
+    opening = str(blocks[0][1].get("text", "")) if blocks else ""
+    return blocks, bool(boundaries) or opening.startswith(transcript.SUMMARY)
 
 
-def _message_id(entry: Entry) -> object:
-    return (entry.data.get("message") or {}).get("id")
-
-
-def _text(said: Sequence[Said], role: str) -> str:
+def _text(blocks: Sequence[RoleBlock], role: str) -> str:
     """All text of one role without blanks: a record may have two blocks for one block in the chain."""
-    texts = (str(block.get("text", "")) for by, block in said if by == role and block.get("type") == "text")
+    texts = (str(block.get("text", "")) for by, block in blocks if by == role and block.get("type") == "text")
     return "".join("".join(texts).split())

@@ -72,7 +72,7 @@ class SharedUse:
 class _First:
     agent_key: int
     at: float
-    went_on: bool = False
+    continued: bool = False
 
 
 @dataclass(slots=True)
@@ -105,24 +105,31 @@ class Sharing:
         self._groups: dict[Kind, _Group] = {}
         self._firsts: OrderedDict[Kind, deque[_First]] = OrderedDict()
         self._place: tuple[Path, Path] | None = None
-        self._mine: set[Path] = set()  # transcripts of live processes
+        self._transcripts: set[Path] = set()  # transcripts of live processes
 
     # --- which turns share
 
-    def takes(self, job: Job) -> bool:
+    def is_for(self, job: Job) -> bool:
         """Whether this turn is a one-shot question for a shared process."""
         profile, agent = job.profile, job.agent
         if self._settings.share_processes == "never" or agent.named or job.parent is not None or agent.head is not None:
             return False
-        own = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources or profile.confined
-        if own or job.offers or job.remedies or not job.prompt or not (job.system or "").strip():
+        own_files = profile.tools or profile.add_dirs or profile.mcp_config or profile.setting_sources
+        if (
+            own_files
+            or profile.confined
+            or job.offers
+            or job.remedies
+            or not job.prompt
+            or not (job.system or "").strip()
+        ):
             return False
         known = cli.known(cli.find(self._settings))
         if known is None or not known[1].was_seen("rewind_conversation") or not known[1].warm:
             return False
-        return self._is_stranger(job) or self._settings.share_processes == "always"
+        return self._is_rarely_continued(job) or self._settings.share_processes == "always"
 
-    def _is_stranger(self, job: Job) -> bool:
+    def _is_rarely_continued(self, job: Job) -> bool:
         """Whether first questions of this kind are rarely continued, by past experience."""
         kind, now = kind_of(job), self._clock()
         firsts = self._firsts.setdefault(kind, deque(maxlen=FIRSTS))
@@ -134,14 +141,14 @@ class Sharing:
         others = [first for first in firsts if first.agent_key != job.agent.key]
         if len(others) == len(firsts):
             firsts.append(_First(job.agent.key, now))
-        gone_on = sum(first.went_on for first in others)
-        return len(others) - gone_on >= ALONE and gone_on < OFTEN * len(others)
+        continued = sum(first.continued for first in others)
+        return len(others) - continued >= ALONE and continued < OFTEN * len(others)
 
-    def goes_on(self, job: Job) -> None:
-        """Record a second turn: its first question was continued."""
+    def record_second_turn(self, job: Job) -> None:
+        """The agent of this second turn has continued its first question."""
         for first in self._firsts.get(kind_of(job), ()):
             if first.agent_key == job.agent.key:
-                first.went_on = True
+                first.continued = True
 
     def place(self) -> tuple[Path, Path]:
         """The working directory and TMPDIR of shared processes."""
@@ -162,7 +169,7 @@ class Sharing:
                         if await self._is_free(shared, launch):
                             shared.agent_key = job.agent.key
                             return shared
-                        self._less(group)
+                        self._decrement(group)
                     # Start another one only if none is free soon, and few are starting.
                     if group.count > group.starting and await self._soon(group):
                         continue
@@ -188,7 +195,7 @@ class Sharing:
         try:
             process = await self._pool.take_warm(launch(shared.process.launch.session_id))
         except BaseException:
-            self._less(shared.group)  # it is in no list, so nobody else counts it
+            self._decrement(shared.group)  # it is in no list, so nobody else counts it
             raise
         if process is not shared.process:
             if process is not None:
@@ -202,21 +209,20 @@ class Sharing:
         group = self._groups.setdefault(group.kind, group)
         group.count, group.starting = group.count + 1, group.starting + 1
         try:
-            asked = launch(str(uuid.uuid4()))
-            process, _ = await self._pool.checkout(asked)
+            process, _ = await self._pool.checkout(launch(str(uuid.uuid4())))
         except BaseException:
-            self._less(group)
+            self._decrement(group)
             raise
         finally:
             group.starting -= 1
             group.changed.set()
         shared = SharedProcess(process, self._projects.path(process.cwd, process.session_id), group, agent_key)
-        self._mine.add(shared.path)
+        self._transcripts.add(shared.path)
         process.gone.add_done_callback(lambda _: self._gone(shared))
         return shared
 
-    def _less(self, group: _Group) -> None:
-        """Decrement the group's count."""
+    def _decrement(self, group: _Group) -> None:
+        """Count one process less in its group."""
         group.count -= 1
         group.changed.set()
         if not group.count and self._groups.get(group.kind) is group:
@@ -232,7 +238,7 @@ class Sharing:
         try:
             if use.sound and shared.uses < USES and process.usable and await process.rewind(frame_uuid, frame_uuid):
                 if at_once:
-                    await self._emptied(shared.path)
+                    await self._empty_after_rewind(shared.path)
                 await self._pool.checkin(process, stays=IDLE)
                 reusable = not process.gone.done()
         finally:
@@ -246,9 +252,9 @@ class Sharing:
         """End a process that may be unclean, and remove its transcript."""
         try:
             await self._pool.discard(use.shared.process.launch.session_id)
-            self._left(use.shared.path)  # after its death: a cut answer may be written late
+            self._remove_transcript(use.shared.path)  # after its death: a cut answer may be written late
         finally:
-            self._less(use.shared.group)
+            self._decrement(use.shared.group)
 
     async def forget(self, agent_key: int) -> None:
         """Erase this agent's question from all shared processes."""
@@ -258,17 +264,17 @@ class Sharing:
                 await self.end(SharedUse(shared, ""))
 
     def _gone(self, shared: SharedProcess) -> None:
-        self._left(shared.path)
+        self._remove_transcript(shared.path)
         if shared in shared.group.idle:
             shared.group.idle.remove(shared)
-            self._less(shared.group)
+            self._decrement(shared.group)
 
-    def _left(self, path: Path) -> None:
-        self._mine.discard(path)
+    def _remove_transcript(self, path: Path) -> None:
+        self._transcripts.discard(path)
         with survived("shared_transcript_left", path=str(path)):
             transcript.remove(path)
 
-    async def _emptied(self, path: Path) -> None:
+    async def _empty_after_rewind(self, path: Path) -> None:
         """Empty the transcript after the CLI has noted the rewind there: the note has the prompt."""
         give_up = time.monotonic() + NOTE_WAIT
         while time.monotonic() < give_up:
@@ -286,15 +292,15 @@ class Sharing:
         cwd, _ = self.place()
         for folder in self._projects.folders(cwd):
             for path in await asyncio.to_thread(transcript.sessions_in, folder):
-                if path not in self._mine and await running.holder(self._projects.config_dir, path.stem) is None:
+                if path not in self._transcripts and await running.holder(self._projects.config_dir, path.stem) is None:
                     await asyncio.to_thread(transcript.remove, path)
 
     def close(self) -> None:
         """Remove the transcripts, after the processes have ended."""
-        for path in list(self._mine):
-            self._left(path)
+        for path in list(self._transcripts):
+            self._remove_transcript(path)
 
 
 def kind_of(job: Job) -> Kind:
-    said = hashlib.sha256((job.system or "").encode("utf-8", "surrogatepass")).digest()
-    return job.agent.owner, job.turn.profile, job.model, job.effort, said
+    system_hash = hashlib.sha256((job.system or "").encode("utf-8", "surrogatepass")).digest()
+    return job.agent.owner, job.turn.profile, job.model, job.effort, system_hash
