@@ -47,7 +47,7 @@ async def recover_turn(
         [(path, exchange)] = complete
     before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     now, session_id = time.time(), path.stem
-    if _ran_without_approval(turn, exchange.tools):
+    if _has_invented_result(turn, exchange.tools):
         return None
     last = [entry for entry in exchange.path if entry.kind == "assistant"][-1].data
     version = last.get("version")
@@ -65,7 +65,7 @@ async def recover_turn(
     return answered, KeptTurn(records, session, _links(turn, before, session_id, now))
 
 
-def _ran_without_approval(turn: Turn, tools: Sequence[JSON]) -> bool:
+def _has_invented_result(turn: Turn, tools: Sequence[JSON]) -> bool:
     """Whether a tool was waiting for approval when the proxy died, or was allowed and had not run: the CLI then invents
     a result, and the model's answer to it does not count."""
     failed = {block.get("tool_use_id") for block in tools if block.get("is_error")}

@@ -85,48 +85,60 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
                 return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
         if known is None:
             return None
-        characters = sum(len(record.line) for record in known)
-        return _by_records(parse_records(known).path, parse(data, characters), stat, data)
+        chain = parse_records(known).path
+        parsed = parse(data, sum(len(record.line) for record in known))
+        unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
+        verdict = _compared(as_loaded(chain), as_loaded(parsed.path), parsed, stat, data)
+        leaf = _leaf(chain)
+        if verdict.found in ("equal", "tail") and chain and leaf in {entry.uuid for entry in unloaded}:
+            # A new CLI's records have this record as parent, although it does not load it.
+            verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
+        return replace(verdict, unloaded=unloaded) if unloaded else verdict
     except FileNotFoundError:
         return FileVerdict("missing", f"no transcript at {path}")
     except OSError as exc:
         return FileVerdict("unreadable", f"{path}: {exc.strerror}")
 
 
-def _by_records(path: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> FileVerdict:
-    wanted, have = as_loaded(path), as_loaded(parsed.path)
-    unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
-    verdict = _compared(wanted, have, parsed, stat, data)
-    ends = {entry.uuid for entry in unloaded}
-    if verdict.found in ("equal", "tail") and path and path[-1].uuid in ends:  # the parent in a new CLI's records
-        leaf = path[-1].uuid
-        verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
-    return replace(verdict, unloaded=unloaded) if unloaded else verdict
-
-
-def _compared(wanted: list[Entry], have: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes) -> FileVerdict:
-    begins = len(have) >= len(wanted) and all(map(_equal, wanted, have))
-    end = len(wanted) if begins else None
-    renewed = _end_of_copy(wanted, have) if end is None else None
-    if renewed is not None:
-        pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(wanted, 1))
-        note = f"all {len(wanted)} records are the chain's, under new uuids"
-        return _whole(note, pairs, tuple(have[renewed:]), parsed.broken, stat, data, _leaf(have[:renewed]))
-    pairs = _pairs(wanted, have)
-    if end is not None:
-        note = f"all {len(wanted)} records are the chain's"
-        return _whole(note, pairs, tuple(have[end:]), parsed.broken, stat, data, _leaf(wanted))
-    known = {entry.uuid for entry in wanted}
-    unknown = tuple(entry for entry in have if entry.uuid not in known)
-    if len(have) < len(wanted):
+def _compared(
+    expected: list[Entry], present: list[Entry], parsed: Parsed, stat: os.stat_result, data: bytes
+) -> FileVerdict:
+    """Compare the chain's records with those of the file, in the form of `as_loaded`."""
+    equal = [ours.comparable() == theirs.comparable() for ours, theirs in zip(expected, present, strict=False)]
+    is_whole = len(present) >= len(expected) and all(equal)
+    copy_end = None if is_whole else copied_up_to(expected, present)
+    if copy_end is not None:
+        # A copy under new uuids: equal messages, and nothing else lost. Its records are connected, and its last one is
+        # the parent of what follows.
+        copy = present[:copy_end]
+        same_leaf = _leaf(copy) == _leaf(expected) and unbroken(copy, None)
+        remarks, copied = (
+            [entry.comparable()[2:] for entry in entries if not entry.spoken()] for entries in (expected, copy)
+        )
+        if same_leaf and remarks == copied:
+            pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(expected, 1))
+            note = f"all {len(expected)} records are the chain's, under new uuids"
+            return _whole(note, pairs, tuple(present[copy_end:]), parsed.broken, stat, data, _leaf(copy))
+    by_uuid = {entry.uuid: entry for entry in present}
+    found: list[Pair] = []
+    for number, ours in enumerate(expected, 1):
+        theirs = by_uuid.get(ours.uuid)
+        same = theirs is not None and ours.comparable() == theirs.comparable()
+        found.append(Pair(number, ours, theirs, "lost" if theirs is None else "equal" if same else "changed"))
+    pairs = tuple(found)
+    if is_whole:
+        note = f"all {len(expected)} records are the chain's"
+        return _whole(note, pairs, tuple(present[len(expected) :]), parsed.broken, stat, data, _leaf(expected))
+    known = {entry.uuid for entry in expected}
+    unknown = tuple(entry for entry in present if entry.uuid not in known)
+    if len(present) < len(expected):
         broken = f", and {parsed.broken} broken" if parsed.broken else ""
-        note = f"{len(have)} records instead of {len(wanted)}{broken}" if data else "the file is empty"
+        note = f"{len(present)} records instead of {len(expected)}{broken}" if data else "the file is empty"
     else:
-        at = next(n for n, (mine, theirs) in enumerate(zip(wanted, have, strict=False), 1) if not _equal(mine, theirs))
-        note = f"record {at} of {len(wanted)} is not the chain's"
-    earlier = 0 < len(have) < len(wanted) and not parsed.broken and all(map(_equal, wanted, have))
-    last = wanted[-1].uuid if wanted else None
-    behind = next((have[at:] for at, entry in enumerate(have, 1) if last is not None and entry.uuid == last), [])
+        note = f"record {equal.index(False) + 1} of {len(expected)} is not the chain's"
+    earlier = 0 < len(present) < len(expected) and not parsed.broken and all(equal)
+    last = _leaf(expected)
+    behind = next((present[at:] for at, entry in enumerate(present, 1) if last is not None and entry.uuid == last), [])
     tail = tuple(behind) if len(behind) <= MORE_RECORDS and not any(entry.uuid in known for entry in behind) else ()
     return FileVerdict(
         "different", note, pairs, unknown, tail, parsed.broken, leaf=last, read=len(data), earlier=earlier
@@ -151,37 +163,6 @@ def _whole(
         return FileVerdict("tail", more, pairs, tail, tail, broken, leaf=leaf, read=len(data))
     mark = mark_of(stat, len(data), _sha(data), leaf)
     return FileVerdict("equal", note, pairs, mark=mark, leaf=leaf, read=len(data))
-
-
-def _end_of_copy(wanted: Sequence[Entry], have: Sequence[Entry]) -> int | None:
-    """The end of a copy of the path under new uuids at the beginning of these records: equal messages, nothing else
-    lost, and connected. None if there is no such copy.
-
-    The copy's last record must be the parent of what follows.
-    """
-    end = copied_up_to(wanted, have)
-    if end is None or _leaf(have[:end]) != _leaf(wanted) or not unbroken(have[:end], None):
-        return None
-    return end if _unspoken(wanted) == _unspoken(have[:end]) else None
-
-
-def _unspoken(entries: Sequence[Entry]) -> list[tuple[object, ...]]:
-    """Everything apart from messages: attachments and the CLI's own remarks."""
-    return [entry.comparable()[2:] for entry in entries if not entry.spoken()]
-
-
-def _pairs(wanted: Sequence[Entry], have: Sequence[Entry]) -> tuple[Pair, ...]:
-    by_uuid = {entry.uuid: entry for entry in have}
-    found: list[Pair] = []
-    for number, ours in enumerate(wanted, 1):
-        theirs = by_uuid.get(ours.uuid)
-        state: State = "lost" if theirs is None else "equal" if _equal(ours, theirs) else "changed"
-        found.append(Pair(number, ours, theirs, state))
-    return tuple(found)
-
-
-def _equal(ours: Entry, theirs: Entry) -> bool:
-    return ours.comparable() == theirs.comparable()
 
 
 def _leaf(entries: Sequence[Entry]) -> str | None:

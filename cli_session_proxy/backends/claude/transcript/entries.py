@@ -10,7 +10,7 @@ import json
 import os
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Literal, NamedTuple
 from uuid import NAMESPACE_OID, uuid5
@@ -62,9 +62,10 @@ class Entry:
         self.parent = data["parentUuid"] if is_record else None
         self.on_path = is_record and not data.get("isSidechain")
         message = data.get("message") if is_record else None
-        said = None if message is None else message.get("content")
-        blocks = [{"type": "text", "text": said}] if isinstance(said, str) else said if isinstance(said, list) else ()
-        self.content = [block for block in blocks if isinstance(block, dict)]
+        content = None if message is None else message.get("content")
+        if isinstance(content, str):
+            content = [{"type": "text", "text": content}]
+        self.content = [block for block in content if isinstance(block, dict)] if isinstance(content, list) else []
 
     def comparable(self) -> tuple[Any, ...]:
         """A key that is equal for records that are the same for the model, also in a copy of the file."""
@@ -253,13 +254,13 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
     Exceptions: a compaction boundary has no parent, and results of parallel calls have their call's record as parent
     (run on 2.1.329).
     """
-    at = start
+    previous = start
     for entry in entries:
         anew = entry.parent is None and entry.data.get("subtype") == "compact_boundary"
         answers_its_call = entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
-        if entry.parent != at and not anew and not answers_its_call:
+        if entry.parent != previous and not anew and not answers_its_call:
             return False
-        at = entry.uuid
+        previous = entry.uuid
     return True
 
 
@@ -293,16 +294,16 @@ def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
     Compares messages block by block: CLI 1.0.120 copies the session at every resume, splits prompts with several
     blocks, and gives new uuids to these and all later records.
     """
-    wanted = [said for entry in known for said in entry.spoken()]
+    expected = [block for entry in known for block in entry.spoken()]
     at = 0
     for index, entry in enumerate(copy):
-        said = entry.spoken()
-        if at == len(wanted) and said:
+        blocks = entry.spoken()
+        if at == len(expected) and blocks:
             return index
-        if wanted[at : at + len(said)] != said:
+        if expected[at : at + len(blocks)] != blocks:
             return None
-        at += len(said)
-    return len(copy) if at == len(wanted) else None
+        at += len(blocks)
+    return len(copy) if at == len(expected) else None
 
 
 # --- Opening and marking files in the CLI's directories
@@ -374,19 +375,12 @@ def mark_of(seen: os.stat_result, size: int, sha256: str, leaf: str | None) -> F
     return FileMark(seen.st_dev, seen.st_ino, size, seen.st_mtime_ns, sha256, leaf, seen.st_ctime_ns)
 
 
-def is_untouched(now: FileMark, mark: FileMark) -> bool:
-    """Whether it is the same file without changes. Renaming it away and back also changes its ctime."""
-    return (now.device, now.inode, now.size, now.mtime_ns, now.ctime_ns) == (
-        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
-    )  # fmt: skip
-
-
 def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
     """Whether it is the same file, with no changes but the times that a CLI sets when it resumes."""
-    whole = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
+    whole_ms = (now.mtime_ns + _ROUNDING) % _MS <= 2 * _ROUNDING
     at_once = -_TICK <= now.ctime_ns - now.mtime_ns <= _SLACK
     same = (now.device, now.inode, now.size) == (mark.device, mark.inode, mark.size)
-    return same and whole and at_once and mark.mtime_ns < now.mtime_ns
+    return same and whole_ms and at_once and mark.mtime_ns < now.mtime_ns
 
 
 def is_unchanged(path: Path | str, mark: FileMark) -> bool:
@@ -395,9 +389,8 @@ def is_unchanged(path: Path | str, mark: FileMark) -> bool:
         seen = os.stat(path)
     except OSError:
         return False
-    return (seen.st_dev, seen.st_ino, seen.st_size, seen.st_mtime_ns, seen.st_ctime_ns) == (
-        mark.device, mark.inode, mark.size, mark.mtime_ns, mark.ctime_ns,
-    )  # fmt: skip
+    # Renaming the file away and back changes its ctime.
+    return mark_of(seen, seen.st_size, mark.sha256, mark.leaf) == mark
 
 
 # --- Reading appended lines, and re-reading a whole file
@@ -510,7 +503,8 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     added, reader = got
     if added.path or added.broken or not added.follows(mark.leaf):
         raise TranscriptChanged("records")
-    if now.size == mark.size and not lenient and not is_untouched(now, mark) and not is_touched_by_cli(now, mark):
+    untouched = replace(now, sha256=mark.sha256, leaf=mark.leaf) == mark
+    if now.size == mark.size and not lenient and not untouched and not is_touched_by_cli(now, mark):
         raise TranscriptChanged("touched")
     return reader, now
 

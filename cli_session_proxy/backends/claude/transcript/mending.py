@@ -12,8 +12,9 @@ import hashlib
 import json
 import uuid
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from ....domain.models import JSON, THINKING, Block, Record, Tool
@@ -95,7 +96,7 @@ def media_of(records: Iterable[Record]) -> Iterator[tuple[str, str, Block]]:
         if record.uuid is not None and (_may_hold(record, "images") or _may_hold(record, "documents")):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                for block in _media(_content(data)):
+                for block in _blocks(_content(data)):
                     sha256 = _sha256(block)
                     if sha256 is not None and sha256 not in known:
                         yield record.uuid, sha256, block
@@ -184,7 +185,7 @@ def shown(records: Sequence[Record]) -> list[Record]:
         return list(records)
     shorter = ("summary", "images", "documents")
     # Earlier requests were longer. The CLI uses their recorded size, and would compact too early.
-    counted_before = max((at for at, mark in marks if mark.get("what", mark["mark"]) in shorter), default=0)
+    old_usage_before = max((at for at, mark in marks if mark.get("what", mark["mark"]) in shorter), default=0)
     instead: dict[str, Block] = {}
     fitted_before = 0  # records before this one may have replaced blocks
     for at, mark in marks:
@@ -194,60 +195,67 @@ def shown(records: Sequence[Record]) -> list[Record]:
     ranges = _left_out(records, marks)
     out: list[Record] = []
     start = _at(records, window_of(records))
-    summed = 0
+    summary_start = 0
     if newest := [(at, mark) for at, mark in marks if mark["mark"] == "summary"][-1:]:
-        summed, mark = newest[0]
-        summed = summed if mark["kept_from"] is None else _at(records, mark["kept_from"])
-    if start > summed:  # the summary is outside the window, too
+        summary_start, mark = newest[0]
+        summary_start = summary_start if mark["kept_from"] is None else _at(records, mark["kept_from"])
+    if start > summary_start:  # the summary is outside the window, too
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
     elif newest:
-        start = summed
+        start = summary_start
         # Files beside the transcript stay: shown messages may mention them.
         out += [record for record in records[:start] if record.uuid is None and not is_mark(record)]
         like = next((record for record in reversed(records[: start + 1]) if record.uuid is not None), None)
         out += _summary_records(mark, like)
-    hangs = start > 0  # the first shown record gets another parent or none
+    relinks_first = start > 0  # the first shown record gets another parent or none
     first = out[-1].uuid if start and out else None
-    gone: dict[str, str | None] = {}  # by uuid of a removed record: the new parent of its children
-    ahead = sum(at < start for at, _ in marks)  # the next mark
+    new_parents: dict[str, str | None] = {}  # by uuid of a removed record: the new parent of its children
+    next_mark = sum(at < start for at, _ in marks)  # the next mark
     for at, record in enumerate(records[start:], start):
         if is_mark(record):
-            ahead += 1
+            next_mark += 1
             continue
-        kinds = {what for what, since in ranges[ahead].items() if since <= at and _may_hold(record, what)}
+        kinds = {what for what, since in ranges[next_mark].items() if since <= at and _may_hold(record, what)}
         fits = at < fitted_before and (_may_hold(record, "images") or _may_hold(record, "documents"))
-        counted = at < counted_before and '"usage"' in record.line
-        if record.uuid is None or not (kinds or gone or hangs or fits or counted):
+        has_old_usage = at < old_usage_before and '"usage"' in record.line
+        if record.uuid is None or not (kinds or new_parents or relinks_first or fits or has_old_usage):
             out.append(record)
             continue
-        was: JSON = json.loads(record.line)
-        data = dict(was)
+        original: JSON = json.loads(record.line)
+        data = dict(original)
         if fits and not data.get("isSidechain") and (content := _content(data)):
-            data["message"] = {**data["message"], "content": _fitted(content, instead)}
-        if counted and isinstance(data.get("message"), dict) and "usage" in data["message"]:
+            fitted_content = _with_replaced(content, lambda block: [instead.get(_sha256(block) or "", block)])
+            data["message"] = {**data["message"], "content": fitted_content}
+        if has_old_usage and isinstance(data.get("message"), dict) and "usage" in data["message"]:
             data["message"] = {**data["message"], "usage": dict(NO_TOKENS)}
-        if hangs:
-            data["parentUuid"], hangs = first, False
+        if relinks_first:
+            data["parentUuid"], relinks_first = first, False
         for name in ("parentUuid", "logicalParentUuid", "sourceToolAssistantUUID"):
-            if data.get(name) in gone:
-                data[name] = _above(data[name], gone)
-        if kinds and not data.get("isSidechain") and _is_emptied(data, kinds):
+            if data.get(name) in new_parents:
+                data[name] = _remaining_ancestor(data[name], new_parents)
+        emptied = False
+        if kinds and not data.get("isSidechain") and (content := _content(data)):
+            removed = {block_type: kind for kind in kinds for block_type in _TYPES[kind]}
+            left = _with_replaced(content, partial(_without, removed))
+            emptied = not left
+            data["message"] = {**data["message"], "content": left}
+        if emptied:
             parent = data.get("parentUuid")
-            gone[record.uuid] = None if parent == record.uuid else parent  # so that a cycle ends
-        elif data == was:
+            new_parents[record.uuid] = None if parent == record.uuid else parent  # so that a cycle ends
+        elif data == original:
             out.append(record)
         else:
             out.append(Record(json.dumps(data, separators=(",", ":")), record.uuid, record.synthetic))
     return out
 
 
-def _above(uuid: str | None, gone: dict[str, str | None]) -> str | None:
-    """The nearest ancestor that is not removed. Shortens the way for later lookups."""
-    over = list[str]()
-    while uuid in gone:
-        over.append(uuid)
-        uuid = gone[uuid]
-    gone.update(dict.fromkeys(over, uuid))
+def _remaining_ancestor(uuid: str | None, new_parents: dict[str, str | None]) -> str | None:
+    """The nearest ancestor that is not removed. Noted for all records on the way, so that the next search is short."""
+    passed: list[str] = []
+    while uuid in new_parents:
+        passed.append(uuid)
+        uuid = new_parents[uuid]
+    new_parents.update(dict.fromkeys(passed, uuid))
     return uuid
 
 
@@ -282,7 +290,7 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
         if record.uuid is not None and _may_hold(record, what):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                found += sum(_count(block, _TYPES[what]) for block in _content(data))
+                found += sum(block.get("type") in _TYPES[what] for block in _blocks(_content(data)))
     return found
 
 
@@ -296,52 +304,31 @@ def _may_hold(record: Record, what: LeftOut) -> bool:
     return any(f'"{kind}"' in record.line for kind in _TYPES[what])
 
 
-def _count(block: Block, types: frozenset[str]) -> int:
-    inner = block.get("content") if block.get("type") == "tool_result" else None
-    inside = sum(_count(one, types) for one in inner if isinstance(one, dict)) if isinstance(inner, list) else 0
-    return inside + (block.get("type") in types)
+def _without(removed: Mapping[str, LeftOut], block: Block) -> Sequence[Block]:
+    """The block, or what takes its place; `removed`: the kind of each removed type."""
+    kind = removed.get(str(block.get("type")))
+    if kind is None:
+        return (block,)
+    return ({"type": "text", "text": _PLACES[kind]},) if kind in _PLACES else ()
 
 
-def _is_emptied(data: JSON, kinds: set[LeftOut]) -> bool:
-    """Remove these kinds from the record's message. True if nothing is left."""
-    content = _content(data)
-    if not content:
-        return False
-    left = _without(content, kinds)
-    if left:
-        data["message"] = {**data["message"], "content": left}
-    return not left
-
-
-def _without(content: Iterable[Block], kinds: set[LeftOut]) -> list[Block]:
-    out: list[Block] = []
+def _blocks(content: Iterable[Block]) -> Iterator[Block]:
+    """These blocks, and those in results of tools."""
     for block in content:
-        kind = next((kind for kind in kinds if block.get("type") in _TYPES[kind]), None)
-        if kind is not None:
-            out += [{"type": "text", "text": _PLACES[kind]}] if kind in _PLACES else []
-        elif block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-            out.append({**block, "content": _without(block["content"], kinds)})
-        else:
-            out.append(block)
-    return out
+        yield block
+        if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+            yield from _blocks(one for one in block["content"] if isinstance(one, dict))
 
 
-def _fitted(content: Iterable[Block], instead: Mapping[str, Block]) -> list[Block]:
+def _with_replaced(content: Iterable[Block], replaced: Callable[[Block], Sequence[Block]]) -> list[Block]:
+    """The content with what takes the place of each block; in results of tools, too."""
     out: list[Block] = []
     for block in content:
         if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-            out.append({**block, "content": _fitted(block["content"], instead)})
+            out.append({**block, "content": _with_replaced(block["content"], replaced)})
         else:
-            out.append(instead.get(_sha256(block) or "", block))
+            out += replaced(block)
     return out
-
-
-def _media(content: Iterable[Block]) -> Iterator[Block]:
-    for block in content:
-        if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-            yield from _media(one for one in block["content"] if isinstance(one, dict))
-        else:
-            yield block
 
 
 def _sha256(block: Block) -> str | None:

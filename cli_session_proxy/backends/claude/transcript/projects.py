@@ -36,21 +36,17 @@ def project_dir(config_dir: Path, cwd: Path) -> Path:
     real = os.path.realpath(cwd)
     name = plain_name(real)
     if len(name) > LONGEST:
-        name = f"{name[:LONGEST]}-{_hash(real)}"
+        # The CLI's hash: `h * 31 + c` over the UTF-16 units in 32 bits, its absolute value in base 36.
+        data, number = real.encode("utf-16-le", "surrogatepass"), 0
+        for at in range(0, len(data), 2):
+            number = (number * 31 + int.from_bytes(data[at : at + 2], "little")) & 0xFFFFFFFF
+        number = min(number, 2**32 - number)
+        digits = "" if number else "0"
+        while number:
+            number, digit = divmod(number, 36)
+            digits = _DIGITS[digit] + digits
+        name = f"{name[:LONGEST]}-{digits}"
     return config_dir / "projects" / name
-
-
-def _hash(text: str) -> str:
-    """The CLI's hash: `h * 31 + c` over the UTF-16 units in 32 bits, its absolute value in base 36."""
-    data, number = text.encode("utf-16-le", "surrogatepass"), 0
-    for at in range(0, len(data), 2):
-        number = (number * 31 + int.from_bytes(data[at : at + 2], "little")) & 0xFFFFFFFF
-    number = min(number, 2**32 - number)
-    digits = ""
-    while number:
-        number, digit = divmod(number, 36)
-        digits = _DIGITS[digit] + digits
-    return digits or "0"
 
 
 class Projects:
@@ -66,10 +62,10 @@ class Projects:
     def folder(self, cwd: Path) -> Path:
         guess = project_dir(self.config_dir, cwd)
         try:
-            noted = Path(os.readlink(self._note(cwd, guess)))
+            recorded = Path(os.readlink(self._note(cwd, guess)))
         except OSError:
             return guess
-        return noted if noted.parent == self.root else guess
+        return recorded if recorded.parent == self.root else guess
 
     def path(self, cwd: Path, session_id: str) -> Path:
         """The session's transcript. Raises `SandboxError` for what is no session id."""
