@@ -134,8 +134,10 @@ class Captures:
         if reader is None or not reader.holds(held.mark):
             return False
         with contextlib.suppress(MuchMore):
-            got = reader.appended(SMALL, held.taken_back)
-            return got is not None and not (got[0].path or got[0].broken) and got[0].follows(held.mark.leaf)
+            appended = reader.appended(SMALL, held.taken_back)
+            if appended is not None:
+                added = appended[0]
+                return not added.path and not added.broken and added.follows(held.mark.leaf)
         return False
 
     def follow(self, session_id: str, reader: Reader) -> None:
@@ -145,7 +147,7 @@ class Captures:
         while len(self._readers) > READERS:
             self._readers.popitem(last=False)
 
-    async def taken(self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome) -> CapturedRecords:
+    async def capture(self, ready: LiveSession, turn: Turn, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The turn's records; if they cannot be read, made from the frames. Ends the process if the answer was cut.
 
         Raises WrongTranscript if the records show that the process continued another conversation.
@@ -171,7 +173,7 @@ class Captures:
             return taken
         if not copied:
             known = (await paths.parsed(await self._path(ready))).path
-        if not await asyncio.to_thread(_goes_on, path, ready, known, outcome):
+        if not await asyncio.to_thread(_continued_path, path, ready, known, outcome):
             raise WrongTranscript("conversation")
         return replace(taken, records=_composed(ready, turn, outcome))
 
@@ -184,51 +186,53 @@ class Captures:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
             with contextlib.suppress(MuchMore):
-                taken, reader = self._take_behind(reader, ready, outcome, most=SMALL), None
+                taken, reader = self._take_appended(reader, ready, outcome, most=SMALL), None
         else:
             try:
                 reader = await asyncio.to_thread(Reader.behind, path, mark)
             except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
-            taken = await asyncio.to_thread(self._take_behind, reader, ready, outcome)
+            taken = await asyncio.to_thread(self._take_appended, reader, ready, outcome)
         if taken is None and mark is None:  # no file yet: if it appears, it must not count as a replacement
             return CapturedRecords([], None, "frames", more=True)
-        return await asyncio.to_thread(self._take_anew, ready, path, outcome) if taken is None else taken
+        return await asyncio.to_thread(self._take_replaced, ready, path, outcome) if taken is None else taken
 
-    def _take_behind(
+    def _take_appended(
         self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
         """None if it is no longer the reader's file. Raises `MuchMore` if more than `most` bytes follow."""
-        got = reader.appended(most, ready.taken_back)
-        if got is None:
+        appended = reader.appended(most, ready.taken_back)
+        if appended is None:
             return None
-        parsed, now = got
-        own = up_to_own(parsed.entries, outcome.frame_uuid, outcome.calls)
-        records = sound(own, ready, outcome)
+        parsed, at_end = appended
+        own = up_to_end_of_turn(parsed.entries, outcome.frame_uuid, outcome.calls)
+        records = connected_records(own, ready, outcome)
         if not records or parsed.broken:
             self.follow(ready.session.id, reader)  # read again when it is longer
-            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, outcome)
+            more = parsed.broken > 0 or not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(parsed.entries):  # a person has continued it: the next turn adopts that
             leaf = [entry.uuid for entry in own if entry.on_path][-1]
-            ours = set(map(id, own))
-            theirs = [entry for entry in parsed.entries if entry.on_path and id(entry) not in ours]
-            on_no_path = sum(map(is_prompt, theirs)) if theirs and theirs[0].parent != leaf else 0
+            own_ids = set(map(id, own))
+            others = [entry for entry in parsed.entries if entry.on_path and id(entry) not in own_ids]
+            on_no_path = sum(map(is_prompt, others)) if others and others[0].parent != leaf else 0
             return CapturedRecords(records, None, "transcript", beside=on_no_path)
-        self.follow(ready.session.id, now)
-        return CapturedRecords(records, now.mark, "transcript")
+        self.follow(ready.session.id, at_end)
+        return CapturedRecords(records, at_end.mark, "transcript")
 
-    def _take_anew(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
+    def _take_replaced(self, ready: LiveSession, path: str, outcome: TurnOutcome) -> CapturedRecords:
         """The records that the turn added to a file that has replaced the original one."""
-        got = Reader(path).appended()
-        if got is None:
+        read = Reader(path).appended()
+        if read is None:
             # At calls there is no result yet, before which the CLI would flush its transcript.
             return CapturedRecords([], None, "frames", more=bool(outcome.calls))
-        own = up_to_own(behind(got[0].entries, ready.leaf, ready.results), outcome.frame_uuid, outcome.calls)
+        own = up_to_end_of_turn(
+            records_after(read[0].entries, ready.leaf, ready.results), outcome.frame_uuid, outcome.calls
+        )
         # A file that has appeared since the last look is still being written.
-        more = bool(outcome.calls) and not is_whole([entry for entry in own if entry.on_path], ready, outcome)
-        return CapturedRecords(sound(own, ready, outcome), None, "replaced", more)
+        more = bool(outcome.calls) and not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
+        return CapturedRecords(connected_records(own, ready, outcome), None, "replaced", more)
 
     def _take_copy(
         self, ready: LiveSession, path: str, outcome: TurnOutcome, known: Sequence[Entry]
@@ -238,15 +242,15 @@ class Captures:
         It becomes the session's file only if it is a copy of the path. CLI 1.0.120 gives new uuids to records that it
         shortens, and to all that follow.
         """
-        got = Reader(path).appended()
-        if got is None:
+        read = Reader(path).appended()
+        if read is None:
             return CapturedRecords([], None, "frames", more=True)
-        parsed, reader = got
-        added = behind_copy(known, parsed, ready.leaf)
-        own = up_to_own(added, outcome.frame_uuid, outcome.calls)
-        records = sound(own, ready, outcome)
+        parsed, reader = read
+        added = records_after_copy(known, parsed, ready.leaf)
+        own = up_to_end_of_turn(added, outcome.frame_uuid, outcome.calls)
+        records = connected_records(own, ready, outcome)
         if not records or parsed.broken:
-            more = parsed.broken > 0 or not is_whole([entry for entry in own if entry.on_path], ready, outcome)
+            more = parsed.broken > 0 or not is_complete_turn([entry for entry in own if entry.on_path], ready, outcome)
             return CapturedRecords(records, None, "unlinked", more)
         if len(own) < len(added):
             return CapturedRecords(records, None, "copy")
@@ -269,7 +273,7 @@ class Captures:
             records = composing.cut_answer(
                 added, outcome.finished, scribe, turn.model, unseen=unseen, quiet=ready.quiet
             )
-        elif await asyncio.to_thread(_goes_on, path, ready, known, outcome):
+        elif await asyncio.to_thread(_continued_path, path, ready, known, outcome):
             records = _composed(ready, turn, outcome)
         else:
             return CapturedRecords([], None, "unlinked")
@@ -324,7 +328,7 @@ def _composed(ready: LiveSession, turn: Turn, outcome: TurnOutcome) -> list[Reco
     return [*prompt, scribe.record(Message("assistant", client_tools.as_cli(outcome.finished)), turn.model)]
 
 
-def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
+def records_after(entries: Sequence[Entry], leaf: str | None, results: Collection[str] = ()) -> list[Entry]:
     """The lines after the path's last record. If that is missing: lines whose parent it is, or with one of `results`
     (the results of parallel calls have their call as parent). Only these belong to the turn."""
     if leaf is None:
@@ -338,14 +342,14 @@ def behind(entries: Sequence[Entry], leaf: str | None, results: Collection[str] 
     return []
 
 
-def behind_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
+def records_after_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
     """The lines after a copy of the path, with the path's last record as parent; none if it is no copy."""
     path = parsed.path
     start = transcript.copied_up_to(known, path)
     if start is None:
         return []
     if leaf is None or any(entry.uuid == leaf for entry in path):
-        return behind(parsed.entries, leaf)
+        return records_after(parsed.entries, leaf)
     at = next((at for at, entry in enumerate(parsed.entries) if start < len(path) and entry is path[start]), None)
     return [] if at is None else [parsed.entries[at].with_parent(leaf), *parsed.entries[at + 1 :]]
 
@@ -356,11 +360,12 @@ def _added(path: str, ready: LiveSession, outcome: TurnOutcome, known: Sequence[
         parsed = transcript.parse(contents(path))
     except OSError:
         return []
-    copied = outcome.session_id != ready.session.id
-    return behind_copy(known, parsed, ready.leaf) if copied else behind(parsed.entries, ready.leaf, ready.results)
+    if outcome.session_id != ready.session.id:
+        return records_after_copy(known, parsed, ready.leaf)
+    return records_after(parsed.entries, ready.leaf, ready.results)
 
 
-def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], outcome: TurnOutcome) -> bool:
+def _continued_path(path: str, ready: LiveSession, known: Sequence[Entry], outcome: TurnOutcome) -> bool:
     """Whether the process continued these records. False only if its file shows another conversation.
 
     A CLI writes records whose parent is the last one that it loaded, or a copy of everything that it loaded.
@@ -376,10 +381,10 @@ def _goes_on(path: str, ready: LiveSession, known: Sequence[Entry], outcome: Tur
             return False
         # If its loading was confirmed, the copy was changed later.
         return is_copied(known, parsed.path, wholly=not ready.process.launch.capability.tells_when_loaded)
-    return is_behind(known, parsed.path, outcome.frame_uuid)
+    return continues(known, parsed.path, outcome.frame_uuid)
 
 
-def is_behind(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
+def continues(known: Sequence[Entry], path: Sequence[Entry], frame_uuid: str) -> bool:
     """Whether the turn's frame descends from a known record. Also True if the frame is not on the path."""
     ours = {entry.uuid for entry in known}
     by_uuid = {entry.uuid: entry for entry in path}
@@ -406,12 +411,12 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return True
     real = (entry for entry in copy[: prompts[-1]] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
-    said = [spoken for entry in real for spoken in entry.spoken()]
-    ours = [spoken for entry in known for spoken in entry.spoken()]
+    copied = [block for entry in real for block in entry.spoken()]
+    ours = [block for entry in known for block in entry.spoken()]
     if not wholly:
-        return not _texts_of(said).isdisjoint(_texts_of(ours))
+        return not _keys(copied).isdisjoint(_keys(ours))
     rest = iter(ours)
-    return bool(said) and all(spoken in rest for spoken in said)
+    return bool(copied) and all(block in rest for block in copied)
 
 
 def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequence[Block]) -> bool:
@@ -420,29 +425,28 @@ def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequenc
     prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return False
-    asked = [block for _, block in copy[prompts[-1]].spoken()]
-    said = [spoken for entry in copy[: prompts[-1]] for spoken in entry.spoken()]
-    ours = [spoken for entry in known for spoken in entry.spoken()]
-    asks = [spoken for spoken in ours if spoken[0] == "user" and str(spoken[1].get("text", "")).strip()]
-    known_texts = _texts_of(said)
-    return asked == list(prompt) and known_texts <= _texts_of(ours) and not _texts_of(asks) <= known_texts
+    last_prompt = [block for _, block in copy[prompts[-1]].spoken()]
+    copied = _keys(block for entry in copy[: prompts[-1]] for block in entry.spoken())
+    ours = [block for entry in known for block in entry.spoken()]
+    our_prompts = [(role, block) for role, block in ours if role == "user" and str(block.get("text", "")).strip()]
+    return last_prompt == list(prompt) and copied <= _keys(ours) and not _keys(our_prompts) <= copied
 
 
-def _texts_of(said: Iterable[tuple[str, Block]]) -> set[str]:
-    """All texts as a set, for fast lookup: there may be very many."""
-    return {json.dumps(spoken, sort_keys=True) for spoken in said}
+def _keys(blocks: Iterable[tuple[str, Block]]) -> set[str]:
+    """The blocks with their roles as texts, for fast lookup: there may be very many."""
+    return {json.dumps(block, sort_keys=True) for block in blocks}
 
 
-def up_to_own(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:
+def up_to_end_of_turn(entries: Sequence[Entry], frame_uuid: str, calls: Collection[str] = ()) -> Sequence[Entry]:
     """The lines up to the end of the exchange with this prompt or, if it is not found (CLI 1.x changes its uuid), of
     the first exchange. Later lines are a person's, or from a CLI that ended at its calls and invented results."""
     if calls:
-        given = (at for at, entry in enumerate(entries) if not _results_of([entry]).isdisjoint(calls))
-        entries = entries[: next(given, len(entries))]
+        results = (at for at, entry in enumerate(entries) if not _results_of([entry]).isdisjoint(calls))
+        entries = entries[: next(results, len(entries))]
     if sum(entry.on_path and entry.kind == "user" for entry in entries) > 1:
         entries = _without_others(entries, frame_uuid)
-    spoken = [entry.kind for entry in entries if entry.on_path]
-    if "assistant" not in spoken or "user" not in spoken[spoken.index("assistant") :]:
+    kinds = [entry.kind for entry in entries if entry.on_path]
+    if "assistant" not in kinds or "user" not in kinds[kinds.index("assistant") :]:
         return entries
     found: list[Entry] = []
     first: list[Entry] = []
@@ -464,13 +468,13 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
     if frame_uuid not in by_uuid:
         return entries
     others: set[str | None] = set()
-    made_up = False
+    has_invented_answer = False
     for uuid, entry in by_uuid.items():
         if uuid != frame_uuid and is_prompt(entry):
             others.add(uuid)
             above = by_uuid.get(entry.parent)
             while above is not None and above.data.get("message", {}).get("model") == SYNTHETIC_MODEL:
-                made_up = True
+                has_invented_answer = True
                 if above.uuid in others:  # then so are its ancestors
                     break
                 others.add(above.uuid)
@@ -478,26 +482,26 @@ def _without_others(entries: Sequence[Entry], frame_uuid: str) -> Sequence[Entry
         elif entry.parent in others:
             others.add(uuid)
     among = [uuid in others for uuid in by_uuid]
-    if not made_up and among == sorted(among):
+    if not has_invented_answer and among == sorted(among):
         return entries
     return [entry for entry in entries if entry.uuid not in others]
 
 
-def sound(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> list[Record]:
+def connected_records(entries: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> list[Record]:
     """The lines as records, if they are this turn's complete exchange, connected to the path; else none."""
     path = [entry for entry in entries if entry.on_path]
-    ours = [entry for entry in path if entry.kind == "user"]
-    if not is_whole(path, ready, outcome) or not transcript.unbroken(path, ready.leaf):
+    users = [entry for entry in path if entry.kind == "user"]
+    if not is_complete_turn(path, ready, outcome) or not transcript.unbroken(path, ready.leaf):
         return []
     if is_damaged(path, [*ready.prompt, *ready.results.values(), *outcome.finished]):
         return []
-    tagged = any(entry.uuid == outcome.frame_uuid for entry in ours)
-    if not ready.quiet and (not ours or (not tagged and any(entry.data.get("promptSource") for entry in ours))):
+    has_frame = any(entry.uuid == outcome.frame_uuid for entry in users)
+    if not ready.quiet and (not users or (not has_frame and any(entry.data.get("promptSource") for entry in users))):
         return []
     return [entry.record() for entry in entries]
 
 
-def is_whole(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
+def is_complete_turn(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) -> bool:
     """Whether the exchange is complete: the results that were sent, then the open calls or the end of the answer."""
     if ready.results and not ready.results.keys() <= _results_of(path):
         return False
@@ -506,10 +510,10 @@ def is_whole(path: Sequence[Entry], ready: LiveSession, outcome: TurnOutcome) ->
     return transcript.is_complete(path)
 
 
-def is_damaged(path: Sequence[Entry], said: Sequence[JSON]) -> bool:
+def is_damaged(path: Sequence[Entry], blocks: Sequence[JSON]) -> bool:
     """Whether an expected text is missing and another of equal length present: it was overwritten in place. Changes by
     a CLI (it cuts, trims, adds notes) also change the length."""
-    expected, found = _texts(said), _texts([block for entry in path for block in entry.content])
+    expected, found = _texts(blocks), _texts([block for entry in path for block in entry.content])
     if expected <= found:
         return False
     expected = set(map(printable, expected))

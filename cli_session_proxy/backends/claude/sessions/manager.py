@@ -518,7 +518,7 @@ class Sessions:
             await self._end(before.id, session_id)
         program, runs_others = ready.process.launch.capability, ready.process.runs_others
         try:
-            taken = await self.captures.taken(ready, turn, path, outcome)
+            taken = await self.captures.capture(ready, turn, path, outcome)
         except WrongTranscript:
             if not runs_others:
                 self._doubts.failed(program, "round_trip", f"it went on from something else than {path}")

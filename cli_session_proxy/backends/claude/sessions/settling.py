@@ -16,7 +16,7 @@ from .. import transcript
 from ..transcript import Parsed
 from ..transcript.entries import contents
 from . import paths
-from .capture import is_damaged, up_to_own
+from .capture import is_damaged, up_to_end_of_turn
 from .exchanges import TranscriptExchange, has_invented_result
 
 # The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits for
@@ -101,7 +101,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
         if at is None:
             return None
         entries = entries[at + 1 :]
-    entries = list(up_to_own(entries, turn.frame_uuid or ""))
+    entries = list(up_to_end_of_turn(entries, turn.frame_uuid or ""))
     on_path = [entry for entry in entries if entry.on_path]
     if not transcript.is_complete(on_path) or not transcript.unbroken(on_path, leaf):
         return None

@@ -15,9 +15,9 @@ from cli_session_proxy.backends.claude.sessions.capture import (
     SMALL,
     LiveSession,
     TurnOutcome,
-    is_behind,
+    continues,
     is_copied,
-    up_to_own,
+    up_to_end_of_turn,
 )
 from cli_session_proxy.backends.claude.sessions.manager import Sessions
 from cli_session_proxy.backends.claude.transcript import Entry, Parsed, Reader, Scribe
@@ -161,23 +161,23 @@ OURS = talk("one", "first", "two", "second")
 def test_a_frame_that_hangs_on_the_path_is_behind_it_wherever_it_hangs() -> None:
     for on in (OURS[-1], OURS[1]):
         mine = talk("three", "third", parent=on.uuid)
-        assert is_behind(OURS, [*OURS, *mine], str(mine[0].uuid))
-        assert is_behind(OURS, mine, str(mine[0].uuid))
-    assert is_behind(OURS, OURS, "a frame that was not written down")
+        assert continues(OURS, [*OURS, *mine], str(mine[0].uuid))
+        assert continues(OURS, mine, str(mine[0].uuid))
+    assert continues(OURS, OURS, "a frame that was not written down")
 
 
 def test_a_frame_that_hangs_on_another_conversation_is_not() -> None:
     others = talk("one", "first")
     mine = talk("three", "third", parent=others[-1].uuid)
     for file in ([*others, *mine], [*OURS, *mine], talk("three", "third", parent="x")):
-        assert not is_behind(OURS, file, str(file[-2].uuid))
+        assert not continues(OURS, file, str(file[-2].uuid))
 
 
 def test_a_compaction_leaves_a_frame_where_it_is() -> None:
     boundary = {"type": "system", "uuid": "b", "parentUuid": None, "subtype": "compact_boundary"}
     entry = Entry("", boundary | {"logicalParentUuid": OURS[-1].uuid})
     mine = talk("three", "third", parent="b")
-    assert is_behind(OURS, [*OURS, entry, *mine], str(mine[0].uuid))
+    assert continues(OURS, [*OURS, entry, *mine], str(mine[0].uuid))
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,8 @@ def test_a_result_that_an_ending_cli_made_up_for_a_call_is_not_the_turns_own() -
     made_up = said("user", {"type": "tool_result", "tool_use_id": "call_1", "content": "interrupted", "is_error": True})
     after = said("assistant", {"type": "text", "text": "it was interrupted"})
     file = [asked, called, made_up, after]
-    assert up_to_own(file, str(asked.uuid), {"call_1"}) == [asked, called]
-    assert up_to_own(file, str(asked.uuid), {"call_2"}) == file
+    assert up_to_end_of_turn(file, str(asked.uuid), {"call_1"}) == [asked, called]
+    assert up_to_end_of_turn(file, str(asked.uuid), {"call_2"}) == file
 
 
 def test_what_somebody_else_wrote_among_the_lines_of_a_turn_is_not_the_turns_own() -> None:
@@ -234,8 +234,8 @@ def test_what_somebody_else_wrote_among_the_lines_of_a_turn_is_not_the_turns_own
     after = [prompt := said("user", "theirs", answer.uuid), said("assistant", "to them", prompt.uuid)]
     for theirs in (on_ours, on_leaf):
         for file in ([asked, *theirs, answer], [asked, theirs[0], answer, *theirs[1:]], [asked, answer, *theirs]):
-            assert up_to_own(file, str(asked.uuid)) == [asked, answer]
-    assert up_to_own([*on_leaf, asked, answer], str(asked.uuid)) == [asked, answer]
-    assert up_to_own([asked, answer, *after], str(asked.uuid)) == [asked, answer]
+            assert up_to_end_of_turn(file, str(asked.uuid)) == [asked, answer]
+    assert up_to_end_of_turn([*on_leaf, asked, answer], str(asked.uuid)) == [asked, answer]
+    assert up_to_end_of_turn([asked, answer, *after], str(asked.uuid)) == [asked, answer]
     # its proxy was killed before the answer: nothing in the file is one
-    assert up_to_own([asked, *on_ours], str(asked.uuid)) == [asked]
+    assert up_to_end_of_turn([asked, *on_ours], str(asked.uuid)) == [asked]

@@ -50,7 +50,7 @@ def made_up_answers() -> object:
     model = {"model": SYNTHETIC_MODEL}
     made_up = [record(f"a{n}", f"a{n - 1}" if n else "frame", "assistant", message=model) for n in range(MANY)]
     prompts = (record(f"u{n}", f"a{MANY - 1}") for n in range(MANY))
-    return capture.up_to_own(entries(record("frame", None), *made_up, *prompts), "frame")
+    return capture.up_to_end_of_turn(entries(record("frame", None), *made_up, *prompts), "frame")
 
 
 def copies() -> object:
@@ -100,7 +100,7 @@ def test_what_others_said_behind_a_turn_is_told_from_it_in_linear_time(tmp_path:
     ready.session = Session(SESSION, 1, None, str(path), "", 1.0)
     said = cast(Any, type("Said", (), {"frame_uuid": "frame", "calls": frozenset(), "finished": ()})())
     began = time.process_time()
-    taken = capture.Captures(cast(Any, None))._take_behind(Reader(path), ready, said)
+    taken = capture.Captures(cast(Any, None))._take_appended(Reader(path), ready, said)
     assert time.process_time() - began < SECONDS
     assert taken is not None
     assert len(taken.records) == len(own)
@@ -133,7 +133,7 @@ def test_an_answer_of_the_clis_own_that_hangs_on_itself_holds_nobody_up() -> Non
     """Three lines of a shell's in its transcript: the event loop, which reads what is short, never came back."""
     made_up = record("a", "a", "assistant", message={"model": SYNTHETIC_MODEL})
     lines = entries(record("frame", None), made_up, record("u", "a"), record("b", "frame", "assistant"))
-    assert [entry.uuid for entry in capture.up_to_own(lines, "frame")] == ["frame", "b"]
+    assert [entry.uuid for entry in capture.up_to_end_of_turn(lines, "frame")] == ["frame", "b"]
 
 
 def test_a_long_path_is_written_line_by_line(tmp_path: Path) -> None:

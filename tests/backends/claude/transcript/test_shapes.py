@@ -157,8 +157,8 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
         adopter.adopt(one)
         assert isinstance(one.complete, bool)
     exchanges.has_invented_result(entries), [exchanges.time_of(entry) for entry in entries]
-    capture.is_behind(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
-    capture.behind(entries, "u0", ["t"]), capture.behind_copy(path[:1], parsed, "u0")
+    capture.continues(path[:1], path, "u1"), capture.is_copied(path[:1], path, wholly=True)
+    capture.records_after(entries, "u0", ["t"]), capture.records_after_copy(path[:1], parsed, "u0")
     (
         capture.is_damaged(path, [TEXT]),
         summaries._read(records, open_calls=True),
