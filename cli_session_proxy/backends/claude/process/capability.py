@@ -80,6 +80,11 @@ _FLAG = re.compile(r"^ {1,6}(?:-\w, +)?(--[a-zA-Z][\w-]*)(?:, +(--[a-zA-Z][\w-]*
 _MODES = re.compile(r"--permission-mode <mode>.*?\(choices:([^)]*)\)", re.DOTALL)
 
 
+def _ability(name: Name) -> cached_property[bool]:
+    """A property of a CLI: whether it `does` what this check observes."""
+    return cached_property(lambda cli: cli.does(name))
+
+
 @dataclass(frozen=True)
 class Capability:
     """One CLI. `path`: the CLI, or a script that starts it. `flags`: its options.
@@ -114,11 +119,11 @@ class Capability:
     def cannot(self, name: Name, what: str) -> str:
         """The error message if this is needed: the CLI, `what` it cannot do, the check's result, and a version that
         can."""
-        said = f"{self.name} cannot {what}"
+        problem = f"{self.name} cannot {what}"
         seen = self.observed.get(name)
         if seen is None or seen.outcome != "failed" or not expected(name, self.version_tuple):
-            return f"{said}{newer(EXPECTED[name])}"
-        return f"{said}: its check failed at `{name}` ({seen.detail or 'nothing was seen'}); use another version"
+            return f"{problem}{newer(EXPECTED[name])}"
+        return f"{problem}: its check failed at `{name}` ({seen.detail or 'nothing was seen'}); use another version"
 
     def not_seen_asking(self) -> ClaudeUnavailable:
         """The error of a turn whose tools need approval, before the check. The version is not enough: a CLI that does
@@ -133,15 +138,26 @@ class Capability:
             retry_after=10.0,
         )
 
+    # `--resume X` answers with X.
+    keeps_session_id = _ability("same_id")
+    # It answers `initialize` after it has loaded its session, and does not read the file again.
+    tells_when_loaded = _ability("initialize")
+    # It takes a frame with this field as text for the model only, never as a command or a file reference. Without it,
+    # `frames.user_frame` splits the prompt so that nothing is interpreted.
+    client_composed = _ability("words")
+    # A prompt may have several blocks: an image beside its words, words in two pieces.
+    takes_blocks = _ability("blocks")
+    # The client's own tools can be offered to the model (control request `mcp_set_servers`).
+    takes_tools = _ability("mcp_set_servers")
+    # If the provider refuses signed thinking, it leaves all thinking out and asks again.
+    heals_thinking = _ability("heals_thinking")
+    # A running process accepts a token limit, sampling parameters and a tool choice.
+    takes_parameters = _ability("apply_flag_settings")
+
     @cached_property
     def warm(self) -> bool:
         """One process may serve many turns, under its given session id."""
         return self.keeps_session_id and {"--session-id", "--resume", "--input-format"} <= self.flags
-
-    @cached_property
-    def keeps_session_id(self) -> bool:
-        """`--resume X` answers with X."""
-        return self.does("same_id")
 
     @cached_property
     def tags(self) -> bool:
@@ -150,37 +166,9 @@ class Capability:
         return seen is None or seen.outcome != "failed"
 
     @cached_property
-    def tells_when_loaded(self) -> bool:
-        """It answers `initialize` after it has loaded its session, and does not read the file again."""
-        return self.does("initialize")
-
-    @cached_property
     def chooses_tools(self) -> bool:
         """`--tools ''` turns its own tools off; else every known one is named in --disallowedTools."""
         return "--tools" in self.flags
-
-    @cached_property
-    def client_composed(self) -> bool:
-        """It takes a frame with this field as text for the model only, never as a command or a file reference.
-
-        Without it, `frames.user_frame` splits the prompt so that nothing is interpreted.
-        """
-        return self.does("words")
-
-    @cached_property
-    def takes_blocks(self) -> bool:
-        """A prompt may have several blocks: an image beside its words, words in two pieces."""
-        return self.does("blocks")
-
-    @cached_property
-    def takes_tools(self) -> bool:
-        """The client's own tools can be offered to the model (control request `mcp_set_servers`)."""
-        return self.does("mcp_set_servers")
-
-    @cached_property
-    def heals_thinking(self) -> bool:
-        """If the provider refuses signed thinking, it leaves all thinking out and asks again."""
-        return self.does("heals_thinking")
 
     @cached_property
     def form(self) -> Loading:
@@ -191,11 +179,6 @@ class Capability:
     def takes_claim(self) -> bool:
         """It can be started ahead of time (see `Launch.spare`): `--await-claim`, then `claim_session`."""
         return self.does("claim_session") and self.does("initialize")
-
-    @cached_property
-    def takes_parameters(self) -> bool:
-        """A running process accepts a token limit, sampling parameters and a tool choice."""
-        return self.does("apply_flag_settings")
 
     @cached_property
     def takes_system_prompt(self) -> bool:
@@ -228,10 +211,10 @@ def numbers(version: str) -> Version:
 Identity = tuple[str, int, int, int, int]
 _probed: dict[Identity, Capability] = {}
 _versions: dict[Identity, tuple[str, Version] | None] = {}
-_asking: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
+_probing: dict[tuple[Identity, asyncio.AbstractEventLoop], asyncio.Task[Capability]] = {}
 _refused: dict[tuple[Path, str], frozenset[str]] = {}  # options that a CLI rejected, by path and version
 IN_A_ROW = 2  # turns
-_heard: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
+_reported: dict[Path, str] = {}  # the version that a process of this path reported, if not that of --version
 _observed: dict[tuple[Identity, str], Observed] = {}  # self-check results of this file as this version
 _stand_ins: dict[Identity, Identity] = {}  # the file that is run instead of the one at that path
 _listeners: list[Listener] = []
@@ -360,8 +343,8 @@ async def version(binary: Path, env: Mapping[str, str]) -> tuple[str, Version] |
     except OSError as exc:
         raise _missing(binary, exc) from exc
     if identity not in _versions:
-        said = await _ask(binary, "--version", env, Path("/"))
-        _versions[identity] = read_version(said) if _ITSELF.search(said) else None
+        output = await _ask(binary, "--version", env, Path("/"))
+        _versions[identity] = read_version(output) if _ITSELF.search(output) else None
     return _versions[identity]
 
 
@@ -382,18 +365,18 @@ async def probe(binary: Path, env: Mapping[str, str], cwd: Path = Path("/")) -> 
     key = _stand_ins.get(key, key)
     if (known := _probed.get(key)) is not None:
         return known
-    asker = key, asyncio.get_running_loop()
-    if (asking := _asking.get(asker)) is None:
+    caller = key, asyncio.get_running_loop()
+    if (probing := _probing.get(caller)) is None:
         # Own task: a cancelled first caller must not cancel it for others.
-        asking = _asking[asker] = asyncio.create_task(_asked(key, Path(key[0]), env, cwd))
-        asking.add_done_callback(lambda task: (_asking.pop(asker), task.cancelled() or task.exception()))
-    return await asyncio.shield(asking)
+        probing = _probing[caller] = asyncio.create_task(_probe(key, Path(key[0]), env, cwd))
+        probing.add_done_callback(lambda task: (_probing.pop(caller), task.cancelled() or task.exception()))
+    return await asyncio.shield(probing)
 
 
 def heard(capability: Capability, version: str) -> None:
     """A process of this CLI reported another version than the known one: probe it again."""
     log.info("claude_version_changed", path=str(capability.path), known=capability.version, runs=version)
-    _heard[capability.path] = version
+    _reported[capability.path] = version
     forget(capability)
 
 
@@ -424,26 +407,25 @@ def read_version(text: str) -> tuple[str, Version] | None:
     return None
 
 
-async def _asked(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
-    asked = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
-    answers = await asyncio.gather(*asked, return_exceptions=True)  # waits for both
+async def _probe(key: Identity, binary: Path, env: Mapping[str, str], cwd: Path) -> Capability:
+    questions = [_ask(binary, flag, env, cwd) for flag in ("--version", "--help")]
+    answers = await asyncio.gather(*questions, return_exceptions=True)  # waits for both
     for answer in answers:
         if isinstance(answer, BaseException):
             raise answer
     version_text, help_text = (str(answer) for answer in answers)
     flags = {flag for found in _FLAG.findall(help_text) for flag in found if flag}
-    said = read_version(_heard.get(binary, "")) or read_version(version_text)
-    if (said is None or "--print" not in flags) and _ITSELF.search(version_text) is None:
+    read = read_version(_reported.get(binary, "")) or read_version(version_text)
+    if (read is None or "--print" not in flags) and _ITSELF.search(version_text) is None:
         raise ClaudeUnavailable(
             f"{binary} does not answer like a Claude CLI (--version, --help): {INSTALL}", retry=False
         )
     if "--print" not in flags:
         log.warning("claude_help_not_read", path=str(binary), said=help_text[:200])
         flags |= OPTIONS
-    if said is None:
+    if read is None:
         log.warning("claude_version_not_read", path=str(binary), said=version_text[:200])
-        said = UNREAD, NEWER_THAN_ALL
-    name, version = said
+    name, version = read or (UNREAD, NEWER_THAN_ALL)
     if "--session-id" not in flags:
         raise ClaudeUnavailable(
             f"Claude CLI {name} at {binary} is too old, as it has no option --session-id{newer(OLDEST)}", retry=False

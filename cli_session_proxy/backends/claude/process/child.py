@@ -150,23 +150,23 @@ class Launch:
         argv += [f"--add-dir={folder}" for folder in self.profile.add_dirs]
         if self.profile.mcp_config is not None:
             argv.append(f"--mcp-config={self.profile.mcp_config}")
-        return argv + self._tools() + self._prompts(prompt_file)
-
-    def _tools(self) -> list[str]:
+        # Tools
         rules = [f"mcp__{SERVER}"] if self.capability.takes_tools else []
         rules += [tool for tool in self.profile.tools if "(" in tool or tool.startswith("mcp__")]
+        if rules:
+            argv.append(f"--allowedTools={','.join(rules)}")
         names = list(dict.fromkeys(tool.split("(")[0] for tool in self.profile.tools if not tool.startswith("mcp__")))
-        argv = [f"--allowedTools={','.join(rules)}"] if rules else []
         if self.capability.chooses_tools:
-            return [*argv, f"--tools={','.join(names)}"]
-        denied = [] if ALL_TOOLS in names else [tool for tool in KNOWN_TOOLS if tool not in names]
-        return [*argv, f"--disallowedTools={','.join(denied)}"] if denied else argv
-
-    def _prompts(self, prompt_file: Path | None) -> list[str]:
+            argv.append(f"--tools={','.join(names)}")
+        elif ALL_TOOLS not in names and (denied := [tool for tool in KNOWN_TOOLS if tool not in names]):
+            argv.append(f"--disallowedTools={','.join(denied)}")
+        # System prompt
         if prompt_file is not None:
-            return [f"{PROMPT_FILE}={prompt_file}"]
-        flag = SYSTEM_PROMPT if self._has(SYSTEM_PROMPT) else "--append-system-prompt"
-        return [] if self.system_prompt is None else [f"{flag}={self.system_prompt}"]
+            argv.append(f"{PROMPT_FILE}={prompt_file}")
+        elif self.system_prompt is not None:
+            flag = SYSTEM_PROMPT if self._has(SYSTEM_PROMPT) else "--append-system-prompt"
+            argv.append(f"{flag}={self.system_prompt}")
+        return argv
 
 
 def check_tools(launch: Launch, init: JSON) -> None:
@@ -348,13 +348,13 @@ class Child:
 
     async def is_at_work(self, seconds: float) -> bool:
         """Whether it uses processor time within so many seconds."""
-        before = self.worked()
+        before = self.processor_seconds()
         await self._exited(seconds)
-        return self.worked() - before > seconds * AT_WORK
+        return self.processor_seconds() - before > seconds * AT_WORK
 
-    def worked(self) -> float:
-        """Processor seconds used so far; 0.0 once it has ended. A confined CLI's first process is bubblewrap, which
-        only waits."""
+    def processor_seconds(self) -> float:
+        """Processor time used so far; 0.0 once it has ended. A confined CLI's first process is bubblewrap, which only
+        waits."""
         used = 0.0
         with contextlib.suppress(psutil.Error):
             first = psutil.Process(self.pid)

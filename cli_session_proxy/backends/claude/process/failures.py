@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta, tzinfo
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -40,7 +41,7 @@ from .events import ProcessDied, Result, WrongTranscript
 TEXT_LIMIT = 500
 # Characters of a CLI's error text that are read, and how many errors. A program may imitate the CLI: redacting 60 MB
 # took a minute, which blocked everybody else.
-LOOKED_AT, FEW = 64 * 1024, 10
+MOST_READ, FEW = 64 * 1024, 10
 LAST_WORDS = 300  # characters of a process's last output
 # The longest Retry-After that the SDKs of OpenAI and Anthropic heed, in seconds.
 PATIENCE = 60.0
@@ -105,33 +106,29 @@ def error_for(
 
 def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _Facts:
     errors = result.detail.get("errors")
-    said = result.text[:LOOKED_AT]
-    if not said and isinstance(errors, list):
-        said = " ".join(str(error)[:LOOKED_AT] for error in errors[:FEW])
-    match = _STATUS.search(said)
-    body = _provider_error(said)
+    message = result.text[:MOST_READ]
+    if not message and isinstance(errors, list):
+        message = " ".join(str(error)[:MOST_READ] for error in errors[:FEW])
+    match = _STATUS.search(message)
+    # A 1.x CLI quotes the provider's error: `API Error: 400 {"type":"error","error":{…}}`.
+    body: object = None
+    with suppress(ValueError):
+        body = limits.loads(message[message.find("{") : message.rfind("}") + 1], limits.CLI_DEPTH)
+    quoted = body.get("error") if isinstance(body, dict) else None
+    error: JSON = quoted if isinstance(quoted, dict) else {}
     status = result.api_error_status or (int(match[1]) if match else None)
-    kind = str(result.detail.get("api_error_type") or body.get("type") or "")[:TEXT_LIMIT]
-    text = redact.text(" ".join(str(body.get("message") or said).split()))[:TEXT_LIMIT]
-    return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, said, retries, now), model)
+    kind = str(result.detail.get("api_error_type") or error.get("type") or "")[:TEXT_LIMIT]
+    text = redact.text(" ".join(str(error.get("message") or message).split()))[:TEXT_LIMIT]
+    return _Facts(status, kind, text, result.terminal_reason or "", _wait(result, message, retries, now), model)
 
 
-def _provider_error(said: str) -> JSON:
-    """The provider's error in the text of a 1.x CLI: `API Error: 400 {"type":"error","error":{…}}`."""
-    try:
-        body = limits.loads(said[said.find("{") : said.rfind("}") + 1], limits.CLI_DEPTH)
-    except ValueError:
-        return {}
-    error = body.get("error") if isinstance(body, dict) else None
-    return error if isinstance(error, dict) else {}
-
-
-def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> float | None:
+def _wait(result: Result, message: str, retries: Sequence[JSON], now: float) -> float | None:
+    """Seconds until the provider answers again; None if unknown."""
     limit = result.detail.get("rate_limit")
     reset = limit.get("resetsAt") if isinstance(limit, dict) else None
     if isinstance(reset, int | float):
         return max(1.0, reset - now)
-    seconds = seconds_until(said, now)
+    seconds = seconds_until(message, now)
     if seconds is not None:
         return seconds
     delays = [retry.get("retry_delay_ms") for retry in retries if retry.get("error_status") == 429]
@@ -140,8 +137,7 @@ def _wait(result: Result, said: str, retries: Sequence[JSON], now: float) -> flo
 
 
 def _not_logged_in(facts: _Facts) -> ProxyError:
-    said = _OWN_ADVICE.sub("", facts.text)
-    return ClaudeNotLoggedIn(f"{said}: {NOT_LOGGED_IN}", detail=facts.detail)
+    return ClaudeNotLoggedIn(f"{_OWN_ADVICE.sub('', facts.text)}: {NOT_LOGGED_IN}", detail=facts.detail)
 
 
 def likely_model(model: str) -> str:
@@ -230,7 +226,7 @@ def no_words(result: Result, cli: Capability) -> ProxyError:
 
 def error_for_death(died: ProcessDied) -> ProxyError:
     """The error of a turn whose process gave no result; quotes its last output."""
-    cli, said = died.cli, last_words(died)
+    cli, output = died.cli, last_output(died)
     detail: JSON = {} if died.returncode is None else {"exit_code": died.returncode}
     if isinstance(died, WrongTranscript):
         return SessionBusy(
@@ -239,7 +235,7 @@ def error_for_death(died: ProcessDied) -> ProxyError:
             detail={"how": died.how},
         )
     if _LOGIN.search(died.stderr):
-        return ClaudeNotLoggedIn(f"{cli} is not logged in{said}: {NOT_LOGGED_IN}", detail=detail)
+        return ClaudeNotLoggedIn(f"{cli} is not logged in{output}: {NOT_LOGGED_IN}", detail=detail)
     if "already in use" in died.stderr:
         message = f"another Claude CLI has this session open, says {cli}: end it and send the turn again"
         return SessionBusy(message, detail=detail)
@@ -248,13 +244,13 @@ def error_for_death(died: ProcessDied) -> ProxyError:
         message = f"{cli} does not know {unknown[1]}: use another version of it, and see `doctor`"
         return ClaudeUnavailable(message, detail=detail)
     if died.returncode in {126, 127}:
-        return ClaudeUnavailable(f"{cli} could not be run{said}: see `doctor`", detail=detail)
+        return ClaudeUnavailable(f"{cli} could not be run{output}: see `doctor`", detail=detail)
     if died.no_conversation:
         return UpstreamError(f"{cli} lost the session: send the turn again", detail=detail)
-    return UpstreamError(f"{cli} gave no result: {died.why}{said}; send the turn again", detail=detail)
+    return UpstreamError(f"{cli} gave no result: {died.why}{output}; send the turn again", detail=detail)
 
 
-def last_words(died: ProcessDied) -> str:
+def last_output(died: ProcessDied) -> str:
     """A process's last output, as a part of a sentence: of stderr, else the last lines of stdout that were no
     frames."""
     for where, text in (("stderr", died.stderr), ("stdout", died.notices)):

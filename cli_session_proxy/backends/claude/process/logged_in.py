@@ -57,9 +57,8 @@ async def look(settings: Settings, claude: Path, env: Mapping[str, str]) -> Logi
 
 def billed_by_use(env: Mapping[str, str]) -> bool:
     """Whether it is, by the names in the CLI's environment: in print mode these win over any login (2.1.330)."""
-    return any(env.get(name) for name in BY_USE) or any(
-        name.startswith(environment.CLOUDS) and env[name] for name in env
-    )
+    clouds = [name for name in env if name.startswith(environment.CLOUDS)]
+    return any(env.get(name) for name in (*BY_USE, *clouds))
 
 
 async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
@@ -67,8 +66,8 @@ async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
     if billed_by_use(env):
         return "by use"
     status = await _status(claude, env) or {}
-    said = _KINDS.get(str(status.get("authMethod")))
-    return said or ("subscription" if env.get(environment.OAUTH_TOKEN) else "unknown")
+    reported = _KINDS.get(str(status.get("authMethod")))
+    return reported or ("subscription" if env.get(environment.OAUTH_TOKEN) else "unknown")
 
 
 async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None:

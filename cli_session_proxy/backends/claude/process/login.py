@@ -59,15 +59,12 @@ class Logins:
                 with contextlib.suppress(FileNotFoundError, IsADirectoryError):  # the agent made a folder there
                     copy.unlink()
         elif private in self._lent:
-            self._lend(private)
-
-    def _lend(self, private: Path) -> None:
-        own = _read(self._own)
-        if own is not None and own != _read(private / FILE):
-            make_private(self._bases)
-            write_private(self._bases / private.name, own)
-            write_private(private / FILE, own)
-        self._lent[private] = _state(private / FILE)
+            own = _read(self._own)
+            if own is not None and own != _read(private / FILE):
+                make_private(self._bases)
+                write_private(self._bases / private.name, own)
+                write_private(private / FILE, own)
+            self._lent[private] = _state(private / FILE)
 
     def _take_back(self, private: Path) -> None:
         base, copy, own = (_read(at) for at in (self._bases / private.name, private / FILE, self._own))
@@ -79,7 +76,11 @@ class Logins:
         if own != base or not is_renewal(base, copy):
             log.warning("login_not_taken_back", agent=private.name, renewed_elsewhere=own != base)
             return
-        renewed = _with_tokens(base, copy)
+        # The old login with the new tokens, written by us: the agent's own bytes may be JSON for Python and not for the
+        # CLI (NaN, UTF-16), and would log the user out.
+        login, tokens = _parsed(base), _parsed(copy)[LOGIN]
+        login[LOGIN] |= {name: tokens[name] for name in (*TOKENS, EXPIRES)}
+        renewed = json.dumps(login, separators=(",", ":")).encode()
         write_private(self._own, renewed)
         write_private(self._bases / private.name, renewed)
         log.info("login_renewed", agent=private.name)
@@ -87,26 +88,19 @@ class Logins:
 
 def is_renewal(before: bytes, after: bytes) -> bool:
     """Whether it is the same login with other tokens of the same kinds, and a later expiry."""
-    old, new = _parsed(before), _parsed(after)
-    was, now = (parsed.get(LOGIN) for parsed in (old, new))
-    if not isinstance(was, dict) or not isinstance(now, dict):
+    old_file, new_file = _parsed(before), _parsed(after)
+    old, new = (parsed.get(LOGIN) for parsed in (old_file, new_file))
+    if not isinstance(old, dict) or not isinstance(new, dict):
         return False
-    if {**old, LOGIN: None} != {**new, LOGIN: None} or was.keys() != now.keys():
+    if {**old_file, LOGIN: None} != {**new_file, LOGIN: None} or old.keys() != new.keys():
         return False
-    if any(was[name] != now[name] for name in was if name not in (*TOKENS, EXPIRES)):
+    if any(old[name] != new[name] for name in old if name not in (*TOKENS, EXPIRES)):
         return False
-    ends, ended = now.get(EXPIRES), was.get(EXPIRES)
-    later = type(ends) is int and type(ended) is int and ended < ends < (time.time() + LONGEST_LIFE) * 1000
-    return later and all(_kind(was.get(name)) == _kind(now.get(name)) != "" for name in TOKENS)
-
-
-def _with_tokens(before: bytes, after: bytes) -> bytes:
-    """The old login with the new tokens, written by us: the agent's own bytes may be JSON for Python and not for the
-    CLI (NaN, UTF-16), and would log the user out."""
-    login = _parsed(before)
-    now = _parsed(after)[LOGIN]
-    login[LOGIN] |= {name: now[name] for name in (*TOKENS, EXPIRES)}
-    return json.dumps(login, separators=(",", ":")).encode()
+    old_end, new_end = old.get(EXPIRES), new.get(EXPIRES)
+    if type(old_end) is not int or type(new_end) is not int:
+        return False
+    later = old_end < new_end < (time.time() + LONGEST_LIFE) * 1000
+    return later and all(_kind(old.get(name)) == _kind(new.get(name)) != "" for name in TOKENS)
 
 
 def _kind(token: Any) -> str:

@@ -79,11 +79,8 @@ EXPECTED: Mapping[Name, Version] = {
     "interrupt": ANY,
     "rewind_conversation": (2, 1, 329),
     "claim_session": (2, 1, 295),  # 2.1.278 has no option --await-claim
-    "can_use_tool": (
-        2,
-        1,
-        71,
-    ),  # earlier: not tried; a version is never enough (`Capability.not_seen_asking`)
+    # Earlier ones were not tried. A version is never enough (`Capability.not_seen_asking`).
+    "can_use_tool": (2, 1, 71),
     # `--bare`, which reads no login, is to become the default (run on 2.1.332: then no request leaves it).
     "login": ANY,
     "prompt_file": (1, 0, 60),  # not in every --help

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 
 from ....domain.client_tools import Offers, cli_name
@@ -91,7 +91,7 @@ def fields_of(
     """(environment, fields of the request, parameters without effect). `carried`: the turn answers calls of a message
     without thinking, which has to continue without.
     """
-    wanted, choice = options.parameters, options.tool_choice
+    requested, choice = options.parameters, options.tool_choice
     unmet: list[Name] = []
     body: JSON = {}
     env: dict[str, str] = {}
@@ -100,48 +100,51 @@ def fields_of(
     if forced and not (takes.forced and can_be_off):
         forced = False
         unmet.append("tool_choice")
-    small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING and wanted.thinking is None
-    off = can_be_off and (forced or carried or small or wanted.thinking is False)
-    if wanted.thinking is not None and wanted.thinking == off:
+    is_short = (
+        requested.max_tokens is not None and requested.max_tokens <= LEAST_THINKING and requested.thinking is None
+    )
+    off = can_be_off and (forced or carried or is_short or requested.thinking is False)
+    if requested.thinking is not None and requested.thinking == off:
         unmet.append("thinking")
-        if wanted.thinking is False and takes.effort and effort is None:
+        if requested.thinking is False and takes.effort and effort is None:
             body["output_config"] = {"effort": "low"}
     if off:
         env[NO_THINKING] = "1"
         if takes.off:
             body["thinking"] = takes.off
-    sampled = _sampling(wanted, takes, unmet, thinks=takes.thinks and not off)
+    sampled = _sampling(requested, takes, unmet, thinks=takes.thinks and not off)
     body |= sampled | _choice(choice, offers, forced=forced)
     if stops := [stop for stop in options.stop if stop.strip()]:  # the provider refuses blank ones: the core cuts
         body["stop_sequences"] = stops
-    if wanted.seed is not None:
+    if requested.seed is not None:
         unmet.append("seed")
-    if wanted.max_tokens is not None:
-        env[MAX_TOKENS] = str(wanted.max_tokens)
-    if body or off or (wanted.max_tokens or SUMMARY) < SUMMARY:
+    if requested.max_tokens is not None:
+        env[MAX_TOKENS] = str(requested.max_tokens)
+    if body or off or (requested.max_tokens or SUMMARY) < SUMMARY:
         env[NO_COMPACTION] = "1"
     return env, body, unmet
 
 
-def _sampling(wanted: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
+def _sampling(requested: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
     """Thinking wins over sampling. A value of 1 is the default."""
-    given: dict[Name, float] = {}
-    if wanted.temperature is not None and wanted.temperature != HOTTEST:
-        given["temperature"] = min(wanted.temperature, HOTTEST)
-    if wanted.top_p is not None and wanted.top_p < 1:
-        given["top_p"] = wanted.top_p
-    if wanted.top_k:
-        given["top_k"] = wanted.top_k
+    values: dict[Name, float] = {}
+    if requested.temperature is not None and requested.temperature != HOTTEST:
+        values["temperature"] = min(requested.temperature, HOTTEST)
+    if requested.top_p is not None and requested.top_p < 1:
+        values["top_p"] = requested.top_p
+    if requested.top_k:
+        values["top_k"] = requested.top_k
     if thinks or not takes.samples:
-        unmet += given
+        unmet += values
         return {}
-    if "top_p" in given and not takes.both:  # the CLI sends a temperature if thinking is off
-        del given["top_p"]
+    if "top_p" in values and not takes.both:  # the CLI sends a temperature if thinking is off
+        del values["top_p"]
         unmet.append("top_p")
-    return {name: value for name, value in given.items()}  # noqa: C416 - the names become fields of JSON
+    return {name: value for name, value in values.items()}  # noqa: C416 - the names become fields of JSON
 
 
 def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
+    """The field `tool_choice`, if it is not the default."""
     if not offers:
         return {}
     if choice.mode == "none":
@@ -165,39 +168,33 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
     forbidden = {} if compacts else {NO_COMPACTION: "1"}
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
         await process.set_env(forbidden if launch.capability.takes_parameters else {})
-        return _asked(job)
+        return _all_requested(job)
     before = job.parent.options if job.parent is not None and job.results else PLAIN
     carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
     # Only these depend on the model: ask the process for its id, if unknown.
-    wanted = options.parameters
+    requested = options.parameters
     by_model = options.tool_choice.mode == "required" or carried or any(
-        value is not None for value in (wanted.temperature, wanted.top_p, wanted.top_k, wanted.thinking)
+        value is not None for value in (requested.temperature, requested.top_p, requested.top_k, requested.thinking)
     )  # fmt: skip
-    small = wanted.max_tokens is not None and wanted.max_tokens <= LEAST_THINKING
-    takes = Takes.of(await process.model()) if by_model or small else Takes()
+    is_short = requested.max_tokens is not None and requested.max_tokens <= LEAST_THINKING
+    takes = Takes.of(await process.model()) if by_model or is_short else Takes()
     env, body, unmet = fields_of(options, job.offers, takes, effort=job.effort, carried=carried)
     env |= forbidden
-    began = dict(launch.env)
+    at_start = dict(launch.env)
     if body:
-        env[EXTRA_BODY] = json.dumps(_object(began) | body)
-    if MAX_TOKENS in env and (limit := began.get(MAX_TOKENS, "")).isdecimal():  # configured by the operator
+        extra: object = None  # the operator's extra fields of each request
+        with suppress(ValueError):  # the CLI ignores invalid JSON, too
+            extra = json.loads(at_start.get(EXTRA_BODY) or "{}")
+        env[EXTRA_BODY] = json.dumps((extra if isinstance(extra, dict) else {}) | body)
+    if MAX_TOKENS in env and (limit := at_start.get(MAX_TOKENS, "")).isdecimal():  # configured by the operator
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
-    return tuple(unmet) if await process.set_env(env) else _asked(job)
+    return tuple(unmet) if await process.set_env(env) else _all_requested(job)
 
 
-def _asked(job: Job) -> tuple[Name, ...]:
+def _all_requested(job: Job) -> tuple[Name, ...]:
     """All requested parameters, for a CLI that accepts none."""
     options = job.turn.options
-    asked: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+    requested: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
     if options.tool_choice.mode == "required" and job.offers:
-        asked.append("tool_choice")
-    return tuple(name for name in asked if not (name == "thinking" and options.parameters.thinking))
-
-
-def _object(env: Mapping[str, str]) -> JSON:
-    """The operator's extra fields of each request."""
-    try:
-        fields = json.loads(env.get(EXTRA_BODY) or "{}")
-    except ValueError:
-        return {}  # the CLI ignores it, too
-    return fields if isinstance(fields, dict) else {}
+        requested.append("tool_choice")
+    return tuple(name for name in requested if not (name == "thinking" and options.parameters.thinking))

@@ -43,16 +43,10 @@ def is_asked(frame: JSON) -> bool:
 
 def read(frame: JSON) -> Asks:
     request: dict[str, Any] = frame["request"]
-    given = request.get("input")
+    tool, tool_input = str(request.get("tool_name"))[:LONGEST_TOOL], request.get("input")
     ids = (request.get(name) for name in ("tool_use_id", "agent_id"))
     call, agent = (one if isinstance(one, str) and len(one) <= LONGEST_TOOL else None for one in ids)
-    return Asks(
-        str(frame.get("request_id")),
-        str(request.get("tool_name"))[:LONGEST_TOOL],
-        given if isinstance(given, dict) else {},
-        call,
-        agent,
-    )
+    return Asks(str(frame.get("request_id")), tool, tool_input if isinstance(tool_input, dict) else {}, call, agent)
 
 
 def answer(asked: Asks, verdict: Verdict) -> JSON:

@@ -213,15 +213,15 @@ class Pool:
         while self._newest is not None:
             if newest is not self._newest:
                 newest, starts = self._newest, 0
-            wanted, first = newest
+            launch, first = newest
             await self.table.given_back(first, FIRST_TURN)
             for other in list(spares):
                 # Check again: it may have been claimed while another one was closed.
-                if other in spares and (other.launch.kind != wanted.kind or self.table.unusable(other)):
+                if other in spares and (other.launch.kind != launch.kind or self.table.unusable(other)):
                     await self.table.retire(other)
             if newest is not self._newest:
                 continue
-            if max(len(spares), starts) >= self._spares or wanted.kind == self._refused:
+            if max(len(spares), starts) >= self._spares or launch.kind == self._refused:
                 return
             try:
                 spare = await self.table.spawn_if_free(self._launch_ahead)
@@ -406,12 +406,12 @@ class ProcessTable:
         self.reserved += 1
         await self._spawns.acquire()  # does not wait: it was free
         try:
-            wanted = await launch()
+            spare = await launch()
         except BaseException:
             self._spawns.release()
             self._free()
             raise
-        return await self._begin(wanted)
+        return await self._begin(spare)
 
     async def _uncontended(self) -> None:
         """Wait for `CALM` seconds without contention."""

@@ -316,7 +316,7 @@ class ClaudeProcess:
         If the process used processor time in that half, the machine is busy: it gets more halves, up to
         `spawn_timeout`.
         """
-        loop, now = asyncio.get_running_loop(), self._child.worked()
+        loop, now = asyncio.get_running_loop(), self._child.processor_seconds()
         if worked is None:
             until = loop.time() + self._settings.spawn_timeout
         if worked is None or (now - worked > SILENCE / 2 * AT_WORK and loop.time() < until):

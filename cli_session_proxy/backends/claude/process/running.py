@@ -44,12 +44,12 @@ async def holder(config_dir: Path, session_id: str) -> int | None:
                 continue
             if not isinstance(entry, dict) or entry.get("sessionId") != session_id:
                 continue
-            pid, said = entry.get("pid"), entry.get("procStart")
+            pid, recorded = entry.get("pid"), entry.get("procStart")
             if not isinstance(pid, int) or (started := start_time(pid)) is None:
                 continue
             # Both are clock ticks on Linux. The forms differ on macOS.
-            comparable = started.isdigit() and isinstance(said, str) and said.isdigit()
-            if started == said:
+            comparable = started.isdigit() and isinstance(recorded, str) and recorded.isdigit()
+            if started == recorded:
                 return pid
             # A process that started after the entry was written has a reused pid.
             with contextlib.suppress(psutil.Error, OSError):  # one of them is missing

@@ -75,9 +75,17 @@ class ToolServer:
             return self.answer(call, self._early.pop(call)) if call in self._early else None
         if number is None:
             return _response(request_id, {"jsonrpc": "2.0", "result": {}, "id": 0})
-        if method == "tools/list":
+        reply: JSON = {"error": {"code": -32601, "message": f"no method {method}"}}
+        if method == "initialize":
+            version = _dict(message.get("params")).get("protocolVersion", PROTOCOL)
+            info = {"name": SERVER, "version": "1"}
+            reply = {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}}
+        elif method == "tools/list":
             self.listed.set()
-        return _response(request_id, {"jsonrpc": "2.0", "id": number, **self._result(method, message)})
+            reply = {"result": {"tools": list(self.offers.entries.values())}}
+        elif method == "ping":
+            reply = {"result": {}}
+        return _response(request_id, {"jsonrpc": "2.0", "id": number, **reply})
 
     def answer(self, call: str, result: JSON) -> JSON | None:
         """The frame with this result for the CLI; None if the CLI has not sent the call yet."""
@@ -86,17 +94,6 @@ class ToolServer:
             return None
         request_id, number = self._waiting.pop(call)
         return _response(request_id, {"jsonrpc": "2.0", "id": number, "result": result})
-
-    def _result(self, method: object, message: JSON) -> JSON:
-        if method == "initialize":
-            version = _dict(message.get("params")).get("protocolVersion", PROTOCOL)
-            info = {"name": SERVER, "version": "1"}
-            return {"result": {"protocolVersion": version, "capabilities": {"tools": {}}, "serverInfo": info}}
-        if method == "tools/list":
-            return {"result": {"tools": list(self.offers.entries.values())}}
-        if method == "ping":
-            return {"result": {}}
-        return {"error": {"code": -32601, "message": f"no method {method}"}}
 
 
 def not_taken(frame: JSON | None, results: Mapping[str, JSON]) -> str | None:
@@ -110,10 +107,10 @@ def not_taken(frame: JSON | None, results: Mapping[str, JSON]) -> str | None:
     content = _dict(frame.get("message")).get("content")
     for block in content if isinstance(content, list) else ():
         call = str(_dict(block).get("tool_use_id"))
-        brought = results.get(call)
-        if brought is None or brought.get("isError") or _dict(block).get("is_error") is not True:
+        sent = results.get(call)
+        if sent is None or sent.get("isError") or _dict(block).get("is_error") is not True:
             continue
-        if len(json.dumps(brought)) <= SMALL_RESULT:
+        if len(json.dumps(sent)) <= SMALL_RESULT:
             return call
     return None
 
