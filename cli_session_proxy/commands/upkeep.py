@@ -18,6 +18,7 @@ from ..aside.pool import Aside
 from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
+from ..backends.claude.transcript import mending
 from ..domain.models import Block, Record
 from ..domain.notes import Code
 from ..engine.forgetting import ANY_AGE
@@ -71,8 +72,8 @@ class _KeptByClaude:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
 
     def is_sound(self, record: Record) -> bool:
-        if transcript.is_mark(record):
-            return transcript.is_sound_mark(record)
+        if mending.is_mark(record):
+            return mending.is_sound_mark(record)
         return not transcript.is_file(record) or transcript.is_sound(record)
 
     def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:

@@ -31,7 +31,7 @@ from ....stores.base import ChainPart, NewChain, Store, WholeTurn
 from ...base import Adoptable
 from .. import transcript
 from ..process import environment
-from ..transcript import Entry
+from ..transcript import Entry, mending
 from ..transcript.entries import opened
 from . import paths
 from .exchanges import TranscriptExchange, exchanges, is_compaction, is_prompt, time_of
@@ -416,7 +416,7 @@ class ImportFitting:
         changed = Counter(self._changed.get(parent_id or ""))
         instead: dict[str, Block] = {}
         since = next((record.uuid for record in records if record.uuid is not None), None) if changed else None
-        for record_uuid, sha256, block in transcript.media_of(records):
+        for record_uuid, sha256, block in mending.media_of(records):
             if sha256 not in instead and (new := self._replacement(block)) is not None:
                 instead[sha256] = new[1]
                 changed[new[0]] += 1
@@ -424,12 +424,12 @@ class ImportFitting:
         if not changed:
             return tuple(records)
         self._changed[turn_id] = changed
-        marks = [transcript.fitted(instead)] if instead else []
+        marks = [mending.fitted(instead)] if instead else []
         # Thinking after a changed image is invalid: its signature covers the original.
         uuids = [record.uuid for record in records]
         invalid = records[uuids.index(since) :] if since is not None else ()
-        if thoughts := transcript.count(invalid, "thinking"):
+        if thoughts := mending.count(invalid, "thinking"):
             changed["thinking_left_out"] += thoughts
-            marks.append(transcript.leave_out("thinking", since))
-        marks.append(transcript.imported(Note(code, number) for code, number in changed.items()))
+            marks.append(mending.leave_out("thinking", since))
+        marks.append(mending.imported(Note(code, number) for code, number in changed.items()))
         return (*records, *marks)

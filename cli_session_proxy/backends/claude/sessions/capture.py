@@ -22,8 +22,9 @@ from ..process.events import WrongTranscript
 from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..process.turn_reader import SYNTHETIC_MODEL
-from ..transcript import Entry, Head, Parsed, Reader, Scribe
+from ..transcript import Entry, Parsed, Reader, Scribe, mending
 from ..transcript.entries import MAX_BYTES, MuchMore, contents
+from ..transcript.mending import Head
 from . import composing, paths
 from .exchanges import exchanges, is_prompt
 from .rewinding import Held
@@ -300,7 +301,7 @@ class Captures:
         return replace(taken, records=records, mark=mark, more=False)
 
     async def _written(self, ready: LiveSession, path: str, session_id: str, records: Sequence[Record]) -> FileMark:
-        path_records = await asyncio.to_thread(transcript.shown, [*await self._path(ready), *records])
+        path_records = await asyncio.to_thread(mending.shown, [*await self._path(ready), *records])
         form = ready.process.launch.capability.form
         return await asyncio.to_thread(transcript.write, Path(path), path_records, session_id, form=form)
 

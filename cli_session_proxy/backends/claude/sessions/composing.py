@@ -33,7 +33,7 @@ from ....domain.client_tools import NOT_ANSWERED, calls_of
 from ....domain.models import THINKING, Block, Message, Record, Turn
 from .. import transcript
 from ..process.turn_reader import SYNTHETIC_MODEL
-from ..transcript import Entry, Scribe
+from ..transcript import Entry, Scribe, mending
 from .exchanges import is_interruption
 
 CLOSING = "(continued)"
@@ -201,8 +201,8 @@ def without_invalid_thinking(records: Sequence[Record]) -> tuple[list[Record], i
             if attempt and own_id is not None and own_id != message_id:
                 cut_off = [records[one] for one in attempt]
                 if all(block.get("type") in THINKING for one in attempt for block in entries[one].content):
-                    out.append(transcript.leave_out("thinking", cut_off[0].uuid))
-                    left_out += transcript.count(cut_off, "thinking")
+                    out.append(mending.leave_out("thinking", cut_off[0].uuid))
+                    left_out += mending.count(cut_off, "thinking")
                 else:
                     invalid_since = entry.uuid
             attempt = [] if own_id != message_id else attempt
@@ -211,8 +211,8 @@ def without_invalid_thinking(records: Sequence[Record]) -> tuple[list[Record], i
         out.append(records[at])
     if invalid_since is not None:
         start = next(at for at, record in enumerate(records) if record.uuid == invalid_since)
-        if thoughts := transcript.count(records[start:], "thinking"):
-            out.append(transcript.leave_out("thinking", invalid_since))
+        if thoughts := mending.count(records[start:], "thinking"):
+            out.append(mending.leave_out("thinking", invalid_since))
             left_out += thoughts
     return out, left_out
 

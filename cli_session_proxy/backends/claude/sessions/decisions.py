@@ -23,10 +23,10 @@ from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
 from ....settings import Profile, Settings, SystemPromptChanges
 from ....stores.base import Store
 from ...base import Job, Remedy
-from .. import transcript
 from ..process import failures
 from ..process.turn_reader import SYNTHETIC_MODEL
-from ..transcript import Head, LeftOut
+from ..transcript import mending
+from ..transcript.mending import Head, LeftOut
 from . import paths
 from .capture import LiveSession
 from .repair import TurnContext
@@ -74,7 +74,7 @@ class Decisions:
             return None
         if (known := self._heads.get(own.id)) is not None:
             return known
-        head = transcript.head_of(await self._store.records(own.id))
+        head = mending.head_of(await self._store.records(own.id))
         profile = None if own.placed.rule == "adopted" else self._profile_of(own)
         if head is None and profile is not None:
             system = self._settings.system_prompt_for(profile, own.system)
@@ -118,7 +118,7 @@ class Decisions:
             # turn, which makes the thinking after it invalid. After one refusal all such thinking is left out.
             known = await self._store.records(parent.id)
             changed = not opened.same or upgraded or (model, profile) != (job.model, job.profile)
-            if changed or transcript.was_refused(known, "thinking"):
+            if changed or mending.was_refused(known, "thinking"):
                 kinds.add("thinking")
         first = Decided()
         if self._windows or job.window is not None or (own is not None and own.options.window is not None):
@@ -150,8 +150,8 @@ class Decisions:
             own_records = await self._store.own_records(turns[outside].id)
             kept_from = next((one.uuid for one in own_records if one.uuid is not None), None)
         marks: tuple[Record, ...] = ()
-        if transcript.window_of(await self._store.records(parent.id)) != kept_from:
-            marks = (transcript.window(kept_from),)
+        if mending.window_of(await self._store.records(parent.id)) != kept_from:
+            marks = (mending.window(kept_from),)
         return Decided(marks, (Note("outside_window", outside),) if outside else ())
 
     async def seen(self, ready: LiveSession, records: Sequence[Record]) -> tuple[Note, ...]:
@@ -164,7 +164,7 @@ class Decisions:
             # Thinking before this record is already left out.
             start = next((at for at in range(len(path), 0, -1) if '"thinking_stripped"' in path[at - 1].line), 0)
             if left_out:
-                counts["cli_left_out_thinking"] = await asyncio.to_thread(transcript.count, path[start:], "thinking")
+                counts["cli_left_out_thinking"] = await asyncio.to_thread(mending.count, path[start:], "thinking")
             else:
                 counts["other_models_thinking"] = await asyncio.to_thread(of_other_models, path[start:], records)
         return tuple(Note(code, number) for code, number in counts.items() if number)
@@ -184,7 +184,7 @@ class Decisions:
                     return remedy
                 # In a too long request images are left out only if they are the main part.
                 least = SHARE * sum(len(record.line) for record in path) if too_long else 0
-                if transcript.count(path, what) and transcript.weight(path, what) >= least:
+                if mending.count(path, what) and mending.weight(path, what) >= least:
                     return remedy
             return None
 
@@ -194,15 +194,15 @@ class Decisions:
 def _leave_out(path: Sequence[Record], kinds: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
     """The decision `first`, extended by marks and notes for existing blocks of these kinds, and for thinking that
     becomes invalid."""
-    path = transcript.shown([*path, *first.records])
-    counts = {what: number for what in CODES if what in kinds and (number := transcript.count(path, what))}
-    marks = [*first.records, *(transcript.leave_out(what, refused=refused and what == "thinking") for what in counts)]
+    path = mending.shown([*path, *first.records])
+    counts = {what: number for what in CODES if what in kinds and (number := mending.count(path, what))}
+    marks = [*first.records, *(mending.leave_out(what, refused=refused and what == "thinking") for what in counts)]
     if "thinking" not in counts:
-        later = path if first.records else transcript.since_first(path, counts)  # a summary comes before all of them
-        if thoughts := transcript.count(later, "thinking"):
+        later = path if first.records else mending.since_first(path, counts)  # a summary comes before all of them
+        if thoughts := mending.count(later, "thinking"):
             counts["thinking"] = thoughts
             since = next(record.uuid for record in later if record.uuid is not None)
-            marks.append(transcript.leave_out("thinking", since))
+            marks.append(mending.leave_out("thinking", since))
     return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in counts.items())))
 
 
@@ -307,7 +307,7 @@ def of_other_models(path: Sequence[Record], records: Iterable[Record]) -> int:
     earlier = next((model for record in reversed(path) if (model := _model(record)) is not None), None)
     if not models or earlier is None or earlier in models:
         return 0
-    return transcript.count((record for record in path if _model(record) not in models), "thinking")
+    return mending.count((record for record in path if _model(record) not in models), "thinking")
 
 
 def _model(record: Record) -> str | None:

@@ -15,7 +15,8 @@ from typing import Any
 from ....domain.client_tools import UNPARSED, calls_of
 from ....domain.models import THINKING, Block, Message, Record
 from ....domain.notes import Code, Note
-from ..transcript import OPENED_BY_ASSISTANT, Scribe, imported
+from ..transcript import OPENED_BY_ASSISTANT, Scribe
+from ..transcript.mending import imported
 
 NO_RESULT = "(no result)"
 # CLI 2.1.329 drops an answer "(no content)", and joins the messages around it.

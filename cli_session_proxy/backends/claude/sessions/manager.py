@@ -42,7 +42,7 @@ from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscr
 from ..process.login import Logins
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess
-from ..transcript import Scribe
+from ..transcript import Scribe, mending
 from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
@@ -152,7 +152,7 @@ class Sessions:
         imported = []
         if parent is not None and (session is None or session.mark is None):
             # Perhaps the first turn after an imported history, of which no session was ever written.
-            imported = transcript.mended_at_import(await self._store.records(parent.id))
+            imported = mending.mended_at_import(await self._store.records(parent.id))
         # The path's newest turn that the CLI answered.
         own = parent if parent is None or parent.backend in paths.OWN else await paths.own_above(self._store, parent)
         before = await self.decisions.head_at(own)
@@ -457,7 +457,7 @@ class Sessions:
         summary = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
         if summary is None:
             return Decided()
-        mark = transcript.summary(summary.text, summary.kept_from, job.model, transcript.timestamp(time.time()))
+        mark = mending.summary(summary.text, summary.kept_from, job.model, transcript.timestamp(time.time()))
         notes = [Note("summarised", summary.exchanges)]
         notes += [Note("not_summarised", summary.left_out)] if summary.left_out else []
         return Decided((mark,), tuple(notes))

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from ....domain.models import Record, Turn
 from ....stores.base import Store
 from .. import transcript
+from ..transcript import mending
 
 NAME = "claude"  # stored with the turns of this backend
 # Backends of turns that no other model answered. Imported and adopted turns have None.
@@ -19,9 +20,9 @@ SHORT = 64 * 1024
 async def shown(store: Store, turn_id: str | None, decisions: Sequence[Record] = ()) -> Sequence[Record]:
     """The records of the path to this turn, after these additional decisions; none without a turn."""
     records = [*(await store.records(turn_id) if turn_id is not None else ()), *decisions]
-    if not any(map(transcript.is_mark, records)):
+    if not any(map(mending.is_mark, records)):
         return records
-    return await asyncio.to_thread(transcript.shown, records)
+    return await asyncio.to_thread(mending.shown, records)
 
 
 async def parsed(records: Sequence[Record]) -> transcript.Parsed:

@@ -14,6 +14,7 @@ from ....settings import Profile
 from ....stores.base import Store
 from .. import transcript
 from ..process.capability import Capability
+from ..transcript import mending
 from . import paths
 from .exchanges import is_compaction, is_prompt
 
@@ -83,7 +84,7 @@ async def point(store: Store, held: str, parent: Turn | None) -> RewindPoint | N
         if any(note.code.startswith("cli_left_out") for note in turn.evidence.notes):
             return None
         records = await store.own_records(turn.id)
-        if any(map(transcript.is_mark, records)):
+        if any(map(mending.is_mark, records)):
             return None
         path = (await paths.parsed(records)).path
         if not path or any(map(is_compaction, path)):

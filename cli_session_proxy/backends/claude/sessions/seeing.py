@@ -12,6 +12,7 @@ from ....domain.models import ANSWERED, Block, Record, Turn
 from ....stores.base import Store
 from ...base import RequestSeen
 from .. import transcript
+from ..transcript import mending
 from . import paths
 
 RoleBlock = tuple[str, Block]
@@ -69,7 +70,7 @@ def _request(records: Sequence[Record]) -> tuple[list[RoleBlock], bool]:
         (entry.kind, block) for entry in entries if entry.kind in ("user", "assistant") for block in entry.content
     ]
     opening = str(blocks[0][1].get("text", "")) if blocks else ""
-    return blocks, bool(boundaries) or opening.startswith(transcript.SUMMARY)
+    return blocks, bool(boundaries) or opening.startswith(mending.SUMMARY)
 
 
 def _text(blocks: Sequence[RoleBlock], role: str) -> str:

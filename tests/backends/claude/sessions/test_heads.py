@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from cli_session_proxy.backends.claude.sessions.decisions import ELSEWHERE, opening
-from cli_session_proxy.backends.claude.transcript import Head
+from cli_session_proxy.backends.claude.transcript.mending import Head
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Tool
 from cli_session_proxy.settings import SystemPromptChanges

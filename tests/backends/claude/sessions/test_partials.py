@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.backends.claude.sessions import composing
-from cli_session_proxy.backends.claude.transcript import Scribe, parse_records, shown, unbroken
+from cli_session_proxy.backends.claude.transcript import Scribe, parse_records, unbroken
+from cli_session_proxy.backends.claude.transcript.mending import shown
 from cli_session_proxy.domain.models import Block, Message, Record
 
 CUT = {"type": "text", "text": "The ans"}

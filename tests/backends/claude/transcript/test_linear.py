@@ -15,7 +15,7 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.turn_reader import SYNTHETIC_MODEL
 from cli_session_proxy.backends.claude.sessions import capture
-from cli_session_proxy.backends.claude.transcript import Entry, Reader, check
+from cli_session_proxy.backends.claude.transcript import Entry, Reader, check, mending
 from cli_session_proxy.backends.claude.transcript.loading import as_loaded
 from cli_session_proxy.domain.models import Record, Session
 
@@ -63,9 +63,9 @@ def copies() -> object:
 def marks() -> object:
     """Of a chain that was imported: no transcript can hold one."""
     told = [Record(json.dumps(record(f"u{n}", None)), f"u{n}") for n in range(MANY)]
-    left_out = [transcript.leave_out("thinking", f"u{MANY - 1}") for _ in range(MANY)]
-    fitted = (transcript.fitted({f"{n}": {"type": "text", "text": "x"}}) for n in range(MANY))
-    return transcript.shown([*told, *left_out, *fitted])
+    left_out = [mending.leave_out("thinking", f"u{MANY - 1}") for _ in range(MANY)]
+    fitted = (mending.fitted({f"{n}": {"type": "text", "text": "x"}}) for n in range(MANY))
+    return mending.shown([*told, *left_out, *fitted])
 
 
 def left_out() -> object:
@@ -73,9 +73,7 @@ def left_out() -> object:
     thought = {"content": [{"type": "thinking", "thinking": "x", "signature": "y"}]}
     lines = [record(f"t{n}", f"t{n + 1}", "assistant", **thought) for n in range(MANY)]
     lines += (record(f"u{n}", "t0") for n in range(MANY))
-    told = transcript.shown(
-        [*(Record(json.dumps(line), line["uuid"]) for line in lines), transcript.leave_out("thinking")]
-    )
+    told = mending.shown([*(Record(json.dumps(line), line["uuid"]) for line in lines), mending.leave_out("thinking")])
     assert len(told) == MANY
     return told
 
@@ -124,7 +122,7 @@ def test_a_record_that_hangs_on_itself_and_is_left_out_ends_the_path() -> None:
     thought = {"content": [{"type": "thinking", "thinking": "x", "signature": "y"}]}
     lines = [record("a", None), record("b", "b", "assistant", **thought), record("c", "b")]
     records = [Record(json.dumps(line), line["uuid"]) for line in lines]
-    shown = transcript.shown([*records, transcript.leave_out("thinking")])
+    shown = mending.shown([*records, mending.leave_out("thinking")])
     assert [(one.uuid, json.loads(one.line)["parentUuid"]) for one in shown] == [("a", None), ("c", None)]
 
 

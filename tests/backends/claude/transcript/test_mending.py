@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.transcript import Head, Scribe
+from cli_session_proxy.backends.claude.transcript import Scribe, mending
+from cli_session_proxy.backends.claude.transcript.mending import Head
 from cli_session_proxy.domain.models import Block, Message, Record
 from cli_session_proxy.domain.notes import Note
 
@@ -42,25 +43,25 @@ def told(records: Sequence[Record]) -> list[list[Any]]:
 
 def test_without_a_decision_every_record_is_what_it_was() -> None:
     records = path([words("a"), IMAGE], [THOUGHT, words("answer")])
-    assert transcript.shown(records) == records
+    assert mending.shown(records) == records
 
 
 def test_thoughts_before_the_decision_are_left_out_and_those_behind_it_stay() -> None:
     records = path([words("a")], [THOUGHT], [words("answer 1")], [words("b")], [THOUGHT, words("answer 2")])
-    decided = [*records[:3], transcript.leave_out("thinking"), *records[3:]]
-    assert told(transcript.shown(decided)) == [["a"], ["answer 1"], ["b"], ["thinking", "answer 2"]]
-    everything = [*records, transcript.leave_out("thinking")]
-    assert told(transcript.shown(everything)) == [["a"], ["answer 1"], ["b"], ["answer 2"]]
+    decided = [*records[:3], mending.leave_out("thinking"), *records[3:]]
+    assert told(mending.shown(decided)) == [["a"], ["answer 1"], ["b"], ["thinking", "answer 2"]]
+    everything = [*records, mending.leave_out("thinking")]
+    assert told(mending.shown(everything)) == [["a"], ["answer 1"], ["b"], ["answer 2"]]
     assert everything[:5] == records
-    assert transcript.count(transcript.shown(everything), "thinking") == 0
-    assert transcript.count(records, "thinking") == 2
+    assert mending.count(mending.shown(everything), "thinking") == 0
+    assert mending.count(records, "thinking") == 2
 
 
 def test_thoughts_before_what_is_left_out_stay() -> None:
     records = path([words("a")], [THOUGHT, words("answer 1")], [IMAGE, words("b")], [THOUGHT, words("answer 2")])
-    later = transcript.since_first(records, ["images"])
-    marks = [transcript.leave_out("images"), transcript.leave_out("thinking", later[0].uuid)]
-    shown = told(transcript.shown([*records, *marks]))
+    later = mending.since_first(records, ["images"])
+    marks = [mending.leave_out("images"), mending.leave_out("thinking", later[0].uuid)]
+    shown = told(mending.shown([*records, *marks]))
     assert shown[:2] == [["a"], ["thinking", "answer 1"]]
     assert "left out" in shown[2][0]
     assert shown[2][1:] == ["b"]
@@ -70,8 +71,8 @@ def test_thoughts_before_what_is_left_out_stay() -> None:
 def test_an_image_in_the_result_of_a_tool_is_left_out_too_and_words_stand_in_its_place() -> None:
     result: Block = {"type": "tool_result", "tool_use_id": "c", "content": [words("seen"), IMAGE]}
     records = path([words("a")], [words("answer"), {"type": "tool_use", "id": "c", "name": "f", "input": {}}], [result])
-    assert transcript.count(records, "images") == 1
-    shown = transcript.shown([*records, transcript.leave_out("images")])
+    assert mending.count(records, "images") == 1
+    shown = mending.shown([*records, mending.leave_out("images")])
     content = transcript.parse_records(shown).path[2].content[0]["content"]
     assert [block["type"] for block in content] == ["text", "text"]
     assert "left out" in content[1]["text"]
@@ -81,34 +82,34 @@ def test_a_smaller_image_stands_in_the_place_of_one_before_the_mark_and_of_no_ot
     smaller: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "c21hbGw="}}
     result: Block = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
     records = path([words("a"), IMAGE], [words("answer")], [result])
-    [(uuid, sha256, block), (_, again, _)] = transcript.media_of(records)
+    [(uuid, sha256, block), (_, again, _)] = mending.media_of(records)
     assert (uuid, block, again) == (records[0].uuid, IMAGE, sha256)
-    mark = transcript.fitted({sha256: smaller})
-    shown = transcript.parse_records(transcript.shown([*records, mark, *path([IMAGE])])).entries
+    mark = mending.fitted({sha256: smaller})
+    shown = transcript.parse_records(mending.shown([*records, mark, *path([IMAGE])])).entries
     assert [entry.content for entry in shown] == [
         [words("a"), smaller], [words("answer")], [{**result, "content": [smaller]}], [IMAGE],
     ]  # fmt: skip
-    assert list(transcript.media_of([*records, mark])) == []
+    assert list(mending.media_of([*records, mark])) == []
 
 
 def test_the_same_decisions_come_to_the_same_bytes() -> None:
     records = path([words("a"), IMAGE], [THOUGHT], [words("answer 1")], [words("b")], [words("answer 2")])
     marks = [
-        transcript.leave_out("images"),
-        transcript.summary("so far", records[3].uuid, "sonnet", "2026-11-21T10:00Z"),
+        mending.leave_out("images"),
+        mending.summary("so far", records[3].uuid, "sonnet", "2026-11-21T10:00Z"),
     ]
-    assert transcript.shown([*records, *marks]) == transcript.shown([*records, *marks])
+    assert mending.shown([*records, *marks]) == mending.shown([*records, *marks])
 
 
 def test_a_summary_takes_the_place_of_what_is_before_the_records_that_are_kept() -> None:
     records = path([words("a")], [words("answer 1")], [words("b")], [words("answer 2")])
-    mark = transcript.summary("a was said", records[2].uuid, "sonnet", "2026-11-21T10:00:00.000Z")
-    (first, *rest) = told(transcript.shown([*records, mark, *path([words("c")])[:0]]))
+    mark = mending.summary("a was said", records[2].uuid, "sonnet", "2026-11-21T10:00:00.000Z")
+    (first, *rest) = told(mending.shown([*records, mark, *path([words("c")])[:0]]))
     assert first[0].endswith("a was said")
     assert rest == [["b"], ["answer 2"]]
 
 
-SHORTER = {"summary": transcript.summary("so far", None, "sonnet", "t"), "images": transcript.leave_out("images")}
+SHORTER = {"summary": mending.summary("so far", None, "sonnet", "t"), "images": mending.leave_out("images")}
 
 
 @pytest.mark.parametrize("how", SHORTER)
@@ -120,22 +121,22 @@ def test_what_requests_took_before_they_were_made_shorter_is_not_what_the_cli_co
         data = json.loads(record.line)
         data["message"] |= {"usage": used} if data["type"] == "assistant" else {}
         records.append(Record(json.dumps(data), record.uuid))
-    shown = transcript.shown([*records[:2], SHORTER[how], *records[2:]])
+    shown = mending.shown([*records[:2], SHORTER[how], *records[2:]])
     answers = [entry for entry in transcript.parse_records(shown).entries if entry.kind == "assistant"]
     assert [entry.data["message"]["usage"] for entry in answers] == [{"input_tokens": 0, "output_tokens": 0}, used]
-    thoughts_alone = transcript.shown([*records, transcript.leave_out("thinking")])
+    thoughts_alone = mending.shown([*records, mending.leave_out("thinking")])
     assert thoughts_alone == records
 
 
 def test_a_summary_of_everything_ends_with_an_answer_and_what_follows_hangs_on_it() -> None:
     records = path([words("a")], [words("answer 1")])
-    mark = transcript.summary("a was said", None, "sonnet", "2026-11-21T10:00:00.000Z")
-    shown = transcript.shown([*records, mark])
+    mark = mending.summary("a was said", None, "sonnet", "2026-11-21T10:00:00.000Z")
+    shown = mending.shown([*records, mark])
     assert [entry.kind for entry in transcript.parse_records(shown).path] == ["user", "assistant"]
     leaf = transcript.parse_records(shown).leaf
     scribe = Scribe(SESSION, Path("/somewhere"), "2.1.330", 1_800_000_000.0, leaf)
     later = [scribe.record(Message.user("b"), "sonnet"), scribe.record(Message.assistant("answer 2"), "sonnet")]
-    again = transcript.shown([*records, mark, *later])
+    again = mending.shown([*records, mark, *later])
     assert again[:2] == shown
     assert told(again)[2:] == [["b"], ["answer 2"]]
 
@@ -143,25 +144,25 @@ def test_a_summary_of_everything_ends_with_an_answer_and_what_follows_hangs_on_i
 def test_the_newest_head_on_the_path_is_the_one_that_holds() -> None:
     tools = ({"name": "f", "description": "", "schema": {}, "strict": False},)
     records = [*path([words("a")]), Head("A", "A").as_record(), Head("A", "A at 10:00", tools).as_record()]
-    assert transcript.head_of(records) == Head("A", "A at 10:00", tools)
-    assert transcript.head_of(path([words("a")])) is None
-    assert told(transcript.shown(records)) == [["a"]]
+    assert mending.head_of(records) == Head("A", "A at 10:00", tools)
+    assert mending.head_of(path([words("a")])) is None
+    assert told(mending.shown(records)) == [["a"]]
 
 
 def test_what_was_mended_at_an_import_is_told_until_a_turn_of_ours_follows() -> None:
     note = Note("ids_rewritten", 2)
-    imported = [*path([words("a")], [words("answer")]), transcript.imported([note]), transcript.imported([note])]
-    assert transcript.mended_at_import(imported) == [Note("ids_rewritten", 4)]
+    imported = [*path([words("a")], [words("answer")]), mending.imported([note]), mending.imported([note])]
+    assert mending.mended_at_import(imported) == [Note("ids_rewritten", 4)]
     (ours,) = path([words("b")])
-    assert transcript.mended_at_import([*imported, Record(ours.line, ours.uuid)]) == []
+    assert mending.mended_at_import([*imported, Record(ours.line, ours.uuid)]) == []
 
 
 GOOD = [
-    transcript.fitted({"x": words("[An image was left out here.]"), "y": IMAGE}),
-    transcript.leave_out("thinking"),
+    mending.fitted({"x": words("[An image was left out here.]"), "y": IMAGE}),
+    mending.leave_out("thinking"),
     Head("A", None).as_record(),
-    transcript.summary("text", None, "sonnet", "2026-11-21T10:00:00.000Z"),
-    transcript.imported([Note("ids_rewritten")]),
+    mending.summary("text", None, "sonnet", "2026-11-21T10:00:00.000Z"),
+    mending.imported([Note("ids_rewritten")]),
 ]
 BAD = [
     {"mark": "leave_out", "what": "everything", "since": None, "refused": False},
@@ -180,12 +181,12 @@ BAD = [
 
 @pytest.mark.parametrize("mark", GOOD)
 def test_marks_of_ours_are_sound(mark: Record) -> None:
-    assert transcript.is_mark(mark)
-    assert transcript.is_sound_mark(mark)
+    assert mending.is_mark(mark)
+    assert mending.is_sound_mark(mark)
 
 
 @pytest.mark.parametrize("fields", BAD)
 def test_marks_that_we_do_not_make_are_not(fields: dict[str, Any]) -> None:
     mark = Record(json.dumps({"type": "cli-session-proxy/mark", **fields}, separators=(",", ":")))
-    assert transcript.is_mark(mark)
-    assert not transcript.is_sound_mark(mark)
+    assert mending.is_mark(mark)
+    assert not mending.is_sound_mark(mark)

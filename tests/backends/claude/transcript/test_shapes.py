@@ -24,7 +24,7 @@ from cli_session_proxy.backends.claude.sessions import (
     summaries,
 )
 from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
-from cli_session_proxy.backends.claude.transcript import Scribe
+from cli_session_proxy.backends.claude.transcript import Scribe, mending
 from cli_session_proxy.domain.models import Message, Record
 from cli_session_proxy.errors import InvalidRequest
 
@@ -146,9 +146,9 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     transcript.is_complete(entries), transcript.has_ended(entries), transcript.unbroken(path, None)
     transcript.copied_up_to(path, path[1:])
     assert transcript.parse_records(records).path == path
-    shown = transcript.shown([*records, transcript.leave_out("thinking"), transcript.fitted({})])
-    transcript.shown([*records, transcript.summary("words", "u1", "sonnet", "2026-01-01T00:00:00Z")])
-    transcript.count(shown, "images"), list(transcript.media_of(records)), transcript.mended_at_import(records)
+    shown = mending.shown([*records, mending.leave_out("thinking"), mending.fitted({})])
+    mending.shown([*records, mending.summary("words", "u1", "sonnet", "2026-01-01T00:00:00Z")])
+    mending.count(shown, "images"), list(mending.media_of(records)), mending.mended_at_import(records)
     transcript.in_strict_order([one.line for one in records])
     # sessions
     found = list(exchanges.exchanges(entries))
