@@ -21,21 +21,18 @@ CLAUDE = "claude"
 
 def backend_for(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: ProcessHooks) -> Backend:
     """Raises `ConfigError` for a backend that is not installed, and for a model that cannot be used."""
-    own = _own(settings, store, sandboxes, hooks)
+    own: Backend
+    if settings.backend == CLAUDE:  # skip the search through all installed packages
+        own = ClaudeBackend(settings, store, sandboxes, hooks)
+    else:
+        found = entry_points(group=GROUP)
+        if settings.backend not in found.names:
+            known = ", ".join(sorted({CLAUDE, *found.names}))
+            raise ConfigError(f"backend = {settings.backend!r}: no installed package has it; there is {known}")
+        own = found[settings.backend].load()(settings, store, sandboxes, hooks)
     if not settings.models:
         return own
-    from .choosing import Backends  # noqa: PLC0415 - LiteLLM takes two seconds: only where it is wanted
+    from .choosing import Backends  # noqa: PLC0415 - LiteLLM takes two seconds: only where it is needed
     from .litellm.backend import LiteLLMBackend  # noqa: PLC0415
 
     return Backends(own, LiteLLMBackend(settings, store, own.imported))
-
-
-def _own(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: ProcessHooks) -> Backend:
-    if settings.backend == CLAUDE:  # skip the search through all installed packages
-        return ClaudeBackend(settings, store, sandboxes, hooks)
-    found = entry_points(group=GROUP)
-    if settings.backend not in found.names:
-        known = ", ".join(sorted({CLAUDE, *found.names}))
-        raise ConfigError(f"backend = {settings.backend!r}: no installed package has it; there is {known}")
-    backend: Backend = found[settings.backend].load()(settings, store, sandboxes, hooks)
-    return backend

@@ -7,14 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from ..domain.lineage import Past
 from ..domain.models import Agent, Record, Turn
-from .base import (
-    Adoptable,
-    Backend,
-    Comparison,
-    Execution,
-    Job,
-    RequestSeen,
-)
+from .base import Adoptable, Backend, Comparison, Execution, Job, RequestSeen
 from .litellm.backend import NAME, LiteLLMBackend
 
 

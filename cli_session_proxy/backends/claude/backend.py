@@ -37,20 +37,10 @@ from ...sandbox import Sandboxes
 from ...settings import Settings
 from ...stores.base import Facts, KeptTurn, Store
 from .. import base
-from ..base import (
-    Adoptable,
-    Answered,
-    Backend,
-    Counts,
-    Event,
-    Execution,
-    Job,
-    Lost,
-    Remedy,
-)
+from ..base import Adoptable, Answered, Backend, Counts, Event, Execution, Job, Lost, Remedy
 from . import transcript
 from .process import capability, environment, events, failures, logged_in, observed, permissions
-from .process.child import Launch, end_stray
+from .process.child import end_stray
 from .process.pool import STALE, Pool
 from .sessions import adoption, composing, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
@@ -226,28 +216,28 @@ class _ClaudeExecution:
         self._interrupted = False
         self._truncated: events.Truncated | None = None
         self._listed = permissions.listed(job.profile)
-        self._unasked: set[str] = set()  # calls that need approval
-        self._asked: set[str | None] = set()  # calls for which approval was requested
+        self._needs_approval: set[str] = set()  # calls that need approval
+        self._approval_requested: set[str | None] = set()  # calls for which approval was requested
         self._plain = job.turn.id in backend._full
         self._sound = not self._plain  # the process may be used again
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
-        judge = ToolPolicy(job.offers, job.turn.options.tool_choice, job.check) if job.offers else None
-        heard = process.turn(job.frame_uuid, self._ready.prompt, judge, self._ready.results)
+        policy = ToolPolicy(job.offers, job.turn.options.tool_choice, job.check) if job.offers else None
+        cli_events = process.turn(job.frame_uuid, self._ready.prompt, policy, self._ready.results)
         retries: list[JSON] = []
         try:
-            async with aclosing(heard):
-                async for event in heard:
+            async with aclosing(cli_events):
+                async for event in cli_events:
                     if self._truncated is not None and not isinstance(event, base.Called | events.Result):
                         yield base.Activity(type(event).__name__)  # the CLI goes on until it is interrupted
                         continue
                     match event:
                         case base.ToolActivity():
-                            self._check_asked(event.entry)
+                            self._check_approval(event.entry)
                             yield event
                         case events.Asks():
-                            self._asked.add(event.call)
+                            self._approval_requested.add(event.call)
                             yield base.PermissionAsked(
                                 event.request_id, event.tool, event.input, event.call, event.agent,
                                 partial(process.permit, event),
@@ -300,10 +290,13 @@ class _ClaudeExecution:
                                 cost -= self._ready.spent if cost >= self._ready.spent else 0.0
                             yield base.Used(event.usage, cost)
                             if event.is_error and not self._interrupted:
-                                failed = failures.error_for(
-                                    event, retries=retries, model=job.model, cli=process.launch.capability.name
-                                )
-                                failed = _named(failed, process.launch)
+                                cli = process.launch.capability
+                                failed = failures.error_for(event, retries=retries, model=job.model, cli=cli.name)
+                                by_use = logged_in.billed_by_use(dict(process.launch.env))
+                                if isinstance(failed, ClaudeNotLoggedIn) and not cli.does("login") and not by_use:
+                                    # This CLI cannot use an existing login: it is the problem.
+                                    problem = cli.cannot("login", "use a subscription's login")
+                                    failed = ClaudeNotLoggedIn(problem, detail=failed.detail)
                                 forbidden = process.forbidden_to_compact and not self._ready.quiet
                                 if isinstance(failed, ContextTooLong) and forbidden:
                                     # Compaction was off in this turn: another attempt may allow it.
@@ -344,13 +337,13 @@ class _ClaudeExecution:
         ended = self._ready.process.died_of("it ended the turn without a result")
         raise self._owner._lost(job.agent, ended)
 
-    def _check_asked(self, entry: JSON) -> None:
+    def _check_approval(self, entry: JSON) -> None:
         """Raises ClaudeUnavailable if a tool ran without the required approval. From the next turn on this CLI is not
         used for such tools; if a confined agent's programs may have forged this, only for this agent."""
         if entry.get("name") in self._listed:
-            self._unasked.add(str(entry.get("id")))
+            self._needs_approval.add(str(entry.get("id")))
         call = entry.get("tool_use_id")
-        if call not in self._unasked or call in self._asked or entry.get("is_error"):
+        if call not in self._needs_approval or call in self._approval_requested or entry.get("is_error"):
             return
         cli = self._ready.process.launch.capability
         if self._job.profile.confined:
@@ -371,7 +364,7 @@ class _ClaudeExecution:
 
     async def keep(self, answered: Answered) -> tuple[KeptTurn, Evidence]:
         job = self._job
-        said = TurnOutcome(
+        outcome = TurnOutcome(
             output=answered.output,
             calls=answered.calls,
             stopped=answered.stopped or self._truncated is not None,
@@ -381,7 +374,7 @@ class _ClaudeExecution:
             cost_total=self._total,
         )
         try:
-            kept = await self._owner.sessions.capture(self._ready, job.turn, said)
+            kept = await self._owner.sessions.capture(self._ready, job.turn, outcome)
         except events.ProcessDied as died:
             died.cli = self._ready.process.launch.capability.name
             raise self._owner._lost(job.agent, died) from died
@@ -402,14 +395,6 @@ class _ClaudeExecution:
             self._owner._full.discard(self._job.turn.id)
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._sound)
         await self._owner.sessions.spoil(self._ready, failed, owned=owned)
-
-
-def _named(error: ProxyError, launch: Launch) -> ProxyError:
-    """If this CLI cannot use an existing login, the error names the CLI as the problem."""
-    cli = launch.capability
-    if not isinstance(error, ClaudeNotLoggedIn) or cli.does("login") or logged_in.billed_by_use(dict(launch.env)):
-        return error
-    return ClaudeNotLoggedIn(cli.cannot("login", "use a subscription's login"), detail=error.detail)
 
 
 # --- Backoff for an agent whose CLI keeps dying: after a few deaths in a row its next start is refused for a while
