@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy import sandbox
-from cli_session_proxy.backends.claude import transcript
+from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.errors import InvalidRequest, SandboxError
 from cli_session_proxy.sandbox import TMPDIR_LIMIT, Sandboxes, directory_name, remove_any
 from cli_session_proxy.settings import SandboxSettings, Settings
@@ -255,7 +255,7 @@ def test_folders_that_are_nested_deeper_than_any_path_are_removed(tmp_path: Path
         if place == "sandbox":
             boxes.remove("a")
         else:
-            transcript.remove_project(top.parent, whole=False)
+            files.remove_project(top.parent, whole=False)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert not top.exists()

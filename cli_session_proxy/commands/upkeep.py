@@ -15,10 +15,9 @@ from ..archive.places import place_at
 from ..archive.sealed import ArchiveKey
 from ..aside.media import Media
 from ..aside.pool import Aside
-from ..backends.claude import transcript
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
-from ..backends.claude.transcript import mending
+from ..backends.claude.transcript import files, mending
 from ..domain.models import Block, Record
 from ..domain.notes import Code
 from ..engine.forgetting import ANY_AGE
@@ -74,7 +73,7 @@ class _KeptByClaude:
     def is_sound(self, record: Record) -> bool:
         if mending.is_mark(record):
             return mending.is_sound_mark(record)
-        return not transcript.is_file(record) or transcript.is_sound(record)
+        return not files.is_file(record) or files.is_sound(record)
 
     def records_to_keep(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
         return self._fitting.records(turn_id, parent_id, records)

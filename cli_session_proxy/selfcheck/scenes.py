@@ -25,7 +25,7 @@ from ..backends.claude.process.observed import Name, Observation
 from ..backends.claude.process.parameters import EXTRA_BODY, MAX_TOKENS
 from ..backends.claude.process.process import ClaudeProcess
 from ..backends.claude.sessions.composing import closing_record
-from ..backends.claude.transcript import Entry, Scribe
+from ..backends.claude.transcript import Entry, Scribe, files
 from ..domain.approvals import Verdict
 from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
@@ -291,7 +291,7 @@ def _write(stage: Stage, launch: Launch, records: Sequence[Record]) -> FileMark:
 
 async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Sequence[Entry], turn: StageTurn) -> None:
     """Raises `Differs` unless the file holds the records that we wrote, followed by the new turn."""
-    after = transcript.in_folder(path.parent, turn.result.session_id)
+    after = files.in_folder(path.parent, turn.result.session_id)
     answer = ("assistant", f"text {turn.text()}")
 
     def added() -> list[Entry]:

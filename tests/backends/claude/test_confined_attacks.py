@@ -24,7 +24,6 @@ from typing import Any
 import psutil
 import pytest
 
-from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process import confine, frames, process
 from cli_session_proxy.backends.claude.process.guardian_program import sweep
 from cli_session_proxy.backends.claude.process.process import ClaudeProcess, Launch
@@ -677,7 +676,7 @@ async def test_what_is_kept_of_a_confined_agents_files_has_a_bound(
         agent = await engine.store.agent("local", "confined")
         assert agent is not None
         assert agent.head is not None
-        kept = "".join(record.line for record in await engine.store.records(agent.head) if transcript.is_file(record))
+        kept = "".join(record.line for record in await engine.store.records(agent.head) if files.is_file(record))
     assert [f'/{name}","data' in kept for name in ("one", "two", "three")] == [True, True, False]
 
 

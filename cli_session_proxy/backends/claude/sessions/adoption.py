@@ -31,7 +31,7 @@ from ....stores.base import ChainPart, NewChain, Store, WholeTurn
 from ...base import Adoptable
 from .. import transcript
 from ..process import environment
-from ..transcript import Entry, mending
+from ..transcript import Entry, files, mending
 from ..transcript.entries import opened
 from . import paths
 from .exchanges import TranscriptExchange, exchanges, is_compaction, is_prompt, time_of
@@ -101,7 +101,7 @@ BY_SDK = "said with the Claude Agent SDK"
 async def lines_of(store: Store, session: Session) -> list[str]:
     """The transcript of the path to the session's tip, under the session's id."""
     records = await paths.shown(store, session.tip_turn_id)
-    lines = (record.line for record in records if not transcript.is_file(record))
+    lines = (record.line for record in records if not files.is_file(record))
     return await asyncio.to_thread(lambda: [transcript.with_session_id(line, session.id) for line in lines])
 
 
@@ -183,17 +183,17 @@ async def adopt_session(
     directory = directory_name(owner, agent_id)
     session_id = str(uuid.uuid4())
     target = projects.path(sandboxes.path(directory), session_id)
-    files = await asyncio.to_thread(transcript.copy_beside, path, target)
-    adoption = _Adoption(foreign, session_id, files, ImportFitting(replacement), progress)
+    copied = await asyncio.to_thread(files.copy_beside, path, target)
+    adoption = _Adoption(foreign, session_id, copied, ImportFitting(replacement), progress)
     created = foreign.started or time.time()
     new = NewChain(owner, agent_id, directory, True, created, time.time(), lambda: adoption.head)
     try:
         await store.import_chain(new, adoption.parts())
     except BaseException:
-        await asyncio.to_thread(transcript.remove, target)
+        await asyncio.to_thread(files.remove, target)
         raise
     notes = tuple(adoption.notes())
-    return Adopted(agent_id, path, foreign.session_id, session_id, adoption.turns, adoption.records, files, notes)
+    return Adopted(agent_id, path, foreign.session_id, session_id, adoption.turns, adoption.records, copied, notes)
 
 
 def find_source(projects: Path, source: str) -> Path:
@@ -205,16 +205,16 @@ def find_source(projects: Path, source: str) -> Path:
             if path.is_file():
                 return path.resolve()
         raise NotFound(f"there is no file {path}: give a session id or the path of its .jsonl file")
-    files = sorted(projects.glob(f"*/{source}.jsonl")) if is_session_id(source) else []
-    if len(files) > 1:
-        listed = ", ".join(map(str, files))
+    found = sorted(projects.glob(f"*/{source}.jsonl")) if is_session_id(source) else []
+    if len(found) > 1:
+        listed = ", ".join(map(str, found))
         raise InvalidRequest(f"session {source} has several files: name the one to adopt ({listed})")
-    if not files:
+    if not found:
         raise NotFound(
             f"no session {source!r}: looked for {projects}/*/<session id>.jsonl; name the file itself, or another "
             "directory of the CLI with --claude-config-dir"
         )
-    return files[0].resolve()
+    return found[0].resolve()
 
 
 @dataclass(slots=True)

@@ -42,7 +42,7 @@ from ..process.events import AssistantMessage, ProcessDied, Result, WrongTranscr
 from ..process.login import Logins
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess
-from ..transcript import Scribe, mending
+from ..transcript import Scribe, files, mending
 from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
@@ -222,7 +222,7 @@ class Sessions:
             if back is not None:
                 return back
             if parent is None:
-                await asyncio.to_thread(transcript.make_project, self._projects.folder(context.cwd))
+                await asyncio.to_thread(files.make_project, self._projects.folder(context.cwd))
             prepared = self._start(context) if parent is None else await self._repairs.branch(context, parent)
         else:
             prepared = await self._verify(context, parent, job.session)
@@ -260,7 +260,7 @@ class Sessions:
             await self._pool.checkin(process)
             await self._end(session.id)
             if any(link.to_session == session.id != link.from_session for link in prepared.links):
-                await apart(transcript.remove, Path(session.transcript))
+                await apart(files.remove, Path(session.transcript))
             raise
         evidence = prepared.evidence
         if ended is not None:
@@ -451,7 +451,7 @@ class Sessions:
                 await self._pool.checkin(process)
                 await self._end(session_id, process.session_id)
                 for ended in {session_id, process.session_id}:
-                    await apart(transcript.remove, self._projects.path(context.cwd, ended))
+                    await apart(files.remove, self._projects.path(context.cwd, ended))
             return "\n\n".join(answer)
 
         summary = await summaries.summarised(path, ask, open_calls=bool(client_tools.calls_of(parent.output)))
@@ -509,7 +509,7 @@ class Sessions:
         forked = session_id != before.id
         path = before.transcript
         if forked:
-            path = str(transcript.in_folder(Path(path).parent, session_id))
+            path = str(files.in_folder(Path(path).parent, session_id))
         # Not for a confined agent: its CLI only writes in its own folder, and its programs may forge a session id.
         if not ready.process.launch.confined and not os.access(path, os.F_OK):
             written = self._projects.written
@@ -549,12 +549,12 @@ class Sessions:
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
         # The folder beside the transcript: large tool results, sub-agents' transcripts.
-        if os.access(path.removesuffix(transcript.SUFFIX), os.F_OK):
+        if os.access(path.removesuffix(files.SUFFIX), os.F_OK):
             kept = self._gathered.get(before.agent_key, 0)
-            files = await asyncio.to_thread(transcript.gather, Path(path), since, kept)
-            if files and ready.process.launch.confined:
-                self._gathered[before.agent_key] = kept + sum(len(record.line) for record in files)
-            records += files
+            stored = await asyncio.to_thread(files.gather, Path(path), since, kept)
+            if stored and ready.process.launch.confined:
+                self._gathered[before.agent_key] = kept + sum(len(record.line) for record in stored)
+            records += stored
         session = replace(before, id=session_id, tip_turn_id=turn.id, transcript=path, mark=taken.mark)
         links: tuple[Link, ...] = ()
         if forked and ready.continuity != "started":
@@ -607,7 +607,7 @@ class Sessions:
             return
         anew = any(link.to_session == ready.session.id != link.from_session for link in ready.links)
         if ready.continuity == "started" or anew:
-            await apart(transcript.remove, Path(ready.session.transcript))
+            await apart(files.remove, Path(ready.session.transcript))
         elif ready.rewritten and (parent := ready.session.tip_turn_id) is not None:
             # This turn's decisions are not in the chain: the session is the path to the parent again.
             path = await paths.shown(self._store, parent)
@@ -615,8 +615,8 @@ class Sessions:
             file = Path(ready.session.transcript)
             await asyncio.to_thread(transcript.write, file, path, ready.session.id, form=form)
         if answered is not None and answered != ready.session.id:
-            fork = transcript.in_folder(Path(ready.session.transcript).parent, answered)
-            await apart(transcript.remove, fork)
+            fork = files.in_folder(Path(ready.session.transcript).parent, answered)
+            await apart(files.remove, fork)
 
     async def _rewound(self, ready: LiveSession, failed: FailedTurn) -> bool:
         """Whether the process could be rewound to before the failed turn, so that its memory is the path again."""
@@ -660,13 +660,13 @@ class Sessions:
         for session_id in filter(is_session_id, named):
             await self._end(session_id)
             for folder in folders:
-                await apart(transcript.remove, transcript.in_folder(folder, session_id))
+                await apart(files.remove, files.in_folder(folder, session_id))
             await asyncio.to_thread(self._repairs.forget_aside, session_id)
         # A confined agent's own folder may have any files. A noted folder may have others' sessions.
         confined, own = self._sandboxes.was_confined(agent.dir), transcript.project_dir(self._projects.config_dir, cwd)
         for folder in folders:
             if folder == own or not await asyncio.to_thread(self._projects.is_others, folder, cwd):
-                await apart(partial(transcript.remove_project, folder, whole=confined and folder == own))
+                await apart(partial(files.remove_project, folder, whole=confined and folder == own))
         self._projects.forget(cwd)
 
     def not_found(self, agent: Agent) -> None:

@@ -29,7 +29,7 @@ from .. import transcript
 from ..process import running
 from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
-from ..transcript import Entry, FileVerdict, Loading
+from ..transcript import Entry, FileVerdict, Loading, files
 from ..transcript.entries import MAX_BYTES, contents
 from . import paths
 from .exchanges import exchanges, is_prompt
@@ -105,7 +105,7 @@ class TurnContext:
             id=session_id,
             agent_key=self.job.agent.key,
             tip_turn_id=self.job.parent.id if self.job.parent else None,
-            transcript=str(transcript.in_folder(folder, session_id)),
+            transcript=str(files.in_folder(folder, session_id)),
             cli_version=self.capability.version,
             created_at=earlier.created_at if earlier else time.time(),
             mark=mark,
@@ -295,12 +295,12 @@ class Repairs:
         self, context: TurnContext, parent: Turn, session: Session, path: Path
     ) -> PreparedSession | None:
         """If the file is in another folder (moved sandbox, doubled prefix), move it to where the CLI looks."""
-        places = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
+        places = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
         for place in places:
             verdict = await self.check(place, session, parent)
             if verdict.found != "equal":
                 continue
-            await asyncio.to_thread(transcript.move, place, path)
+            await asyncio.to_thread(files.move, place, path)
             done = Repair("moved", looked_for=str(path), found_at=str(place))
             moved = await self.check(path, replace(session, mark=verdict.mark), parent)
             if moved.found != "equal":
@@ -320,7 +320,7 @@ class Repairs:
         behind = await self._tails.behind(context.job.agent, verdict)
         done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
         if verdict.found == "missing":
-            copies = await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path)
+            copies = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
             done = replace(done, also_at=tuple(map(str, copies)))
         # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
@@ -366,7 +366,7 @@ class Repairs:
             if stat.S_ISREG(status.st_mode) and status.st_size <= MAX_BYTES:
                 shutil.move(path, aside)
             else:
-                aside = path.with_name(f"{path.stem}{transcript.ASIDE}{time.time_ns()}")
+                aside = path.with_name(f"{path.stem}{files.ASIDE}{time.time_ns()}")
                 path.rename(aside)
         return str(aside)
 

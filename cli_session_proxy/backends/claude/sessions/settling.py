@@ -13,7 +13,7 @@ from ....domain.limits import is_model, is_version
 from ....domain.models import JSON, Agent, Link, LinkReason, Session, Turn
 from ....stores.base import KeptTurn, Store
 from .. import transcript
-from ..transcript import Parsed
+from ..transcript import Parsed, files
 from ..transcript.entries import contents
 from . import paths
 from .capture import is_damaged, up_to_end_of_turn
@@ -79,7 +79,7 @@ def _has_invented_result(turn: Turn, tools: Sequence[JSON]) -> bool:
 def _written_since(start: float, folder: Path) -> list[Path]:
     """The transcripts in this folder that were written since that time (seconds)."""
     found = []
-    for path in transcript.sessions_in(folder):
+    for path in files.sessions_in(folder):
         with suppress(OSError):
             if path.stat().st_mtime >= start:
                 found.append(path)

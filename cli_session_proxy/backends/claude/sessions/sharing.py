@@ -29,6 +29,7 @@ from ..process import capability as cli
 from ..process import running
 from ..process.pool import Pool
 from ..process.process import ClaudeProcess, Launch
+from ..transcript import files
 
 # Questions per process, and its longest idle time in seconds.
 USES, IDLE = 100, 30.0
@@ -272,7 +273,7 @@ class Sharing:
     def _remove_transcript(self, path: Path) -> None:
         self._transcripts.discard(path)
         with survived("shared_transcript_left", path=str(path)):
-            transcript.remove(path)
+            files.remove(path)
 
     async def _empty_after_rewind(self, path: Path) -> None:
         """Empty the transcript after the CLI has noted the rewind there: the note has the prompt."""
@@ -291,9 +292,9 @@ class Sharing:
         """Remove transcripts of killed proxies: those that no live CLI has open."""
         cwd, _ = self.place()
         for folder in self._projects.folders(cwd):
-            for path in await asyncio.to_thread(transcript.sessions_in, folder):
+            for path in await asyncio.to_thread(files.sessions_in, folder):
                 if path not in self._transcripts and await running.holder(self._projects.config_dir, path.stem) is None:
-                    await asyncio.to_thread(transcript.remove, path)
+                    await asyncio.to_thread(files.remove, path)
 
     def close(self) -> None:
         """Remove the transcripts, after the processes have ended."""

@@ -20,7 +20,7 @@ from ....stores.base import Store
 from ...base import ComparedRecord, Comparison
 from .. import transcript
 from ..process import environment
-from ..transcript import Entry, FileVerdict, Pair
+from ..transcript import Entry, FileVerdict, Pair, files
 from . import paths
 from .tails import Behind, Tails
 
@@ -175,7 +175,7 @@ class Verifier:
         difference = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
         found = [difference(*fields) for fields in _differences(verdict)]
         if verdict.found == "missing":
-            for place in await asyncio.to_thread(transcript.find_elsewhere, self._config_dir, session.id, path):
+            for place in await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path):
                 if (await asyncio.to_thread(_compare, place, known)).found == "equal":
                     text = f"it is at {place} instead of {path}; the next turn moves it back"
                     found = [difference("elsewhere", text)]

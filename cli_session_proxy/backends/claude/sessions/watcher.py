@@ -18,7 +18,8 @@ from watchfiles import Change, awatch
 from .... import logs
 from ....domain.limits import is_session_id
 from ..mounts import file_system
-from ..transcript import SUFFIX, Projects, sessions_in
+from ..transcript import Projects
+from ..transcript.files import SUFFIX, sessions_in
 from .manager import Sessions
 
 log = logs.get(__name__)

@@ -22,21 +22,6 @@ from .entries import (
     total_cost,
     unbroken,
 )
-from .files import (
-    ASIDE,
-    SUFFIX,
-    copy_beside,
-    find_elsewhere,
-    gather,
-    in_folder,
-    is_file,
-    is_sound,
-    make_project,
-    move,
-    remove,
-    remove_project,
-    sessions_in,
-)
 from .loading import Loading, is_of_unknown_kind, stops_at_unknown
 from .projects import Projects, project_dir
 from .writing import (
@@ -51,11 +36,9 @@ from .writing import (
 )
 
 __all__ = [
-    "ASIDE",
     "NEWEST",
     "OPENED_BY_ASSISTANT",
     "REWOUND",
-    "SUFFIX",
     "Entry",
     "FileVerdict",
     "Loading",
@@ -67,27 +50,16 @@ __all__ = [
     "TranscriptChanged",
     "check",
     "copied_up_to",
-    "copy_beside",
-    "find_elsewhere",
-    "gather",
     "has_ended",
-    "in_folder",
     "in_strict_order",
     "is_complete",
-    "is_file",
     "is_of_unknown_kind",
-    "is_sound",
     "is_unchanged",
-    "make_project",
-    "move",
     "parse",
     "parse_records",
     "project_dir",
-    "remove",
-    "remove_project",
     "reread",
     "seconds",
-    "sessions_in",
     "stops_at_unknown",
     "timestamp",
     "total_cost",

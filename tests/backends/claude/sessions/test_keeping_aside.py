@@ -10,6 +10,7 @@ import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.sessions import repair
+from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.backends.claude.transcript.entries import MAX_BYTES
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
@@ -46,7 +47,7 @@ def test_only_what_may_be_a_transcript_is_copied_to_another_disk(
     assert not path.exists()
     assert kept.is_relative_to(settings.var) == (what == "a transcript")
     repairs.forget_aside(SESSION)
-    transcript.remove(path)
+    files.remove(path)
     assert not kept.exists()
 
 

@@ -13,6 +13,7 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.running import holder
 from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
+from cli_session_proxy.backends.claude.transcript import files
 from cli_session_proxy.backends.claude.transcript.entries import contents, opened
 from cli_session_proxy.domain.models import FileMark
 from cli_session_proxy.errors import InvalidRequest
@@ -109,7 +110,7 @@ def test_such_a_thing_beside_a_transcript_is_left_out(make: Make, tmp_path: Path
     beside.mkdir()
     (beside / "kept").write_bytes(b"words")
     make(beside / "odd")
-    [record] = transcript.gather(tmp_path / "a.jsonl", None)
+    [record] = files.gather(tmp_path / "a.jsonl", None)
     assert '"name":"a/kept"' in record.line
 
 

@@ -27,9 +27,9 @@ def kept(name: str, data: bytes = b"x") -> Record:
 @pytest.mark.parametrize("session_id", NO_IDS)
 def test_no_path_is_made_of_what_is_no_session_id(tmp_path: Path, session_id: str) -> None:
     with pytest.raises(SandboxError, match="no session id"):
-        transcript.in_folder(tmp_path, session_id)
+        files.in_folder(tmp_path, session_id)
     with pytest.raises(SandboxError, match="no session id"):
-        transcript.find_elsewhere(tmp_path, session_id, tmp_path / "x")
+        files.find_elsewhere(tmp_path, session_id, tmp_path / "x")
 
 
 def test_nothing_but_a_transcript_is_removed_or_written(tmp_path: Path) -> None:
@@ -37,7 +37,7 @@ def test_nothing_but_a_transcript_is_removed_or_written(tmp_path: Path) -> None:
     other.write_text("mine")
     (tmp_path / "notes").mkdir()
     with pytest.raises(SandboxError, match="no session id"):
-        transcript.remove(other)
+        files.remove(other)
     with pytest.raises(SandboxError, match="no session id"):
         transcript.write(other, [], SESSION)
     assert other.read_text() == "mine"
@@ -50,7 +50,7 @@ def test_a_copy_elsewhere_is_a_file_and_no_link(tmp_path: Path) -> None:
     folder = tmp_path / "projects" / "other"
     folder.mkdir(parents=True)
     (folder / f"{SESSION}.jsonl").symlink_to(secret)
-    assert transcript.find_elsewhere(tmp_path, SESSION, tmp_path / "x") == []
+    assert files.find_elsewhere(tmp_path, SESSION, tmp_path / "x") == []
 
 
 def test_of_a_folder_without_an_end_a_part_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -58,10 +58,10 @@ def test_of_a_folder_without_an_end_a_part_is_listed(tmp_path: Path, monkeypatch
     for name in (*names, "notes.jsonl", f"{SESSION}.txt"):
         (tmp_path / name).touch()
     (tmp_path / f"{SESSION}.jsonl").symlink_to(tmp_path / "notes.jsonl")
-    assert {path.name for path in transcript.sessions_in(tmp_path)} == names
-    assert transcript.sessions_in(tmp_path / "nowhere") == []
+    assert {path.name for path in files.sessions_in(tmp_path)} == names
+    assert files.sessions_in(tmp_path / "nowhere") == []
     monkeypatch.setattr(files, "MOST_NAMES", 5)
-    assert len(transcript.sessions_in(tmp_path)) <= 5
+    assert len(files.sessions_in(tmp_path)) <= 5
 
 
 @pytest.mark.parametrize("at", [SESSION, f"{SESSION}/tool-results", f"{SESSION}/tool-results/x.txt"])
@@ -105,7 +105,7 @@ def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Pa
     result.write_text("of the session")
     os.utime(result, ns=(1_000_000_000, 2_000_000_000))
     target = tmp_path / "two" / source.name
-    assert transcript.copy_beside(source, target) == 1
+    assert files.copy_beside(source, target) == 1
     copied = target.with_suffix("") / "tool-results" / "x.txt"
     assert (copied.read_text(), copied.stat().st_mtime_ns) == ("of the session", 2_000_000_000)
     outside.mkdir()
@@ -114,7 +114,7 @@ def test_a_file_is_copied_beside_another_transcript_through_no_link(tmp_path: Pa
     copied.parent.rmdir()
     copied.parent.symlink_to(outside)
     with pytest.raises(SandboxError, match="is a symbolic link or a file where a folder belongs"):
-        transcript.copy_beside(source, target)
+        files.copy_beside(source, target)
     assert (outside / "x.txt").read_text() == "mine"
 
 
@@ -184,7 +184,7 @@ def test_whatever_lies_in_a_transcripts_place_is_removed_with_all_that_was_left_
     else:
         path.symlink_to(outside)
     (path.with_suffix("") / "tool-results").mkdir(parents=True)
-    path.with_name(f"{SESSION}{transcript.ASIDE}1").write_text("marmalade")
-    transcript.remove(path)
+    path.with_name(f"{SESSION}{files.ASIDE}1").write_text("marmalade")
+    files.remove(path)
     assert list(project.iterdir()) == [other]
     assert (outside / "x").read_text() == "mine"
