@@ -10,7 +10,7 @@ from typing import Any, get_args
 
 import pytest
 
-from cli_session_proxy.backends.claude.sessions.tails import Behind
+from cli_session_proxy.backends.claude.sessions.tails import Origin
 from cli_session_proxy.backends.claude.transcript.comparing import Found
 from cli_session_proxy.backends.claude.transcript.entries import How
 from cli_session_proxy.domain import times
@@ -164,7 +164,7 @@ def test_there_are_words_for_each_code() -> None:
     assert set(shown._RECORDS) == set(get_args(RecordsFrom))
     assert {*shown._WHY, *shown._DONE} == set(get_args(RepairCode))
     assert set(explain._NOTES) == set(get_args(Code))
-    assert set(explain._BEHIND) == set(get_args(Behind))
+    assert set(explain._BEHIND) == set(get_args(Origin))
     assert set(explain._FOUND) | {"equal"} == set(get_args(Found))
     assert set(explain._CHANGED) == set(get_args(How))
 

@@ -12,7 +12,7 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.guardian import start_time
 from cli_session_proxy.backends.claude.sessions.exchanges import TranscriptExchange, exchanges, has_invented_result
-from cli_session_proxy.backends.claude.sessions.tails import Tails
+from cli_session_proxy.backends.claude.sessions.tails import adoptable
 from cli_session_proxy.commands import verifying
 from cli_session_proxy.domain.models import Agent, Message, Turn
 from cli_session_proxy.settings import Settings
@@ -262,7 +262,7 @@ def test_the_clis_word_for_an_interruption_is_nobodys_prompt() -> None:
 async def test_only_what_hangs_on_the_path_is_adopted(parent: str, adopted: bool) -> None:
     [one] = cut(record("user", "u", parent, said("by hand")), record("assistant", "a", "u", said("Yes.")))
     verdict = transcript.FileVerdict("tail", "", tail=tuple(one.path), leaf="p")
-    found = await Tails(NoFrames()).theirs(AGENT, a_turn(1), verdict)  # type: ignore[arg-type]
+    found = await adoptable(NoFrames(), AGENT, a_turn(1), verdict)  # type: ignore[arg-type]
     assert bool(found) is adopted
 
 
@@ -270,7 +270,7 @@ async def test_nothing_behind_open_calls_is_adopted() -> None:
     [one] = cut(record("user", "u", "p", said("by hand")), record("assistant", "a", "u", said("Yes.")))
     verdict = transcript.FileVerdict("tail", "", tail=tuple(one.path), leaf="p")
     waits: Turn = a_turn(1, output=(call("get_weather"),), status="requires_action")
-    assert await Tails(NoFrames()).theirs(AGENT, waits, verdict) == ()  # type: ignore[arg-type]
+    assert await adoptable(NoFrames(), AGENT, waits, verdict) == ()  # type: ignore[arg-type]
 
 
 AGENT = Agent(1, "local", "a", "a", True, None, 1.0)

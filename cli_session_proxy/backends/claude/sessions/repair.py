@@ -31,9 +31,8 @@ from ..process.capability import Capability
 from ..process.child import Launch, Wrapper
 from ..transcript import Entry, FileVerdict, Loading, files
 from ..transcript.entries import MAX_BYTES, contents
-from . import paths
+from . import paths, tails
 from .exchanges import exchanges, is_prompt
-from .tails import Tails
 
 # How often and how long, in seconds, to wait for a person's unfinished exchange.
 BUSY_WAIT = 10.0
@@ -123,7 +122,6 @@ class Repairs:
         self._store = store
         self._projects = projects
         self._config_dir = projects.config_dir
-        self._tails = Tails(store)
 
     async def check(self, path: Path, session: Session, parent: Turn) -> FileVerdict:
         """Compare the file with the path that ends at `parent`: by the mark's hash, then by the records."""
@@ -202,13 +200,13 @@ class Repairs:
         done = Repair("open_calls", records=len(records))
         if earlier is not None and context.job.parent is not None:
             verdict = await self.check(path, earlier, context.job.parent)
-            if await self._tails.lacks_other_models(context.job.agent, context.job.parent, earlier, verdict):
+            if await tails.lacks_other_models(self._store, context.job.agent, context.job.parent, earlier, verdict):
                 mark = await self._write_records(context, records, path)
                 session = context.session(session_id, path.parent, mark, earlier)
                 written = Evidence(written=Repair("other_model", records=len(records)))
                 return PreparedSession(session, True, "resumed", (), written)
-            behind = await self._tails.behind(context.job.agent, verdict)
-            if behind in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
+            origin = await tails.origin(self._store, context.job.agent, verdict)
+            if origin in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
                 done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
         moved = earlier is not None and await self._may_lie_elsewhere(earlier)
         if moved:
@@ -236,11 +234,11 @@ class Repairs:
             verdict = await self.check(path, session, parent)
         if verdict.found == "tail" or verdict.tail:
             verdict = await self._wait_for_person(context, parent, session, path, verdict)
-            theirs = await self._tails.theirs(context.job.agent, parent, verdict)
-            if theirs and not context.job.adopt:
+            entries = await tails.adoptable(self._store, context.job.agent, parent, verdict)
+            if entries and not context.job.adopt:
                 return await self.branch(context, parent)
-            if theirs:
-                raise Foreign(session, theirs, verdict.note)
+            if entries:
+                raise Foreign(session, entries, verdict.note)
         return await self._rebuild(context, parent, session, path, verdict)
 
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> Foreign | None:
@@ -248,8 +246,8 @@ class Repairs:
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
             return None
-        theirs = await self._tails.theirs(agent, parent, verdict)
-        return Foreign(session, theirs, verdict.note) if theirs else None
+        entries = await tails.adoptable(self._store, agent, parent, verdict)
+        return Foreign(session, entries, verdict.note) if entries else None
 
     # --- a person's exchanges
 
@@ -266,7 +264,9 @@ class Repairs:
             if last is None or (last.complete and not verdict.cut):
                 return verdict
             agent = context.job.agent
-            is_persons = any(map(is_prompt, last.entries)) and not await self._tails.is_ours(agent, last.entries)
+            is_persons = any(map(is_prompt, last.entries)) and not await tails.has_own_frame(
+                self._store, agent, last.entries
+            )
             if not is_persons or not await self._is_in_use(session, path):
                 return verdict
             if time.monotonic() >= give_up or not context.job.adopt:
@@ -313,18 +313,18 @@ class Repairs:
         self, context: TurnContext, parent: Turn, session: Session, path: Path, verdict: FileVerdict
     ) -> PreparedSession:
         """Write the path again under the same id. A file with records that the chain does not have is backed up."""
-        if await self._tails.lacks_other_models(context.job.agent, parent, session, verdict):
+        if await tails.lacks_other_models(self._store, context.job.agent, parent, session, verdict):
             mark, count = await self._write(context, parent, path)
             resumed = context.session(session.id, session.transcript, mark, session)
             return PreparedSession(resumed, True, "resumed", (), Evidence(written=Repair("other_model", records=count)))
-        behind = await self._tails.behind(context.job.agent, verdict)
-        done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=behind)
+        origin = await tails.origin(self._store, context.job.agent, verdict)
+        done = Repair("rewritten", found=verdict.found, note=verdict.note, behind=origin)
         if verdict.found == "missing":
             copies = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
             done = replace(done, also_at=tuple(map(str, copies)))
         # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
         changed = verdict.found in ("different", "unreadable") and not verdict.earlier
-        if changed or behind in ("theirs", "theirs_behind_ours"):
+        if changed or origin in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
         moved = await self._may_lie_elsewhere(session)
         if moved:

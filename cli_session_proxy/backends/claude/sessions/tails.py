@@ -1,4 +1,4 @@
-"""Classifies the records after the path in a transcript: whose are they, and can they be adopted?"""
+"""Classifies the records after the path in a transcript: who wrote them, and can they be adopted?"""
 
 from __future__ import annotations
 
@@ -15,74 +15,70 @@ from .exchanges import exchanges, has_invented_result, is_prompt
 
 # `ours`: of an attempt that was not stored. `made_up`: results that a CLI invented for our calls, and the model's
 # answers. Both are dropped; a person's (`theirs…`) are backed up.
-Behind = Literal["notes", "broken_line", "ours", "made_up", "theirs", "theirs_behind_ours"]
+Origin = Literal["notes", "broken_line", "ours", "made_up", "theirs", "theirs_behind_ours"]
 
 
-class Tails:
-    """Classifies records by origin. One per engine, or per command."""
+async def origin(store: Store, agent: Agent, verdict: FileVerdict) -> Origin | None:
+    """A code for the records after the path; None if there are none."""
+    if verdict.found != "tail":
+        return None
+    prompts = await asyncio.to_thread(_prompts, verdict.tail)
+    if not prompts and has_invented_result(verdict.tail):
+        return "made_up"
+    if not prompts:
+        return "notes" if verdict.tail else "broken_line"
+    if prompts <= await store.own_frames(agent.key, [*prompts]):
+        return "ours"
+    *_, last = await asyncio.to_thread(list, exchanges(verdict.tail))
+    return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
-    def __init__(self, store: Store) -> None:
-        self._store = store
 
-    async def theirs(self, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:
-        """A person's complete exchanges at the beginning of the tail: these can be adopted.
+async def adoptable(store: Store, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:
+    """A person's complete exchanges at the beginning of the tail.
 
-        Stops at the first exchange that is ours, incomplete, not connected to the path, or based on invented tool
-        results. None after our own open calls, which still wait for results.
-        """
-        if calls_of(parent.output):
-            return ()
-        found: list[Entry] = []
-        leaf = verdict.leaf
-        for exchange in exchanges(verdict.tail):
-            path = exchange.path
-            sound = exchange.complete and not has_invented_result(exchange.entries) and unbroken(path, leaf)
-            if not sound or await self.is_ours(agent, exchange.entries):
-                break
-            found += exchange.entries
-            leaf = path[-1].uuid
-        return tuple(found)
+    Stops at the first exchange that is ours, incomplete, not connected to the path, or based on invented tool results.
+    None after our own open calls, which still wait for results.
+    """
+    if calls_of(parent.output):
+        return ()
+    found: list[Entry] = []
+    leaf = verdict.leaf
+    for exchange in exchanges(verdict.tail):
+        path = exchange.path
+        sound = exchange.complete and not has_invented_result(exchange.entries) and unbroken(path, leaf)
+        if not sound or await has_own_frame(store, agent, exchange.entries):
+            break
+        found += exchange.entries
+        leaf = path[-1].uuid
+    return tuple(found)
 
-    async def behind(self, agent: Agent, verdict: FileVerdict) -> Behind | None:
-        """A code for the records after the path; None if there are none."""
-        if verdict.found != "tail":
-            return None
-        prompts = await asyncio.to_thread(_prompts, verdict.tail)
-        if not prompts and has_invented_result(verdict.tail):
-            return "made_up"
-        if not prompts:
-            return "notes" if verdict.tail else "broken_line"
-        if prompts <= await self._store.own_frames(agent.key, [*prompts]):
-            return "ours"
-        *_, last = await asyncio.to_thread(list, exchanges(verdict.tail))
-        return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
 
-    async def lacks_other_models(self, agent: Agent, parent: Turn, session: Session, verdict: FileVerdict) -> bool:
-        """Whether the transcript only lacks turns of other models.
+async def lacks_other_models(store: Store, agent: Agent, parent: Turn, session: Session, verdict: FileVerdict) -> bool:
+    """Whether the transcript only lacks turns of other models.
 
-        Then its file ends with the CLI's last turn, or with a failed attempt that another model took over; or there is
-        no file, because the CLI has never answered in this session.
-        """
-        if parent.backend in paths.OWN:
-            return False
-        own = await paths.own_above(self._store, parent)
-        if verdict.found == "missing":
-            return own is None or own.session_id != session.id
-        states = [pair.state for pair in verdict.pairs]
-        equal = states.count("equal")
-        if verdict.found != "different" or verdict.broken or "changed" in states or "equal" in states[equal:]:
-            return False
-        prompts = await asyncio.to_thread(_prompts, verdict.unknown)
-        return prompts <= await self._store.own_frames(agent.key, [*prompts])
+    Then its file ends with the CLI's last turn, or with a failed attempt that another model took over; or there is no
+    file, because the CLI has never answered in this session.
+    """
+    if parent.backend in paths.OWN:
+        return False
+    own = await paths.own_above(store, parent)
+    if verdict.found == "missing":
+        return own is None or own.session_id != session.id
+    states = [pair.state for pair in verdict.pairs]
+    equal = states.count("equal")
+    if verdict.found != "different" or verdict.broken or "changed" in states or "equal" in states[equal:]:
+        return False
+    prompts = await asyncio.to_thread(_prompts, verdict.unknown)
+    return prompts <= await store.own_frames(agent.key, [*prompts])
 
-    async def is_ours(self, agent: Agent, entries: Sequence[Entry]) -> bool:
-        """Whether one of these entries is a frame that we sent."""
-        named = (entry.piece_of or entry.uuid for entry in entries if entry.kind == "user")
-        uuids = [uuid for uuid in named if uuid is not None]
-        return bool(await self._store.own_frames(agent.key, uuids))
+
+async def has_own_frame(store: Store, agent: Agent, entries: Sequence[Entry]) -> bool:
+    """Whether one of these entries is a frame that we sent."""
+    uuids = [entry.piece_of or entry.uuid for entry in entries if entry.kind == "user"]
+    return bool(await store.own_frames(agent.key, [uuid for uuid in uuids if uuid is not None]))
 
 
 def _prompts(entries: Sequence[Entry]) -> set[str]:
     """The uuids of the prompts among these entries, of which there may be very many."""
-    named = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
-    return {uuid for uuid in named if uuid is not None}
+    uuids = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
+    return {uuid for uuid in uuids if uuid is not None}

@@ -21,13 +21,12 @@ from ...base import ComparedRecord, Comparison
 from .. import transcript
 from ..process import environment
 from ..transcript import Entry, FileVerdict, Pair, files
-from . import paths
-from .tails import Behind, Tails
+from . import paths, tails
 
 # Of many equal differences, only this many are listed one by one.
 LISTED = 20
 # Records after the path that are no difference: of a turn that was not stored, because its proxy or CLI was killed.
-LEFTOVERS: Mapping[Behind | None, str] = {
+LEFTOVERS: Mapping[tails.Origin | None, str] = {
     "ours": "of a turn that was not kept",
     "made_up": "that a CLI made up when its proxy was gone",
 }
@@ -95,7 +94,6 @@ class Verifier:
         self._sandboxes = Sandboxes(settings)
         self._config_dir = environment.config_dir(settings)
         self._projects = transcript.Projects(settings, self._sandboxes, self._config_dir)
-        self._tails = Tails(store)
 
     async def verify(
         self, agent: Agent, held_at: str | None = None, step: Callable[[], None] = lambda: None
@@ -170,7 +168,7 @@ class Verifier:
         if verdict.found == "missing" and not session.transcript:
             return SessionResult(unwritten=True)
         tip = await self._store.turn(session.tip_turn_id) if session.tip_turn_id is not None else None
-        if tip is not None and await self._tails.lacks_other_models(agent, tip, session, verdict):
+        if tip is not None and await tails.lacks_other_models(self._store, agent, tip, session, verdict):
             return SessionResult(unwritten=True)
         difference = partial(Difference, session.id, session.tip_turn_id, at_head, str(path))
         found = [difference(*fields) for fields in _differences(verdict)]
@@ -192,7 +190,7 @@ class Verifier:
                 "transcript again without"
             )
             found.append(difference("unloaded", text))
-        leftover = LEFTOVERS.get(await self._tails.behind(agent, verdict))
+        leftover = LEFTOVERS.get(await tails.origin(self._store, agent, verdict))
         if leftover is not None:
             text = f"{_count(len(verdict.tail), 'record')} {leftover} after the path: the next turn removes them"
             return SessionResult(len(known), notes=(difference("leftover", text),), verdict=verdict)

@@ -10,7 +10,7 @@ from uuid import UUID
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
-from cli_session_proxy.backends.claude.sessions.tails import Behind, Tails
+from cli_session_proxy.backends.claude.sessions.tails import Origin, origin
 from cli_session_proxy.backends.claude.transcript import Scribe
 from cli_session_proxy.domain.models import Agent, Block, Message
 from cli_session_proxy.stores.base import Store
@@ -32,7 +32,7 @@ class Frames:
 
 
 @pytest.mark.parametrize(("frame", "expected"), [(FRAME, "ours"), (ANOTHER, "theirs")], ids=["ours", "theirs"])
-async def test_a_prompt_with_a_picture_is_known_by_its_record(tmp_path: Path, frame: str, expected: Behind) -> None:
+async def test_a_prompt_with_a_picture_is_known_by_its_record(tmp_path: Path, frame: str, expected: Origin) -> None:
     """It is compared block by block: each piece but the last has a name of its own."""
     scribe = Scribe(SESSION, tmp_path, "2.1.332", 1_790_000_000.0)
     known = [
@@ -45,7 +45,7 @@ async def test_a_prompt_with_a_picture_is_known_by_its_record(tmp_path: Path, fr
     verdict = transcript.check(file, None, known)
     assert verdict is not None
     assert len(verdict.tail) == 2
-    assert await Tails(cast(Store, Frames())).behind(AGENT, verdict) == expected
+    assert await origin(cast(Store, Frames()), AGENT, verdict) == expected
 
 
 async def test_of_many_prompts_behind_the_path_the_store_is_asked_once(tmp_path: Path) -> None:
@@ -57,5 +57,5 @@ async def test_of_many_prompts_behind_the_path_the_store_is_asked_once(tmp_path:
     verdict = transcript.check(file, None, known)
     assert verdict is not None
     assert len(verdict.tail) == 500
-    assert await Tails(cast(Store, store)).behind(AGENT, verdict) == "theirs"
+    assert await origin(cast(Store, store), AGENT, verdict) == "theirs"
     assert store.asked == 1
