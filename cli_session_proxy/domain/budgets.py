@@ -80,9 +80,6 @@ class Spent:
     most_tokens: int = 0
     most_usd: float = 0.0
 
-    def of(self, unit: Unit) -> float:
-        return float(getattr(self, unit))
-
 
 def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budget:
     account = f"{KEYS}{owner}"
@@ -125,7 +122,7 @@ def current(budget: Budget, spent: Sequence[Spent], now: float) -> list[tuple[Li
     for limit in budget.limits:
         running = period(limit.per, now)
         row = rows.get((limit.per, running.begins))
-        found.append((limit, 0.0 if row is None else row.of(limit.unit), running))
+        found.append((limit, 0.0 if row is None else float(getattr(row, limit.unit)), running))
     return found
 
 
@@ -140,18 +137,19 @@ def refusal(
     found: list[BudgetExceeded] = []
     for limit, used, running in current(budget, spent, now):
         of_requests = limit.unit == "requests"
-        if (used > limit.most and is_new) if of_requests else used >= limit.most:
-            why = f"the budget of {_told(budget, limit)}, is used up: it begins anew at {_utc(running.ends)}"
+        reached = used > limit.most and is_new if of_requests else used >= limit.most
+        if reached:
+            why = f"the budget of {_named(budget, limit)}, is used up: it begins anew at {_utc(running.ends)}"
             detail = _detail(budget, limit, min(used, limit.most) if of_requests else used, running)
             found.append(exceeded(why, running.ends - now, detail, budget.account))
         elif under_way and not of_requests:
             of_account = [row for row in spent if row.account == budget.account and row.per == limit.per]
             since = last_used(of_account, running)
             known = [row for row in of_account if row.begins >= since and row.most_tokens]
-            dearest = max((getattr(row, f"most_{limit.unit}") for row in known), default=limit.most)
-            if used + under_way * dearest >= limit.most:
+            estimate = max((getattr(row, f"most_{limit.unit}") for row in known), default=limit.most)
+            if used + under_way * estimate >= limit.most:
                 turns = f"{under_way} turn{'s' if under_way > 1 else ''} under way"
-                why = f"{turns} may use up the budget of {_told(budget, limit)}: send this again when there are fewer"
+                why = f"{turns} may use up the budget of {_named(budget, limit)}: send this again when there are fewer"
                 found.append(exceeded(why, UNDER_WAY, _detail(budget, limit, used, running), None))
     return max(found, key=lambda one: one.retry_after or 0.0, default=None)
 
@@ -161,7 +159,7 @@ def amount(unit: Unit, number: float) -> str:
     return f"${number:.2f}" if unit == "usd" else f"{number:.0f} {unit}"
 
 
-def _told(budget: Budget, limit: Limit) -> str:
+def _named(budget: Budget, limit: Limit) -> str:
     return f"{budget.scope} {budget.name!r}, {amount(limit.unit, limit.most)} a {limit.per}"
 
 

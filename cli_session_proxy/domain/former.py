@@ -56,9 +56,11 @@ def reason(old: JSON) -> Reason:
     options = TurnOptions.from_json(rest.pop("wants", {}) | {"format": rest.pop("format", None)})
     evidence: dict[str, Any] = {}
     for name, (field, convert) in _EVIDENCE.items():
-        if name in rest and (value := convert(rest[name])) is not None:
-            evidence[field] = value
-            del rest[name]
+        if name in rest:
+            value = rest[name] if convert is None else convert(rest[name])
+            if value is not None:
+                evidence[field] = value
+                del rest[name]
     if isinstance(rest.get("session"), dict):
         evidence["written"] = repair(rest.pop("session"))
     elif rest.get("session") == _WAITED:
@@ -109,22 +111,18 @@ def _exit_code(value: Any) -> int | None:
     return None if match is None else int(match[1])
 
 
-def _unchanged(value: Any) -> Any:
-    return value
-
-
-# For each field of `reason`: the field of `Evidence`, and the function that converts its value.
+# For each field of `reason`: the field of `Evidence`, and the function that converts its value (None: unchanged).
 _EVIDENCE: Mapping[str, tuple[str, Any]] = {
-    "left_off": ("left_off", _unchanged),
-    "sandbox": ("sandbox", _unchanged),
-    "verified": ("verified", _unchanged),
+    "left_off": ("left_off", None),
+    "sandbox": ("sandbox", None),
+    "verified": ("verified", None),
     "repaired": ("repaired", repair),
     "process": ("exit_code", _exit_code),
     "reloaded": ("reloaded", lambda how: tuple(map(str, how))),
-    "output_refused": ("output_refused", _unchanged),
+    "output_refused": ("output_refused", None),
     "retries": ("retries", tuple),
     "cuts": ("cuts", lambda cuts: tuple(StreamCut(cut["text"], cut["thinking"]) for cut in cuts)),
-    "compacted": ("compacted", _unchanged),
+    "compacted": ("compacted", None),
     "settled": ("settled", bool),
     "records": ("records", _RECORDS.get),
 }

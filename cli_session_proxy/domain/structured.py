@@ -26,7 +26,7 @@ from . import limits
 from .models import JSON, Block
 
 if TYPE_CHECKING:
-    from jsonschema_rs import ValidationError, Validator
+    from jsonschema_rs import Validator
 
 # Characters of an error that are shown to the model and the client: a validator quotes the whole value.
 FAULT_LIMIT = 300
@@ -146,25 +146,17 @@ def _first_fault(validator: Validator, value: object) -> str | None:
         return "it holds half a surrogate pair, which is no text"
     if error is None:
         return None
-    error = _most_useful(error)
+    # Of alternatives take the one that fits best: its error is deepest in the value, because the rest of it was right.
+    for _ in range(limits.DEPTH):
+        alternatives = [errors[0] for errors in getattr(error.kind, "context", ()) if errors]
+        deepest = max(alternatives, key=lambda one: len(one.instance_path), default=error)
+        if len(deepest.instance_path) <= len(error.instance_path):
+            break
+        error = deepest
     if isinstance(error.kind, jsonschema_rs.ValidationErrorKind.BacktrackLimitExceeded):
         raise InvalidRequest("a pattern of the JSON Schema takes too many steps: write it simpler", param="schema")
     path = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in error.instance_path)
     return f"at {_short(f'${path}')}: {_short(error.message)}"
-
-
-def _most_useful(error: ValidationError) -> ValidationError:
-    """The most useful error: for alternatives, that of the one that fits best.
-
-    That is the one whose error is deepest in the value, because the rest of it was right.
-    """
-    for _ in range(limits.DEPTH):
-        inner = [branch[0] for branch in getattr(error.kind, "context", ()) if branch]
-        deepest = max(inner, key=lambda one: len(one.instance_path), default=error)
-        if len(deepest.instance_path) <= len(error.instance_path):
-            return error
-        error = deepest
-    return error
 
 
 def _short(text: str) -> str:

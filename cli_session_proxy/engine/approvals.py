@@ -1,11 +1,11 @@
-"""Tools of the CLI's that wait for a person's word, in the proxy that runs their turn.
+"""Tools of the CLI that wait for a person's approval, in the proxy that runs their turn.
 
-- A request is stored with its turn before it is shown, and its answer before the CLI is told: under the turn's lease,
-  so that a proxy that has lost the agent lets nothing run any more.
-- The first answer wins; each later one raises `ApprovalAnswered`.
-- A request that nobody answers in time is refused. So is one whose answer cannot be stored.
-- Requests end with their turn. The CLI that asked is gone then, and has not run the tool; a new attempt of the turn
-asks again, under another id.
+- A request is stored with its turn before it is shown, and its verdict before the CLI gets it. Both are stored under
+  the turn's lease, so a proxy that has lost the agent lets no tool run any more.
+- The first verdict counts; each later one raises `ApprovalAnswered`.
+- A request without a verdict in time is refused. So is one whose verdict cannot be stored.
+- Requests end with their turn. The CLI that asked has ended then, and has not run the tool; a new attempt of the turn
+  asks again, under another id.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ KNOWN = 1000
 
 @dataclass(slots=True, eq=False)
 class Question:
-    """One request. `over` is set once the CLI has the answer, or can no longer get one: see `ended` or `fault`."""
+    """One request. `over` is set once the CLI has the verdict, or can no longer get one: see `ended` or `fault`."""
 
     agent: Agent
     turn_id: str
@@ -48,51 +48,45 @@ class Approvals:
     """Tool calls that wait for approval in this proxy. One per engine."""
 
     def __init__(self) -> None:
-        self._open: dict[str, Question] = {}
-        self._ended: OrderedDict[str, int] = OrderedDict()  # id -> its agent
+        self.open: dict[str, Question] = {}  # by id
+        self._ended: OrderedDict[str, int] = OrderedDict()  # the key of its agent, by id
 
     def of(self, owner: str) -> list[Question]:
         """In the order of asking."""
-        return [one for one in self._open.values() if one.agent.owner == owner]
+        return [question for question in self.open.values() if question.agent.owner == owner]
 
     async def answer(self, agent_key: int, approval_id: str, verdict: Verdict) -> Approval | None:
-        """Say whether the tool may run, and wait until the CLI was told. None where no such request waits here.
+        """Give a verdict on a request, and wait until the CLI has it. None if no such request of this agent waits here.
 
-        Raises `ApprovalAnswered`, and `StoreUnavailable` or `LeaseLost` where the answer could not be stored: the tool
-        was refused then.
+        Raises `ApprovalAnswered`, and `StoreUnavailable` or `LeaseLost` if the verdict could not be stored: then the
+        tool was refused.
         """
-        question = self._open.get(approval_id)
-        if question is None or question.agent.key != agent_key:
-            if self._ended.get(approval_id) == agent_key:
-                raise _too_late()
+        question = self.open.get(approval_id)
+        if agent_key != (self._ended.get(approval_id) if question is None else question.agent.key):
             return None
-        if question.verdict.done():
-            raise _too_late()
-        question.verdict.set_result(verdict)
-        await question.over.wait()
-        if question.fault is not None:
-            raise question.fault
-        if question.ended is None:
-            raise _too_late()
-        return question.ended
+        if question is not None and not question.verdict.done():
+            question.verdict.set_result(verdict)
+            await question.over.wait()
+            if question.fault is not None:
+                raise question.fault
+            if question.ended is not None:
+                return question.ended
+        raise ApprovalAnswered("this was answered already, or its time is over: the first answer holds")
 
-    def opened(self, question: Question) -> None:
-        self._open[question.waiting.approval.id] = question
-
-    def closed(self, question: Question) -> None:
-        named = question.waiting.approval.id
-        self._open.pop(named, None)
-        self._ended[named] = question.agent.key
+    def close(self, question: Question) -> None:
+        approval_id = question.waiting.approval.id
+        self.open.pop(approval_id, None)
+        self._ended[approval_id] = question.agent.key
         while len(self._ended) > KNOWN:
             self._ended.popitem(last=False)
         question.over.set()
 
 
 class Asking:
-    """The requests of one attempt of a turn. At the end of `async with` the open ones are refused if the attempt ended
-    well; else the CLI is ended and needs no answer.
+    """The requests of one attempt of a turn. At the end of `async with`, open requests are refused if the attempt
+    succeeded; else the CLI is ended and needs no verdict.
 
-    `note` stores a request with the turn. `earlier` are the turn's approvals so far, `timeout` is in seconds.
+    `note` stores a request with the turn. `earlier`: the turn's requests so far. `timeout` is in seconds.
     """
 
     def __init__(
@@ -115,20 +109,16 @@ class Asking:
         self._timeout = timeout
         self._tasks: set[asyncio.Task[None]] = set()
         self._by_backend: dict[str, Question] = {}  # by the backend's own id
-        self._free: dict[str, Verdict] = {}  # tools that may run until the turn ends
+        self._for_turn: dict[str, Verdict] = {}  # by tool: it may run until the turn ends
         self._storing = asyncio.Lock()  # each write holds all of the turn's requests: the last one is the newest
         self._count = len(earlier)
-
-    @property
-    def is_open(self) -> bool:
-        return bool(self._live.asking)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, failed: object, *_: object) -> None:
         for question in self._by_backend.values():
-            if failed is None and not question.verdict.done():  # the CLI lives on, and would wait for ever
+            if failed is None and not question.verdict.done():  # the CLI runs on, and would wait for ever
                 question.verdict.set_result(Verdict("withdrawn", word="The turn has ended: this was not run."))
         for task in self._tasks:
             if failed is not None:
@@ -192,7 +182,7 @@ class Asking:
             asked.answer(verdict)
             question.ended = ended
             if verdict.outcome == "allowed_for_turn":
-                self._free[tool] = verdict
+                self._for_turn[tool] = verdict
                 for other in self._by_backend.values():
                     if other.waiting.approval.tool == tool and not other.verdict.done():
                         other.verdict.set_result(verdict)
@@ -200,19 +190,19 @@ class Asking:
         finally:
             self._by_backend.pop(asked.id, None)
             self._live.asking.pop(approval.id, None)
-            self._table.closed(question)
-            self._tell(question)
+            self._table.close(question)
+            self._show(question)
 
     async def _verdict(self, question: Question, context: dict[str, str]) -> Verdict:
         approval = question.waiting.approval
         if question.verdict.done():
             return question.verdict.result()
-        if approval.tool in self._free:
-            return self._free[approval.tool]
+        if approval.tool in self._for_turn:
+            return self._for_turn[approval.tool]
         await self._stored(approval)
         self._live.asking[approval.id] = question.waiting
-        self._tell(question)
-        self._table.opened(question)
+        self._show(question)
+        self._table.open[approval.id] = question
         log.info("approval_asked", **context)
         await asyncio.wait({question.verdict}, timeout=self._timeout)
         if not question.verdict.done():
@@ -224,7 +214,7 @@ class Asking:
         async with self._storing:
             await self._note(approval)
 
-    def _tell(self, question: Question) -> None:
+    def _show(self, question: Question) -> None:
         """Show watchers what the turn does now."""
         ended = question.ended
         if self._live.asking:
@@ -233,7 +223,3 @@ class Asking:
             self._live.now_doing("tool", {"name": ended.tool})
         else:
             self._live.now_doing("answering" if self._live.output_sent else "thinking")
-
-
-def _too_late() -> ApprovalAnswered:
-    return ApprovalAnswered("this was answered already, or its time is over: the first answer holds")

@@ -36,7 +36,7 @@ Ask = Callable[[Turn, Sequence[Message], JSON], Awaitable[str]]
 # For an attempt without a summary: how many of its newest turns are listed, and characters of each line.
 STEPS = 400
 STEP = 300
-# How many earlier attempts are named in a new one. Each is a line.
+# How many earlier attempts a new attempt lists, one a line.
 PREVIOUS = 20
 
 _TEXT: JSON = {"type": "string"}
@@ -120,37 +120,38 @@ class Committed(Recorded):
         return {"object": "chain.committed", **super(Committed, self).as_json()}
 
 
-async def commit(settings: Settings, store: Store, agent: Agent, wanted: CommitOrder, ask: Ask) -> Committed:
-    """Raises `InvalidRequest` without turns or without a repository, `ConfigError` if git fails."""
+async def commit(settings: Settings, store: Store, agent: Agent, order: CommitOrder, ask: Ask) -> Committed:
+    """Write the agent's attempt into a git commit or note. Raises `InvalidRequest` without turns or a repository,
+    `ConfigError` if git fails."""
     path = await store.path(agent.head) if agent.head else []
     if not path:
         raise InvalidRequest(f"agent {agent.agent_id!r} has no turn yet: there is nothing to write", param="agent_id")
     memory = settings.profile_for(path[-1].profile).git_memory
-    if wanted.repo is not None:
-        memory = GitMemory(repo=wanted.repo) if memory is None else memory.model_copy(update={"repo": wanted.repo})
+    if order.repo is not None:
+        memory = GitMemory(repo=order.repo) if memory is None else memory.model_copy(update={"repo": order.repo})
     if memory is None:
         raise InvalidRequest(
             "the profile of this agent names no repository: add [profiles.NAME.git_memory] with repo, and let the "
             "agent's turns use that profile",
             param="agent_id",
         )
-    fix_id = wanted.fix_id or fix_of(memory, agent)
+    fix_id = order.fix_id or fix_of(memory, agent)
     known = await earlier(memory.repo, fix_id, PREVIOUS)  # first, so that a path without a repository fails at once
     summary: Mapping[str, Any] = {}
-    if wanted.by_model:
-        said = {None: "", "passed": "It passed.", "failed": "It failed."}[wanted.outcome]
-        asked = ASK.format(outcome=f"{said} {wanted.why or ''}".strip())
-        messages = (*_history(path), Message.user(asked.strip()))
+    if order.by_model:
+        outcome = {None: "", "passed": "It passed.", "failed": "It failed."}[order.outcome]
+        question = ASK.format(outcome=f"{outcome} {order.why or ''}".strip())
+        messages = (*_history(path), Message.user(question.strip()))
         summary = json.loads(await ask(path[-1], messages, SUMMARY))
-    attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, wanted)
-    made = await write(memory.repo, message, note=wanted.note, options=wanted.options)
-    log.info("attempt_committed", agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=made)
-    return Committed(agent.agent_id, fix_id, attempt, made, wanted.note is not None, message)
+    attempt, message = await asyncio.to_thread(_written, agent, path, fix_id, known, summary, order)
+    written = await write(memory.repo, message, note=order.note, options=order.options)
+    log.info("attempt_committed", agent=agent.agent_id, fix_id=fix_id, attempt=attempt, commit=written)
+    return Committed(agent.agent_id, fix_id, attempt, written, order.note is not None, message)
 
 
 def _history(path: Sequence[Turn]) -> list[Message]:
-    """The conversation as a client would send it, with the earlier attempts that the model was shown. Without thinking:
-    its signature is only valid in its own chain."""
+    """The conversation as a client would send it, with the earlier attempts that the model was shown. Without thinking,
+    whose signature is only valid in its own chain."""
     messages: list[Message] = []
     for turn in path:
         messages += turn.shown_input
@@ -161,12 +162,12 @@ def _history(path: Sequence[Turn]) -> list[Message]:
 
 
 def _written(
-    agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], wanted: CommitOrder
+    agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], order: CommitOrder
 ) -> tuple[int, str]:
     """The attempt's number, and its text with secrets redacted."""
     number = min(known.last + 1, records.MOST)
-    failed = wanted.outcome == "failed"
-    why = wanted.why or (summary.get("why_it_failed") if failed else None) or ""
+    failed = order.outcome == "failed"
+    why = order.why or (summary.get("why_it_failed") if failed else None) or ""
     asked = _words(path[0].input)
     steps = list(summary.get("investigation") or ())
     if not steps:
@@ -190,7 +191,7 @@ def _written(
     trailers = {
         "Fix-Id": fix_id,
         "Attempt": str(number),
-        "Outcome": wanted.outcome or "",
+        "Outcome": order.outcome or "",
         "Agent": agent.agent_id,
         "Model": ", ".join(dict.fromkeys(turn.answered_by or turn.model for turn in path)),
         "Turns": str(len(path)),

@@ -241,7 +241,12 @@ class Executor:
             raise failed
         if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
             on_limit = attempt.job.profile.on_limit or self.settings.on_limit
-            wait = self._waits(attempt, failed) if on_limit == "wait" else None
+            # A turn that has called tools, or whose answer a client has in part, cannot be run again. A request that
+            # asked not to be stored is not kept for later.
+            may_wait = not (attempt.tools or live.output_sent or attempt.agent.agent_id.startswith(f"{ONCE}_"))
+            wait = None
+            if on_limit == "wait" and may_wait:
+                wait = fallbacks.wait_for(failed, live.last_wait, live.now(), self.settings.max_limit_wait)
             if wait is not None:
                 if not attempt.noted:
                     attempt.ended("failed", code=failed.code, why=failed.message)
@@ -272,17 +277,6 @@ class Executor:
             await self.store.spend(budgets, used.usage, used.cost_usd, attempt.live.now())
         except StoreUnavailable as exc:
             log.warning("spending_not_noted", turn_id=attempt.live.turn.id, error=exc.message)
-
-    def _waits(self, attempt: Attempt, error: ProxyError) -> LimitWait | None:
-        """How long the turn may wait for the limit that it met; None: it may not.
-
-        It cannot be run again once it has called tools or a client has a part of its answer. A request that asked not
-        to be stored is not kept for later either.
-        """
-        live = attempt.live
-        if attempt.tools or live.output_sent or attempt.agent.agent_id.startswith(f"{ONCE}_"):
-            return None
-        return fallbacks.wait_for(error, live.last_wait, live.now(), self.settings.max_limit_wait)
 
     async def _next_fallback(self, attempt: Attempt, first: ProxyError) -> Fallback | None:
         """The model to ask next; None: there is none, and the turn fails.
@@ -520,7 +514,7 @@ class Executor:
         )
         async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit, asking:
             async for event in heard:
-                waits = isinstance(event, MAY_TAKE_LONG) or asking.is_open
+                waits = isinstance(event, MAY_TAKE_LONG) or bool(attempt.live.asking)
                 limit.move(deadline if waits else clock_of() + idle)
                 if isinstance(event, SIGNS_OF_LIFE):
                     attempt.live.backend_spoke()

@@ -95,7 +95,13 @@ class Placement:
         Both may raise.
         """
         if not request.kept:
-            _check_once(request)
+            for given, why in (
+                (request.agent_id, "a named agent is kept: leave out its name"),
+                (request.continues, "it cannot continue an id: send the whole conversation"),
+                ((request.call or {}).get("background"), "the answer of a background turn is kept"),
+            ):
+                if given:
+                    raise InvalidRequest(f"X-Chain: none keeps nothing: {why}", param="X-Chain")
         latest, known = await self._store.arrival(request.owner, request.fingerprint, request.agent_id)
         earlier: Turn | None = None
         if latest is not None or request.idempotency_key is not None:
@@ -328,17 +334,6 @@ class Placement:
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # its proxy crashed
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
-
-
-def _check_once(request: TurnRequest) -> None:
-    """Raises `InvalidRequest` if a request with `X-Chain: none` continues something, or runs in the background."""
-    for given, why in (
-        (request.agent_id, "a named agent is kept: leave out its name"),
-        (request.continues, "it cannot continue an id: send the whole conversation"),
-        ((request.call or {}).get("background"), "the answer of a background turn is kept"),
-    ):
-        if given:
-            raise InvalidRequest(f"X-Chain: none keeps nothing: {why}", param="X-Chain")
 
 
 def _is_short(messages: Sequence[Message]) -> bool:

@@ -1,10 +1,10 @@
 """Settles what a dead or replaced proxy left of an agent: ends its CLIs, and gives its unfinished turns an end.
 
-This needs the agent's lease. A turn that was running is looked for in its transcript. If the whole exchange is there,
-it is committed, with delivery `uncertain`. Else it is cancelled as `interrupted`, and its session is verified before
-its next use, so that the prompt does not reach the model again.
-Queued turns were never sent. Those that wait for a limit go on waiting here. Others are cancelled if their proxy has
-ended, and left to it if it lives.
+This needs the agent's lease. If the transcript of a running turn has the whole exchange, the turn is committed, with
+delivery `uncertain`. Else it is cancelled as `interrupted`, and its session is verified before its next use, so that
+the prompt does not reach the model again.
+A queued turn was never sent. If it waits for a limit, it goes on waiting here. Any other queued turn is cancelled if
+its proxy has ended, and left to its proxy if that lives.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ log = logs.get(__name__)
 
 # Take an agent's lease: `Hold` waits for it, `HoldIfFree` gives None if it is in use.
 Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]
-# Takes over a turn of another proxy: it is queued after so many of the turns here.
+# Takes over a turn of another proxy. The number: after how many turns of its lane here it is queued.
 Resume = Callable[[Agent, Turn, int], None]
 HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 
 # Seconds between checks whether another proxy has ended.
 NEIGHBOURS = 1.0
-# Seconds after its last heartbeat expired until all that a proxy on another host left is settled: its machine may only
-# be paused. An agent that gets a request is taken over as soon as its lease has expired.
+# Seconds without a heartbeat until a proxy on another host counts as ended, and all that it left is settled: its
+# machine may only be paused. An agent that gets a request is taken over as soon as its lease has expired.
 SILENT = 60.0
-# Seconds between looks at a turn that another proxy runs: only the store is shared.
-FOLLOW = 0.1
-FOLLOW_WAITING = 1.0  # of one that waits for a limit
+# Seconds between two reads of a turn that another proxy runs (only the store is shared), and of one that waits for a
+# limit.
+FOLLOW, FOLLOW_WAITING = 0.1, 1.0
 
 
 class Recovery:
@@ -87,15 +87,15 @@ class Recovery:
                     self.resume(agent, turn, resumed)
                     resumed += 1
             elif turn.status == "running" or await self._instances.is_gone(turn.instance):
-                found = await self._found(agent, turn)
-                if found is None:
-                    await self._interrupted(lease, turn)
+                recovered = await self._recovered(agent, turn)
+                if recovered is None:
+                    await self._interrupt(lease, turn)
                 else:
-                    await self._completed(agent, lease, *found)
-        await self._uncertain(agent.key)
+                    await self._complete(agent, lease, *recovered)
+        await self._mark_uncertain(agent.key)
 
-    async def _uncertain(self, agent_key: int | None = None) -> None:
-        """Mark answers as `uncertain` that a dead proxy was about to deliver."""
+    async def _mark_uncertain(self, agent_key: int | None = None) -> None:
+        """Mark the answers as `uncertain` that a dead proxy was about to deliver, of one agent or (None) of all."""
         for turn in await self._store.pending_deliveries():
             if agent_key in (None, turn.agent_key) and await self._instances.is_gone(turn.instance):
                 await self._store.set_delivery(turn.id, "uncertain")
@@ -142,7 +142,7 @@ class Recovery:
             try:
                 async with hold_if_free(agent) as lease:
                     if lease is None:
-                        in_use = True  # the lease's user settles it; forget the dead proxy later
+                        in_use = True  # the user of the lease settles this agent; forget the dead proxy later
                     else:
                         await self.settle(agent, lease)
             except StoreUnavailable:
@@ -150,7 +150,7 @@ class Recovery:
             except Exception:
                 failed += 1
                 log.exception("not_settled", agent=agent.agent_id)
-        await self._uncertain()
+        await self._mark_uncertain()
         for instance in () if in_use or failed else {*dead, *silent}:
             await self._store.resign(instance)
             self._instances.forget(instance)
@@ -160,7 +160,7 @@ class Recovery:
         self, turn_id: str, agent: Agent, hold: Hold, seen: Callable[[Turn], None] | None = None
     ) -> Turn | None:
         """Wait for the end of a turn of another proxy. If that one has ended or does not respond, settle the turn here.
-        `seen` is called with the turn's state at each look.
+        `seen` is called with each state of the turn that is read.
 
         None if its agent was deleted meanwhile. Waits without a limit: the caller bounds it.
         """
@@ -178,11 +178,11 @@ class Recovery:
                 await self.settle(agent, lease)
                 turn = await self._store.turn(turn_id)
                 if turn is not None and turn.status == "queued" and turn.limit_wait is None:
-                    await self._interrupted(lease, turn)  # its proxy does not respond
+                    await self._interrupt(lease, turn)  # its proxy does not respond
 
     # --- turns
 
-    async def _interrupted(self, lease: Lease, turn: Turn) -> None:
+    async def _interrupt(self, lease: Lease, turn: Turn) -> None:
         error = {
             "status": 503,
             "code": "interrupted",
@@ -193,7 +193,7 @@ class Recovery:
         await self._store.fail(turn.id, "cancelled", error, attempts, {}, now, lease=lease)
         log.info("interrupted", turn_id=turn.id, was=turn.status)
 
-    async def _completed(self, agent: Agent, lease: Lease, turn: Turn, kept: KeptTurn) -> None:
+    async def _complete(self, agent: Agent, lease: Lease, turn: Turn, kept: KeptTurn) -> None:
         parent = await self._store.turn(turn.parent_id) if turn.parent_id else None
         now = self._instances.now()
         settled = await self._store.commit(
@@ -218,9 +218,9 @@ class Recovery:
             observer.turn_ended(settled, kept.links, requested, now)
         log.info("settled", turn_id=turn.id, session_id=kept.session.id)
 
-    async def _found(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        """The turn's answer from its transcript; None if the chain went on without it, or its client knows that it
-        failed."""
+    async def _recovered(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
+        """The turn with its answer from its transcript; None if the transcript has no whole answer, the chain went on
+        without this turn, or its client knows that it failed."""
         if turn.status == "queued" or self._instances.has_failed(turn) or turn.options.format is not None:
             return None  # a structured answer was not validated: do not deliver it
         head = await self._store.turn(agent.head) if agent.head else None

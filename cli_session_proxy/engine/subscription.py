@@ -7,7 +7,7 @@ bounds these.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 from ..domain.models import ANSWERED, FINISHED, Agent, Link, Status, Turn
@@ -66,7 +66,7 @@ class Follower:
             return []
         for turn in changed:
             self._watch(turn)
-        goes_on = self._links is None  # continues another reader: links until now are old
+        goes_on = self._links is None  # the first call of a reader that did not `start` here: links until now are old
         chain = await self._store.chain(self._agent.key)
         every = chain.links if chain else ()
         links = by_turn(every[self._links or 0 :])
@@ -74,18 +74,14 @@ class Follower:
         ended = [turn for turn in changed if turn.status in FINISHED]
         own = {turn.id: links.pop(turn.id, ()) for turn in ended}
         news = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
-        return news if goes_on else news + [late async for late in self._late(changed[-1], links)]
-
-    async def _late(self, last: Turn, links: Mapping[str | None, Sequence[Link]]) -> AsyncIterator[Happened]:
-        """New links of turns that were reported earlier: each turn again, in its present state, with its new links.
-
-        Links without a turn are reported with `last`.
-        """
-        for turn_id, own in links.items():
-            turn = await self._store.turn(turn_id) if turn_id is not None else None
-            if turn is not None:
-                self._watch(turn)
-            yield Happened(turn or last, tuple(own))
+        # New links of turns that were reported earlier: each turn again, in its present state. Links without a turn are
+        # reported with the last turn.
+        for turn_id, new_links in () if goes_on else links.items():
+            earlier = await self._store.turn(turn_id) if turn_id is not None else None
+            if earlier is not None:
+                self._watch(earlier)
+            news.append(Happened(earlier or changed[-1], tuple(new_links)))
+        return news
 
     async def gone(self) -> bool:
         """Whether the agent was deleted."""

@@ -79,7 +79,7 @@ async def test_an_answer_that_may_have_arrived_is_claimed_for_as_long_as_a_key_i
     engine._instances.leave(settled=False)
     engine.kill()
     if not settled:
-        monkeypatch.setattr(recovery.Recovery, "_uncertain", lambda *_: asyncio.sleep(0))
+        monkeypatch.setattr(recovery.Recovery, "_mark_uncertain", lambda *_: asyncio.sleep(0))
     async with core(settings) as (survivor, backend):
 
         async def known() -> bool:
