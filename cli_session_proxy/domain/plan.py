@@ -37,7 +37,8 @@ class PlanWindow(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Plan(Recorded):
-    """A report of `at` (UTC seconds). `limits`: the window that limits now, with its `status`."""
+    """A report of the time `at` (UTC seconds). `limits`: the name of the window that limits now; `status` and
+    `resets_at` are of that window."""
 
     status: str
     at: float
@@ -52,21 +53,21 @@ class Plan(Recorded):
         if status is None:
             return None
         reset = _number(report.get("resetsAt"))
-        given = report.get("unifiedWindows")
-        found: dict[str, PlanWindow] = {}
-        for name, one in list(given.items())[:MOST] if isinstance(given, dict) else ():
-            if _name(name) and isinstance(one, dict):
-                shares = _number(one.get("utilization")), _number(one.get("resetsAt"))
-                found[name] = PlanWindow(name, *shares, _status(one.get("status")))
-        if limits is not None and limits not in found:
-            found[limits] = PlanWindow(limits, _number(report.get("utilization")), reset, status)
-        return Plan(status, at, tuple(found.values()), limits, reset)
+        reported = report.get("unifiedWindows")
+        windows: dict[str, PlanWindow] = {}
+        for name, window in list(reported.items())[:MOST] if isinstance(reported, dict) else ():
+            if _name(name) and isinstance(window, dict):
+                used, resets_at = _number(window.get("utilization")), _number(window.get("resetsAt"))
+                windows[name] = PlanWindow(name, used, resets_at, _status(window.get("status")))
+        if limits is not None and limits not in windows:
+            windows[limits] = PlanWindow(limits, _number(report.get("utilization")), reset, status)
+        return Plan(status, at, tuple(windows.values()), limits, reset)
 
     def current(self, now: float) -> Plan:
-        """Without windows that were reset since: their use is unknown until the next report."""
-        over = self.resets_at is not None and self.resets_at <= now
-        windows = tuple(one for one in self.windows if one.resets_at is None or one.resets_at > now)
-        return Plan("allowed", self.at, windows) if over else replace(self, windows=windows)
+        """The plan without windows that were reset since the report: their use is unknown until the next one."""
+        is_reset = self.resets_at is not None and self.resets_at <= now
+        windows = tuple(window for window in self.windows if window.resets_at is None or window.resets_at > now)
+        return Plan("allowed", self.at, windows) if is_reset else replace(self, windows=windows)
 
     def headers(self) -> Iterator[tuple[str, str]]:
         """The headers of the provider's own answers."""
@@ -75,16 +76,16 @@ class Plan(Recorded):
             yield f"{HEADER}-reset", f"{self.resets_at:.0f}"
         if self.limits is not None:
             yield f"{HEADER}-representative-claim", self.limits
-        for one in self.windows:
-            short = IN_HEADERS.get(one.name)
+        for window in self.windows:
+            short = IN_HEADERS.get(window.name)
             if short is None:
                 continue
-            if one.status is not None:
-                yield f"{HEADER}-{short}-status", one.status
-            if one.used is not None:
-                yield f"{HEADER}-{short}-utilization", f"{one.used:.6g}"
-            if one.resets_at is not None:
-                yield f"{HEADER}-{short}-reset", f"{one.resets_at:.0f}"
+            if window.status is not None:
+                yield f"{HEADER}-{short}-status", window.status
+            if window.used is not None:
+                yield f"{HEADER}-{short}-utilization", f"{window.used:.6g}"
+            if window.resets_at is not None:
+                yield f"{HEADER}-{short}-reset", f"{window.resets_at:.0f}"
 
 
 def _number(value: object) -> float | None:

@@ -19,18 +19,18 @@ from .live import LiveTurn, with_end
 # Most tool entries and failures kept of one turn. A turn of 1,500 steps has 3,000 tool entries; a program that imitates
 # the CLI could report millions.
 MOST_TOOLS, MOST_FAILURES = 100_000, 1_000
-# Most characters of one answer; a model's longest has 4 million. And of a turn's tool entries: those beyond it are kept
-# without their content. To store 200 MB took 4 s of the event loop, and each later read took 2 s.
+# Most characters of one answer (a model's longest has 4 million), and of a turn's tool entries: entries beyond it are
+# kept without their content. To store 200 MB took 4 s of the event loop, and each later read took 2 s.
 MOST_ANSWER, MOST_TOOL_TEXT = 16 * 1024 * 1024, 48 * 1024 * 1024
-_NAMES = ("type", "id", "tool_use_id", "name", "parent_tool_use_id")
+_ENTRY_FIELDS = ("type", "id", "tool_use_id", "name", "parent_tool_use_id")
 
 
 @dataclass(slots=True, eq=False)
 class RetryState:
-    """What attempts of one run of a turn hand to the next.
+    """The state that each attempt of a turn hands to the next one.
 
-    `fault`: why the last structured output was refused. `remedies`: what the backend wants changed. `fallback`: the
-    model that is asked instead. `first`: the error of the model that the client named.
+    `fault`: why the last structured output was refused. `remedies`: what the backend asks to do differently.
+    `fallback`: the model that is asked instead. `first`: the error of the model that the client named.
     """
 
     number: int = 1
@@ -63,28 +63,28 @@ class Attempt:
     left_off: list[str] = field(default_factory=list)  # turns left off the path: their answers never arrived
     takes: tuple[tuple[str, str], ...] | None = None  # see `Store.begin`
     kept_system: str | None = None
-    cutter: StopCutter | None = None  # if the request has stop sequences
+    cutter: StopCutter | None = None  # if the request has stop sequences, or a token limit that the backend lacks
     fallback: Fallback | None = None  # decided before this attempt
     job: Job | None = None
     exchange: Execution | None = None
     output: list[Block] = field(default_factory=list)
-    partial: set[int] = field(default_factory=set)  # abandoned ones of which a client has a part
+    partial: set[int] = field(default_factory=set)  # indexes in `output` of blocks that the provider broke off
     tools: list[JSON] = field(default_factory=list)
     retries: list[JSON] = field(default_factory=list)
     output_size: int = 0  # characters of `output`
     tools_size: int = 0  # characters of `tools`
-    used: Used | None = None  # known so far, not counted in budgets yet
+    used: Used | None = None  # so far, not counted in budgets yet
     answered_by: str | None = None  # the model, as the backend names it
-    asked: bool = False
-    started: bool = False
+    asked: bool = False  # the store knows that the frame is sent (`Store.begin`)
+    started: bool = False  # clients were told session and model
     committed: bool = False
-    noted: bool = False  # its end was recorded (after `Lost`)
+    end_recorded: bool = False  # in `live.attempts`, after `Lost`
 
     @staticmethod
     def of(live: LiveTurn, lease: Lease, agent: Agent, retrying: RetryState, *, at_head: bool) -> Attempt:
         """The next attempt of the turn."""
         evidence = live.evidence
-        if live.attempts:  # a client may have fetched an answer since that an earlier attempt left off the path
+        if live.attempts:  # not `left_off`: a client may have fetched that answer since the last attempt
             refused = retrying.fault or evidence.output_refused
             evidence = replace(evidence, left_off=None, output_refused=refused, notes=(), recalled=None)
         return Attempt(live, lease, agent, retrying, at_head, evidence, fallback=retrying.fallback)
@@ -134,7 +134,7 @@ class Attempt:
         self.check()
         size = size_of([entry], MOST_TOOL_TEXT - self.tools_size)
         if size is None:
-            entry = {name: entry[name] for name in _NAMES if name in entry}
+            entry = {name: entry[name] for name in _ENTRY_FIELDS if name in entry}
             size = size_of([entry], MOST_TOOL_TEXT) or 0
         self.tools_size += size
         self.tools.append({**entry, "at": self.live.now()})

@@ -36,13 +36,13 @@ class Budgets:
         if not self._is_set:
             return ()
         own = self._settings
-        found = [budgets.budget_of(owner, None, _limits(own.each_key, own.keys, owner))]
+        both = [budgets.budget_of(owner, None, _limits(own.each_key, own.keys, owner))]
         if agent_id is not None:
-            found.append(budgets.budget_of(owner, agent_id, _limits(own.each_agent, own.agents, agent_id)))
-        return tuple(budget for budget in found if budget.limits)
+            both.append(budgets.budget_of(owner, agent_id, _limits(own.each_agent, own.agents, agent_id)))
+        return tuple(budget for budget in both if budget.limits)
 
     def admit(self, owner: str, agent_id: str | None, now: float) -> None:
-        """Checked before a request is stored. Raises `BudgetExceeded` where a limit is known to be reached."""
+        """Called before a request is stored. Raises `BudgetExceeded` if a limit is known to be reached."""
         if not self._until:
             return
         for budget in self.of(owner, agent_id):
@@ -70,29 +70,30 @@ class Budgets:
         if not self._is_set:
             return []
         if owner is not None:
-            found = [one for one in self.of(owner, agent_id) if one.agent_id == agent_id]
-            rows = [row for one in found for row in await store.spent(one.account)]
+            selected = [budget for budget in self.of(owner, agent_id) if budget.agent_id == agent_id]
+            rows = [row for budget in selected for row in await store.spent(budget.account)]
         else:
             rows = await store.spent()
             owners = {row.account.removeprefix(KEYS) for row in rows} | set(self._settings.keys)
-            found = [one for name in sorted(owners) for one in self.of(name, None)]
+            selected = [budget for name in sorted(owners) for budget in self.of(name, None)]
         return [
             {
                 "scope": budget.scope, "name": budget.name, "unit": limit.unit, "per": limit.per, "limit": limit.most,
                 "used": used, "ends": running.ends,
             }
-            for budget in found
+            for budget in selected
             for limit, used, running in budgets.current(budget, rows, now)
         ]  # fmt: skip
 
 
 def _limits(each: Limits, named: Mapping[str, Limits], name: str) -> Sequence[Limit]:
+    """The limits of this key or agent: its own ones (`named`); where it has none, those for all (`each`)."""
     own = named.get(name, each)
-    found = []
+    limits = []
     for unit, per in product(_UNITS, _PERIODS):
         field = f"{unit}_per_{per}"
         most = getattr(own, field)
         most = getattr(each, field) if most is None else most
         if most is not None:
-            found.append(Limit(unit, per, float(most)))
-    return found
+            limits.append(Limit(unit, per, float(most)))
+    return limits

@@ -171,7 +171,7 @@ class Engine:
             fenced=self._fenced,
             busy=lambda: bool(self._live),
             in_lane=self.busy,
-            end=self._end_here,
+            end=self._cancel_here,
             address=settings.advertise,
         )
         self.registry: Registry | None = None
@@ -265,12 +265,12 @@ class Engine:
             await asyncio.wait(running, timeout=self.settings.drain_timeout)
         for live in list(self._live.values()):
             live.cancel("stopping")
-        hurry = asyncio.get_running_loop().call_later(KILL_AFTER, self.kill)
+        kill_timer = asyncio.get_running_loop().call_later(KILL_AFTER, self.kill)
         try:
             await self._tasks.stop()
             await asyncio.gather(self.backend.close(), self.aside.close())
         finally:
-            hurry.cancel()
+            kill_timer.cancel()
         try:
             await self._ownership.stop()
         except StoreUnavailable as exc:
@@ -304,13 +304,13 @@ class Engine:
         return self._running
 
     def _fenced(self, agent_key: int) -> None:
-        """Another proxy was granted this agent's lease: cancel what runs here."""
+        """Another proxy was granted this agent's lease: cancel the agent's turns here."""
         for live in list(self._live.values()):
             if live.turn.agent_key == agent_key and (live.lease is not None or live.wait is not None):
                 live.cancel("takeover")
 
-    def _end_here(self, turn_id: str, by: CancelledBy) -> None:
-        """End this turn for another proxy."""
+    def _cancel_here(self, turn_id: str, by: CancelledBy) -> None:
+        """Cancel this turn, as another proxy asks."""
         live = self._live.get(turn_id)
         if live is not None and self._deliveries.here(live):
             live.cancel(by)
@@ -332,7 +332,7 @@ class Engine:
     # --- 1, 2: place and accept
 
     async def submit(self, request: TurnRequest, has_left: HasLeft | None = None) -> Answer:
-        """Accept a request durably and in order; it runs on its own from here. Raises `ProxyError`.
+        """Accept a request durably and in order, and start its turn. Raises `ProxyError`.
 
         Nothing is stored if the client `has_left`, or if another proxy should run it (raises `Elsewhere`).
         """
@@ -644,16 +644,16 @@ class Engine:
 
     def progress(self, agent_key: int | None = None) -> list[Progress]:
         """The turns that wait or run in this proxy, of one agent or of all, in the order of acceptance."""
-        going = [
+        unfinished = [
             live
             for live in self._live.values()
             if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.here(live)
         ]
-        return [live.progress() for live in sorted(going, key=lambda live: live.turn.seq)]
+        return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
 
     def keep(self, answer: Answer) -> None:
-        """Let the turn run to its end without a client. It counts as delivered: a client can ask for it later."""
-        token = ORIGIN.set("local_only")  # this proxy runs it, even if another one forwarded it
+        """Let the turn run to its end without a client. Its answer counts as delivered: a client can fetch it later."""
+        token = ORIGIN.set("local_only")  # this proxy runs the turn, even if another one forwarded the request
         try:
             self._tasks.own(kept(answer))
         finally:
@@ -666,7 +666,7 @@ class Engine:
             await asyncio.wait([live.task])
 
     async def tip(self, agent: Agent) -> Turn | None:
-        """The turn that the agent's next one continues: the head, or what is before answers that never arrived."""
+        """The turn that the agent's next one continues: the head, without answers that never arrived."""
         turn = await self.store.turn(agent.head) if agent.head else None
         while turn is not None and turn.delivery == "undelivered" and not await self._executor.is_awaited(turn):
             turn = await self.store.turn(turn.behind) if turn.behind else None
@@ -687,7 +687,7 @@ class Engine:
                             continue
                         await place.again()
                     try:
-                        if await self._in_turn(live, agent, place, known):
+                        if await self._try_run(live, agent, place, known):
                             break
                     except StoreUnavailable as exc:
                         # The store is away just when the limit is over: try again, clients may rely on this turn.
@@ -730,20 +730,21 @@ class Engine:
             why = "this turn waits for a limit, and goes on waiting at another proxy or after a restart"
             live.fail(Interrupted(f"{why}: send the same request again for its answer", retry_after=error.retry_after))
             return
-        if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._finished_by_the_next(live))):
+        if isinstance(error, LeaseLost) and await uninterrupted(self._tasks.own(self._committed_by_successor(live))):
             return
         self._ends.failed(live, error)
         await uninterrupted(self._tasks.own(self._ends.tell(live, error)))
 
-    async def _finished_by_the_next(self, live: LiveTurn) -> bool:
-        """The proxy that takes an agent over commits what our CLI had finished. If it did, publish that answer here.
+    async def _committed_by_successor(self, live: LiveTurn) -> bool:
+        """Wait for the proxy that took the agent over. It commits the turn if this proxy's CLI had finished it; then
+        publish the answer here.
 
-        False if it committed nothing; at once for a turn that had not begun. Bounded by `lease`.
+        False if it committed nothing within `lease` seconds; at once for a turn that had not begun.
         """
-        give_up = asyncio.get_running_loop().time() + self.settings.lease
+        deadline = asyncio.get_running_loop().time() + self.settings.lease
         try:
             while (turn := await self.store.turn(live.turn.id)) is not None and turn.status not in FINISHED:
-                if turn.status == "queued" or asyncio.get_running_loop().time() >= give_up:
+                if turn.status == "queued" or asyncio.get_running_loop().time() >= deadline:
                     return False
                 await asyncio.sleep(FOLLOW)
             if turn is None or turn.status not in ON_PATH:
@@ -761,7 +762,7 @@ class Engine:
             return False
         return True
 
-    async def _in_turn(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
+    async def _try_run(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None) -> bool:
         """Run the turn. False if it has to wait for a limit or for earlier turns; then it has only its place in the
         lane."""
         deadline = awake_clock(asyncio.get_running_loop())() + self.settings.turn_timeout
@@ -846,7 +847,7 @@ class Engine:
         async with self._ownership.hold(agent):
             if expiry is not None and not await self.store.expired_agents(expiry, only=agent.key):
                 return False
-            if expiry is not None and expiry.version is not None and await self._outside(agent) is not None:
+            if expiry is not None and expiry.version is not None and await self._kept_outside(agent) is not None:
                 return False
             named = await self.store.named_by(agent.key)
             await self.store.forget_copies(agent)
@@ -866,14 +867,14 @@ class Engine:
             if await self.store.unfinished_of(agent.key):
                 raise SessionBusy("a turn of it waits or runs")
             await self._catch_up(agent, lease)
-            if (reason := await self._outside(agent)) is not None:
+            if (reason := await self._kept_outside(agent)) is not None:
                 raise SessionBusy(reason)
             version = await self.store.version(agent.key)
         if version is None:
             raise NotFound(f"there is no agent {agent.agent_id!r}")
         return version
 
-    async def _outside(self, agent: Agent) -> str | None:
+    async def _kept_outside(self, agent: Agent) -> str | None:
         """What the agent has outside its chain and would lose, as a message; None if there is nothing."""
         for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
             if await self.store.mirrored(agent.key, key):
@@ -953,10 +954,10 @@ class Engine:
     async def commit(self, owner: str, agent_id: str, order: CommitOrder) -> Committed:
         """Write the agent's attempt at a fix into its git repository; see `committing.commit`."""
         agent = await self.named(owner, agent_id)
-        work = commit(self.settings, self.store, agent, order, partial(self._ask_beside, owner))
+        work = commit(self.settings, self.store, agent, order, partial(self._ask_in_temporary_chain, owner))
         return await asyncio.shield(self._tasks.own(work))
 
-    async def _ask_beside(self, owner: str, last: Turn, messages: Sequence[Message], schema: JSON) -> str:
+    async def _ask_in_temporary_chain(self, owner: str, last: Turn, messages: Sequence[Message], schema: JSON) -> str:
         """The model's answer to these messages, as JSON, in a temporary chain with the model and system of `last`."""
         profile = self.settings.profile_for(last.profile)
         name = f"beside-{uuid.uuid4()}"

@@ -177,8 +177,8 @@ class Executor:
                 failed = self._lost(attempt, lost)
             except ProxyError as error:
                 failed = error
-            except PathChanged:
-                log.info("path_changed", turn_id=live.turn.id)  # nothing was sent: start over on the new path
+            except PathChanged:  # nothing was sent: start over on the new path
+                log.info("path_changed", turn_id=live.turn.id)
             except structured.InvalidOutput as invalid:
                 if retrying.tries == ATTEMPTS or attempt.uses_tools:
                     raise invalid.as_error() from invalid
@@ -196,7 +196,7 @@ class Executor:
         """What follows an exchange that was lost: the turn's error; None if the turn is run once more."""
         retrying = attempt.retrying
         attempt.ended("failed", why=lost.why)
-        attempt.noted = True
+        attempt.end_recorded = True
         if lost.remedy is not None and lost.remedy not in retrying.remedies:
             retrying.remedies |= {lost.remedy}
             spent = bool(attempt.tools)  # tool calls must not be repeated
@@ -248,7 +248,7 @@ class Executor:
             if on_limit == "wait" and may_wait:
                 wait = fallbacks.wait_for(failed, live.last_wait, live.now(), self.settings.max_limit_wait)
             if wait is not None:
-                if not attempt.noted:
+                if not attempt.end_recorded:
                     attempt.ended("failed", code=failed.code, why=failed.message)
                 record = live.attempts, live.timings
                 live.turn = await self.store.postpone(attempt.lease, live.turn.id, wait, *record, behind=behind())
@@ -261,7 +261,7 @@ class Executor:
             fallback = await self._next_fallback(attempt, first)
         if fallback is None:
             raise first
-        if not attempt.noted:
+        if not attempt.end_recorded:
             attempt.ended("failed", code=failed.code, why=failed.message)
         by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
         log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
@@ -336,10 +336,10 @@ class Executor:
             attempt.evidence = replace(attempt.evidence, left_off=before.id)
             state = await self._state(attempt.lease, before.behind, at_head=False)
         parent = attempt.parent = state.parent
-        behind = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
-        if parent is not None and parent.delivery in ("undelivered", "uncertain") and not behind:
-            # Continuing past an answer settles its delivery: from now on a repeat of its request is a new turn. Unless
-            # both waited for the same limit: then this request was sent before there was an answer.
+        waited_together = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
+        if parent is not None and parent.delivery in ("undelivered", "uncertain") and not waited_together:
+            # To continue an answer settles its delivery: from now on a repeat of its request is a new turn. Unless both
+            # turns waited for the same limit: then this request was sent before there was an answer.
             await self.store.set_delivery(parent.id, "delivered")
         return state
 
@@ -512,8 +512,8 @@ class Executor:
             earlier=attempt.evidence.approvals,
             timeout=self.settings.approval_timeout,
         )
-        async with aclosing(exchange.say()) as heard, LimitedByLife(clock_of() + idle, silent) as limit, asking:
-            async for event in heard:
+        async with aclosing(exchange.say()) as events, LimitedByLife(clock_of() + idle, silent) as limit, asking:
+            async for event in events:
                 waits = isinstance(event, MAY_TAKE_LONG) or bool(attempt.live.asking)
                 limit.move(deadline if waits else clock_of() + idle)
                 if isinstance(event, SIGNS_OF_LIFE):

@@ -26,14 +26,15 @@ ANY_AGE = float("inf")
 
 @dataclass(slots=True)
 class Habit:
-    """Whether a client asks one-shot questions, judged by its requests so far.
+    """Whether a client asks one-shot questions, judged by its requests so far: it does after two requests that continue
+    nothing, until a request continues something.
 
-    It does if two requests in a row continue nothing, until one continues something.
+    `asked`: how many requests continued nothing. `answered`: keys of their agents, deleted if they were one-shots.
     """
 
     goes_on: bool = False
     asked: int = 0
-    answered: list[int] = field(default_factory=list)  # to be deleted if these prove to be one-shots
+    answered: list[int] = field(default_factory=list)
 
 
 class Forgetting:
@@ -74,6 +75,7 @@ class Forgetting:
             self._forget_answered(habit)
 
     def delivered(self, live: LiveTurn) -> None:
+        """The turn's answer arrived at a client. Delete its agent if it is not to be kept."""
         habit = self._of.pop(live, None)
         if live.agent_id.startswith(f"{ONCE}_"):
             self._tasks.own(self._forget(live.turn.agent_key, Expiry(once=ANY_AGE)))
@@ -88,7 +90,7 @@ class Forgetting:
             habit.answered.clear()
 
     async def _forget(self, key: int, expiry: Expiry) -> None:
-        """If it fails, `idle` deletes it later."""
+        """Delete an unnamed agent. If this fails, `idle` deletes it later."""
         with survived("not_forgotten"):
             agent = await self._store.agent_by_key(key)
             if agent is not None and not agent.named:

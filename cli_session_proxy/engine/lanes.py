@@ -3,7 +3,7 @@
 A place is taken before the turn is stored and given up if storing fails, so the order of the lane is the
 order of acceptance. Only the first of a lane asks for a slot, and slots are given first come, first served: however
 many turns one agent has queued, any other agent waits for at most one of them.
-Everything waits on a future that its own task owns: a cancelled turn leaves no trace.
+Each turn waits on a future that only its own task waits for, so a cancelled turn leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -56,13 +56,15 @@ class LanePlace:
     began: float = 0.0
 
     async def again(self) -> None:
-        """Wait until it is the first again, if others were put before it. This wait is not part of the turn's time."""
+        """Wait until this place is the first again, if others were put before it. This wait is not part of the turn's
+        time."""
         await self.granted
         self.began = asyncio.get_running_loop().time()
 
 
 class Lanes:
-    """`limit`: how many turns may wait or run in one lane; `waiting`: how many may wait in all lanes for `slots`.
+    """The lanes of all agents. `limit`: how many turns may wait or run in one lane; `waiting`: how many may wait in all
+    lanes together for one of the `slots`.
 
     Beyond these a request is refused (`QueueFull`), with the estimated time until there is room.
     """
@@ -72,7 +74,7 @@ class Lanes:
         self._most_waiting = waiting
         self._slots = slots
         self._lanes: dict[int, deque[LanePlace]] = {}
-        self._total = 0
+        self.total = 0  # turns that wait or run in all lanes
         self._time = Average(FIRST_GUESS)  # of a turn, with its wait for a slot
         self._times: OrderedDict[int, Average] = OrderedDict()
 
@@ -91,27 +93,27 @@ class Lanes:
         place = LanePlace(key, asyncio.get_running_loop().create_future())
         lane.append(place)
         self._lanes[key] = lane
-        self._total += 1
+        self.total += 1
         if lane[0] is place:
             self._grant(place)
         return place
 
     def take_before(self, key: int, at: int) -> LanePlace:
-        """A place after the first `at` ones, for a turn that was accepted before the others. If another turn loses the
-        first place by that, it notices (`LanePlace.granted`) when it has the lease, before it begins."""
+        """A place after the first `at` places, for a turn that was accepted before the turns behind it. If another turn
+        loses the first place, its `granted` is replaced; it checks that once it has the lease, before it begins."""
         place = LanePlace(key, asyncio.get_running_loop().create_future())
         lane = self._lanes.setdefault(key, deque())
         if lane and at == 0:
             lane[0].granted = asyncio.get_running_loop().create_future()
         lane.insert(at, place)
-        self._total += 1
+        self.total += 1
         if lane[0] is place:
             self._grant(place)
         return place
 
     def admit(self) -> None:
         """Raises `QueueFull` if too many turns wait in all lanes together."""
-        ahead = self._total - self._slots.running
+        ahead = self.total - self._slots.running
         if ahead >= self._most_waiting:
             # Each lane runs one turn at a time, so few lanes cannot use all slots.
             parallel = max(1, min(self._slots.limit, len(self._lanes)))
@@ -121,12 +123,12 @@ class Lanes:
             )
 
     def give_up(self, place: LanePlace) -> None:
-        """Leave the lane, from whatever position, and let the next one in. Idempotent."""
+        """Leave the lane, from any position. If it was the first, the next turn may run. Idempotent."""
         lane = self._lanes.get(place.key)
         if lane is None or place not in lane:
             return
         lane.remove(place)
-        self._total -= 1
+        self.total -= 1
         if not lane:
             del self._lanes[place.key]
         elif not lane[0].granted.done():
@@ -152,11 +154,6 @@ class Lanes:
                     self._times.popitem(last=False)
         finally:
             self.give_up(place)
-
-    @property
-    def total(self) -> int:
-        """How many turns wait or run in all lanes."""
-        return self._total
 
     def waiting(self, key: int) -> int:
         """How many turns wait or run in this agent's lane."""

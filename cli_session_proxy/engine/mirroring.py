@@ -1,7 +1,7 @@
-"""Sessions that an application runs by itself with the Claude Agent SDK, on the chain of an agent.
+"""Sessions that an application runs by itself with the Claude Agent SDK, as turns of an agent's chain.
 
-Lines are stored as they come. As soon as an exchange is complete it becomes a turn: after the last turn of its session,
-or after the turns that the chain has added to that one meanwhile.
+Transcript lines are stored as they arrive. A complete exchange becomes a turn. Its parent is the last turn of its
+session; or the agent's head, if the chain has continued that turn meanwhile.
 """
 
 from __future__ import annotations
@@ -58,10 +58,11 @@ class Mirroring:
         await self._store.mirror(agent.key, key, lines)
         is_main = not key.subpath and is_session_id(key.session_id)
         if is_main and await asyncio.to_thread(self._backend.may_end, lines):
-            await self._take_over(agent, key)
+            await self._make_turns(agent, key)
 
     async def load(self, agent_id: str, key: MirrorKey) -> list[str] | None:
-        """The transcript: the chain's records, and lines that are no turn yet. None for another agent's session."""
+        """The lines of a transcript: the chain's records, then lines that are not a turn yet. None if the session is
+        unknown or another agent's."""
         agent = await self.agent(agent_id)
         waiting = await self._store.mirrored(agent.key, key)
         session = await self._store.session(key.session_id) if not key.subpath else None
@@ -74,24 +75,24 @@ class Mirroring:
     async def sessions(self, agent_id: str, project: str) -> dict[str, float]:
         """When each session of this project was last written to. The chain's own belong to the agent's directory."""
         agent = await self.agent(agent_id)
-        found: dict[str, float] = {}
+        written: dict[str, float] = {}
         if project == self._backend.project_of(agent):
             chain = await self._store.chain(agent.key)
             head = await self._store.turn(agent.head) if agent.head is not None else None
             for session in chain.sessions if chain is not None else ():
                 at_head = head is not None and session.tip_turn_id == head.id
-                found[session.id] = (at_head and head is not None and head.finished_at) or session.created_at
+                written[session.id] = (at_head and head is not None and head.finished_at) or session.created_at
         for key, at in await self._store.mirrors(agent.key, project):
             if not key.subpath:
-                found[key.session_id] = max(at, found.get(key.session_id, 0.0))
-        return found
+                written[key.session_id] = max(at, written.get(key.session_id, 0.0))
+        return written
 
     async def subpaths(self, agent_id: str, project: str, session_id: str) -> list[str]:
         agent = await self.agent(agent_id)
         known = await self._store.mirrors(agent.key, project)
         return [key.subpath for key, _ in known if key.session_id == session_id and key.subpath]
 
-    async def _take_over(self, agent: Agent, key: MirrorKey) -> None:
+    async def _make_turns(self, agent: Agent, key: MirrorKey) -> None:
         async with self._ownership.hold(agent) as lease:
             lines = await self._store.mirrored(agent.key, key)
             now = await self._store.agent_state(agent.key, None, at_head=True)
@@ -110,7 +111,7 @@ class Mirroring:
                 path = await self._store.ancestors(parent.id) if parent is not None else []
                 if session.tip_turn_id not in path:  # another branch
                     parent = await self._store.turn(session.tip_turn_id)
-            found = await self._backend.turns_from_sdk(agent, parent, session, lines)
-            if found is not None:
-                taken = Taken(key, sum(len(whole.records) for whole in found.turns))
-                await adopt(self._store, lease, found, self._observers, taken)
+            adoptable = await self._backend.turns_from_sdk(agent, parent, session, lines)
+            if adoptable is not None:
+                taken = Taken(key, sum(len(whole.records) for whole in adoptable.turns))
+                await adopt(self._store, lease, adoptable, self._observers, taken)

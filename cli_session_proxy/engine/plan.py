@@ -54,5 +54,5 @@ class PlanWatch:
 
 async def stored(store: Findings) -> Plan | None:
     """The newest report to any host of the store."""
-    found = await store.findings(SUBJECT)
-    return Plan.from_json(found[-1].found) if found else None
+    reports = await store.findings(SUBJECT)
+    return Plan.from_json(reports[-1].found) if reports else None

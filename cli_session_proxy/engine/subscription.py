@@ -29,14 +29,15 @@ class Happened:
 
 
 class Follower:
-    """One reader of one chain. `after_seq` is the last turn that it knows; None: only what happens from now on."""
+    """One reader of one chain. `after_seq`: the `seq` of the last turn that it knows; None: it is told only of changes
+    from now on."""
 
     def __init__(self, store: Store, agent: Agent, after_seq: int | None = None) -> None:
         self._store = store
         self._agent = agent
         self._after = after_seq
         self._watched: dict[str, Status] = {}
-        self._links: int | None = None
+        self._links: int | None = None  # how many links it knows
 
     async def start(self) -> None:
         """Start after what exists now."""
@@ -54,11 +55,11 @@ class Follower:
         assert self._after is not None
         changed: list[Turn] = []
         for turn_id, before in list(self._watched.items()):
-            known = await self._store.turn(turn_id)
-            if known is None:
+            present = await self._store.turn(turn_id)
+            if present is None:
                 self._watched.pop(turn_id)
-            elif known.status != before:
-                changed.append(known)
+            elif present.status != before:
+                changed.append(present)
         async for turn in self._store.turns(self._agent.key, after_seq=self._after):
             self._after = turn.seq
             changed.append(turn)
@@ -68,16 +69,16 @@ class Follower:
             self._watch(turn)
         goes_on = self._links is None  # the first call of a reader that did not `start` here: links until now are old
         chain = await self._store.chain(self._agent.key)
-        every = chain.links if chain else ()
-        links = by_turn(every[self._links or 0 :])
-        self._links = len(every)
+        all_links = chain.links if chain else ()
+        links = by_turn(all_links[self._links or 0 :])
+        self._links = len(all_links)
         ended = [turn for turn in changed if turn.status in FINISHED]
         own = {turn.id: links.pop(turn.id, ()) for turn in ended}
         news = [Happened(turn, tuple(own.get(turn.id, ()))) for turn in sorted_by_parent(changed)]
         # New links of turns that were reported earlier: each turn again, in its present state. Links without a turn are
         # reported with the last turn.
-        for turn_id, new_links in () if goes_on else links.items():
-            earlier = await self._store.turn(turn_id) if turn_id is not None else None
+        for earlier_id, new_links in () if goes_on else links.items():
+            earlier = await self._store.turn(earlier_id) if earlier_id is not None else None
             if earlier is not None:
                 self._watch(earlier)
             news.append(Happened(earlier or changed[-1], tuple(new_links)))
