@@ -1,8 +1,8 @@
 """The client's own tools: their names for the CLI, which calls are passed to the client, and their results. Pure.
 
 A tool is offered to the model as `mcp__client__<name>`. A name that the CLI or the provider does not accept (too long,
-other letters) is replaced by one with a hash, and restored for the client. The CLI's own tools do not have this prefix,
-so a client's tool never has the name of one.
+other letters) is replaced by one with a hash; the client gets its own name back. The CLI's own tools do not have this
+prefix, so a client's tool and a tool of the CLI never have the same name.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ PREFIX = f"mcp__{SERVER}__"
 LONGEST = 64 - len(PREFIX)
 # Characters kept of a name that is too long; "_" and a hash follow.
 KEPT = LONGEST - 9
-# The CLI cuts a longer description of a tool behind MCP (run on 2.1.329), but leaves schemas alone.
+# Characters of a description: the CLI cuts a longer one of an MCP tool, but no schema (run on 2.1.329).
 DESCRIPTION = 2048
 CONTINUED = " … (the whole description is in the schema of the arguments)"
 # The most characters of all results that are passed by MCP. Of a longer one the model is shown 2 KB and a path (run on
@@ -65,7 +65,7 @@ def as_cli(blocks: Iterable[Block]) -> tuple[Block, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Offers:
-    """The tools of one request. `entries` are those of MCP's tools/list, by short name; `names` are the CLI's."""
+    """The tools of one request. `entries`: for MCP's tools/list, by short name. `names`: the tools by CLI name."""
 
     tools: tuple[Tool, ...] = ()
     entries: Mapping[str, JSON] = field(default_factory=dict, compare=False)
@@ -73,9 +73,9 @@ class Offers:
 
     @staticmethod
     def of(tools: Sequence[Tool]) -> Offers:
-        named = {short_name(tool.name): tool for tool in tools}
-        entries = {name: _entry(tool) for name, tool in named.items()}
-        return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in named.items()})
+        by_name = {short_name(tool.name): tool for tool in tools}
+        entries = {name: _entry(tool) for name, tool in by_name.items()}
+        return Offers(tuple(tools), entries, {PREFIX + name: tool for name, tool in by_name.items()})
 
     def __bool__(self) -> bool:
         return bool(self.tools)
@@ -86,7 +86,8 @@ class Offers:
 
 
 def _entry(tool: Tool) -> JSON:
-    """Declared read-only, so that the CLI makes the calls of one message concurrently and asks for no permission."""
+    """The tool in MCP's tools/list. It is declared read-only, so that the CLI makes the calls of one message
+    concurrently and asks for no permission."""
     description, schema = tool.description, {"type": "object", **tool.schema}
     if len(description) > DESCRIPTION:
         schema["description"] = "\n\n".join(filter(None, (description, schema.get("description"))))
@@ -195,11 +196,11 @@ def calls_of(blocks: Iterable[Block]) -> list[str]:
 
 
 def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, Block], tuple[Block, ...]]:
-    """The results in `new` for the calls in `output`, the answer before it, and the rest of the blocks. Raises
-    `InvalidRequest`.
+    """Splits the blocks of `new` into the results for the calls in `output`, by call id, and all others. `output` is
+    the answer before `new`. Raises `InvalidRequest`.
 
-    Either all calls have a result, or none: then the calls stay unanswered. Reminders beside results become part of the
-    last one.
+    Either all calls have a result, or none. Without results the calls stay unanswered. If all other blocks are
+    reminders, they become part of the last result.
     """
     open_calls = dict.fromkeys(calls_of(output))
     results: dict[str, Block] = {}
@@ -221,7 +222,7 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
     if missing:
         raise InvalidRequest(f"results are missing for the calls {', '.join(missing)}", param="messages")
     if rest and all(reminded(block) is not None for block in rest):
-        # Added to the last result, as the CLI does with its own: a process that waits for results accepts nothing else.
+        # The CLI does the same with its own reminders. A process that waits for results accepts nothing but results.
         last = next(call for call in reversed(open_calls) if call in results)
         content = results[last].get("content")
         parts = [{"type": "text", "text": content}] if isinstance(content, str) else list(content or ())
@@ -231,16 +232,16 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
 
 
 def for_waiting(results: Mapping[str, Block], prompt: Sequence[Block]) -> dict[str, JSON] | None:
-    """The results for a process that waits for them; None if it would not pass them on unchanged."""
-    out: dict[str, JSON] = {}
+    """The results in MCP's form, for a process that waits for them; None if it would not pass them on unchanged."""
+    by_call: dict[str, JSON] = {}
     for call, block in results.items():
         result = mcp_result(block)
         if result is None:
             return None
-        out[call] = result
-    size = sum(len(part.get("text", "")) for result in out.values() for part in result["content"])
+        by_call[call] = result
+    size = sum(len(part.get("text", "")) for result in by_call.values() for part in result["content"])
     # A process that waits for results can only continue with results alone.
-    return out if out and not prompt and size <= LARGEST else None
+    return by_call if by_call and not prompt and size <= LARGEST else None
 
 
 def mcp_result(block: Block) -> JSON | None:

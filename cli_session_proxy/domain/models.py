@@ -1,4 +1,4 @@
-"""The design's terms as data: requests, turns, sessions, links.
+"""The terms of the glossary as data: requests, turns, sessions, links.
 
 Content is kept in the blocks of Anthropic's Messages API (`text`, `image`, `thinking`, `tool_use`,
 `tool_result`), because the CLI uses them; each wire translates its own format.
@@ -113,9 +113,9 @@ PLAIN = TurnOptions.from_json({})
 class Fallback(Recorded):
     """A model could not answer, and until a given time another one answers.
 
-    Each turn from the failed one on has it: so any proxy, even a restarted one, knows which model is next.
-    `asked`: the model that failed, `why`: its error's code, `until` (UTC): when it is tried again. `model` answers
-    instead. `here`: it answered this turn; False if this turn's request named a third model.
+    It is stored with each turn from the failed one on, so any proxy, even a restarted one, knows which model is next.
+    `asked`: the model that failed. `why`: the code of its error. `until` (UTC): when it is tried again. `model`: the
+    model that answers instead. `here`: `model` answered this turn; False if this turn's request named a third model.
     """
 
     asked: str
@@ -127,8 +127,8 @@ class Fallback(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class LimitWait(Recorded):
-    """A turn waits until a limit of the provider is over. It is `queued` until then, whatever happens to its proxy and
-    clients; later turns of its lane wait, too.
+    """A turn waits until a limit of the provider is over. It is `queued` until then, even if its proxy ends or its
+    clients leave; later turns of its lane wait, too.
 
     `since`, `until`: UTC seconds. `why`: the provider's message. `asked`: how often the provider has refused so far.
     """
@@ -174,8 +174,8 @@ class TurnRequest:
     """One request, of any wire.
 
     `messages`: all that the client sent, with the history, without system messages; `lineage` finds out which are new.
-    `fingerprint` is equal for equal requests (same owner, agent, wire and body): it recognises a retry. `continues`
-    names a turn (an id of a stateful wire), and wins over history.
+    `fingerprint` is equal for requests with the same owner, agent, wire and body: a retry is recognised by it.
+    `continues`: the id of the turn to continue, on wires that have such ids; then the history is not compared.
     """
 
     model: str
@@ -207,7 +207,7 @@ class TurnRequest:
 
     @property
     def goes_on(self) -> bool:
-        """Whether it names the turn that it continues, or contains a history."""
+        """Whether the request continues something: it names the turn that it continues, or contains a history."""
         return self.continues is not None or any(message.role == "assistant" for message in self.messages)
 
 
@@ -392,7 +392,7 @@ class Link(Recorded):
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One line of a transcript, verbatim (no newline). Lines without a uuid are the CLI's own notes.
+    """One line of a transcript, verbatim (no newline). Lines without a uuid are internal to the CLI.
 
     `synthetic`: the line was made from frames or from a client's history, not by the CLI.
     """
