@@ -702,6 +702,7 @@ class Executor:
     def _finish(self, live: LiveTurn, turn: Turn, links: Sequence[Link]) -> None:
         live.finish(turn)
         loop, now = asyncio.get_running_loop(), live.now()
+        # Observers are called two rounds of the loop later: the clients' tasks come first.
         for observer in self._observers:
             loop.call_soon(loop.call_soon, observer.turn_ended, turn, links, live.requested, now)
 

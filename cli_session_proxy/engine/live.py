@@ -186,7 +186,7 @@ class LiveTurn:
         self.runs_unattended = False  # it has waited for a limit here: it runs without clients too
         self.begun = False  # its task runs: one cancelled before its first step would skip its clean-up
         self._events: list[TurnEvent] = []
-        self._given = 0  # how many of them a client has received
+        self._given = 0  # how many of the events a client has received
         self._error: ProxyError | None = None
         self.done = False
         self._waiters: list[asyncio.Future[None]] = []
@@ -631,16 +631,15 @@ class Deliveries:
             if how == "arrived":
                 self.arrived.add(turn.id)
 
-        def on_empty() -> None:
-            self._tasks.own(self._give_up(live))
-
-        def on_return() -> None:
-            self._write(turn.id, partial(self._store_return, turn.id))
-
         live = LiveTurn(
-            turn, agent_id, grace=self._grace, on_empty=on_empty, on_delivery=on_delivery, on_return=on_return,
+            turn,
+            agent_id,
+            grace=self._grace,
+            on_empty=lambda: self._tasks.own(self._give_up(live)),
+            on_delivery=on_delivery,
+            on_return=partial(self._write, turn.id, partial(self._store_return, turn.id)),
             clock=self._instances.now,
-        )  # fmt: skip
+        )
         return live
 
     def here(self, live: LiveTurn) -> bool:
@@ -648,7 +647,7 @@ class Deliveries:
         return live.turn.id not in self._elsewhere
 
     async def came_here(self, live: LiveTurn) -> None:
-        """From now on this proxy runs the turn, or delivers its answer. Raises `StoreUnavailable`."""
+        """From now on this proxy runs the turn or delivers its answer. Raises `StoreUnavailable`."""
         self._elsewhere.discard(live.turn.id)
         await self._store.unfollow(live.turn.id, self._instances.id)
 
@@ -657,8 +656,8 @@ class Deliveries:
         elsewhere = turn_id in self._elsewhere
         try:
             if arrived or (how == "left" and not elsewhere):
-                # To the next turn "pending" and "delivered" are the same, but it would leave an undelivered one off the
-                # path.
+                # The next turn treats "pending" like "delivered", so that may be stored a little later. It would leave
+                # an undelivered answer off the path.
                 soon = arrived and live.turn.delivery == "pending"
                 delivery: Delivery = "delivered" if arrived else live.delivery_if_left
                 await self._store.set_delivery(turn_id, delivery, by=self._instances.id, soon=soon)

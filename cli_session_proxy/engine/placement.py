@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from operator import attrgetter
 from typing import NamedTuple
 
+from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.base import Backend
 from ..domain import call_ids, lineage, side_calls
@@ -22,6 +25,7 @@ from ..domain.models import (
     ONCE,
     THINKING,
     Agent,
+    Block,
     Message,
     Placed,
     Record,
@@ -29,10 +33,10 @@ from ..domain.models import (
     Turn,
     TurnRequest,
 )
+from ..domain.notes import Code, Note
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Store, WholeTurn
-from .fitting import RequestFitting
 
 # Seconds after a turn's end in which an equal request counts as its retry. Later it is a new turn. The SDKs retry after
 # at most 60 s (the longest Retry-After that they follow).
@@ -334,6 +338,54 @@ class Placement:
         if (latest.error or {}).get("code") == Interrupted.code:
             return latest  # its proxy crashed
         return latest if request.is_retry and now - (latest.finished_at or now) < RETRY_WINDOW else None
+
+
+@dataclass
+class RequestFitting:
+    """Fits images and documents of a client's history to the model's limits: one that is too large would fail every
+    later request. One per request, so that equal data is checked once.
+
+    The chain keeps the originals, by which it recognises the history; only the copy for the model is smaller.
+    """
+
+    aside: Aside
+    _changed: Counter[Code] = field(init=False)  # in the current exchange
+
+    @cached_property
+    def _media(self) -> Media:
+        return Media(self.aside)
+
+    async def check(self, document: Block) -> None:
+        """Raises `InvalidRequest` for an unreadable PDF in the newest message, before it becomes part of the chain."""
+        source = document.get("source")
+        if not isinstance(source, dict) or source.get("type") != "base64":
+            return
+        why = await self._media.fault(source)
+        if why is not None:
+            raise InvalidRequest(
+                f"the PDF in the newest message cannot be read: {why}. Nothing was sent to the model; send the "
+                "message without it, or a PDF that can be read",
+                param="messages",
+            )
+
+    async def fit(self, past: Past) -> Past:
+        """The exchange as the model accepts it, with notes of what was changed."""
+        self._changed = Counter()
+        fitted = tuple([Message(message.role, await self._blocks(message.content)) for message in past.input])
+        notes = tuple(Note(code, number) for code, number in self._changed.items())
+        return replace(past, input=fitted, notes=(*past.notes, *notes)) if notes else past
+
+    async def _blocks(self, blocks: Sequence[Block]) -> tuple[Block, ...]:
+        out: list[Block] = []
+        for block in blocks:
+            if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
+                out.append({**block, "content": list(await self._blocks(block["content"]))})
+                continue
+            changed = await self._media.changed(block)
+            if changed is not None:
+                self._changed[changed.code] += 1
+            out.append(block if changed is None else changed.block)
+        return tuple(out)
 
 
 def _is_short(messages: Sequence[Message]) -> bool:
