@@ -11,30 +11,31 @@ from functools import lru_cache
 _NAME = r"(?P<name>\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?)(?::(?P<port>[0-9]{1,5}))?"
 _HOST = re.compile(_NAME)
 _ORIGIN = re.compile(rf"(?P<scheme>[A-Za-z][A-Za-z0-9+.-]*)://{_NAME}")
-# Clients use the same few host names again and again.
-SAME_NAMES = 16
+# How many host names are cached: clients use the same few again and again.
+CACHED_NAMES = 16
 _PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443}
 
 
-@lru_cache(SAME_NAMES)
+@lru_cache(CACHED_NAMES)
 def host_and_port(netloc: str) -> tuple[str, int | None] | None:
     """Host and port of a Host header, in lower case and without brackets; None if it is malformed."""
-    found = _HOST.fullmatch(netloc)
-    return None if found is None else _named(found)
+    match = _HOST.fullmatch(netloc)
+    return None if match is None else _parts(match)
 
 
 def origin(text: str) -> tuple[str, str, int | None] | None:
     """Scheme, host and port of an Origin header, with the scheme's default port. None: missing or malformed."""
-    found = _ORIGIN.fullmatch(text)
-    named = None if found is None else _named(found)
-    if found is None or named is None:
+    match = _ORIGIN.fullmatch(text)
+    parts = None if match is None else _parts(match)
+    if match is None or parts is None:
         return None
-    scheme = found["scheme"].lower()
-    return scheme, named[0], _PORTS.get(scheme) if named[1] is None else named[1]
+    scheme, (host, port) = match["scheme"].lower(), parts
+    return scheme, host, _PORTS.get(scheme) if port is None else port
 
 
-def _named(found: re.Match[str]) -> tuple[str, int | None] | None:
-    name, port = found["name"].lower(), None if found["port"] is None else int(found["port"])
+def _parts(match: re.Match[str]) -> tuple[str, int | None] | None:
+    """(host, port); None if the port or the IPv6 address is invalid."""
+    name, port = match["name"].lower(), None if match["port"] is None else int(match["port"])
     if port is not None and port > 65535:
         return None
     if not name.startswith("["):
@@ -63,10 +64,10 @@ def agent_id_of(conversation: str) -> str | None:
     """The agent id of a conversation id; None if it is not one of ours."""
     if _MADE_HERE.fullmatch(conversation):
         return conversation
-    named = _OF_NAME.fullmatch(conversation)
-    if named is None:
+    match = _OF_NAME.fullmatch(conversation)
+    if match is None:
         return None
     try:
-        return bytes.fromhex(named[1]).decode("utf-8", "surrogatepass")
+        return bytes.fromhex(match[1]).decode("utf-8", "surrogatepass")
     except UnicodeDecodeError:
         return None

@@ -1,7 +1,7 @@
 """Orders turns for readers: by acceptance, but each after its parent.
 
-A turn may wait in its lane while other turns are adopted. Then its parent is later in the order of acceptance. Such
-turns are few, and held in memory; of all others only the id is.
+A turn may wait in its lane while other turns are adopted. Then its parent comes later in the order of acceptance. Such
+turns are few, and are held in memory; of all other turns only the id is.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T", bound=Ordered)
 
 
 @dataclass(slots=True)
-class _Line(Generic[T]):
-    """`waiting`: turns by their parent, which has not come yet."""
+class _Waiting(Generic[T]):
+    """Turns that wait for their parent. `known`: ids of turns that came. `waiting`: turns by their missing parent."""
 
     known: set[str] = field(default_factory=set)
     waiting: dict[str, list[T]] = field(default_factory=lambda: defaultdict(list))
@@ -44,9 +44,9 @@ class _Line(Generic[T]):
             self.known.add(turn.id)
             return (turn,)
         ready = [turn]
-        for at in ready:  # grows by turns that wait for these
-            self.known.add(at.id)
-            ready += self.waiting.pop(at.id, ())
+        for each in ready:  # grows meanwhile: by the turns that wait for these
+            self.known.add(each.id)
+            ready += self.waiting.pop(each.id, ())
         return ready
 
     def rest(self) -> list[T]:
@@ -55,11 +55,11 @@ class _Line(Generic[T]):
 
 
 async def parents_first(turns: AsyncIterator[T]) -> AsyncIterator[T]:
-    line = _Line[T]()
+    queue = _Waiting[T]()
     async for turn in turns:
-        for ready in line.take(turn):
+        for ready in queue.take(turn):
             yield ready
-    for left in line.rest():
+    for left in queue.rest():
         yield left
 
 
@@ -78,15 +78,15 @@ async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
 
 def sorted_by_parent(turns: Iterable[T]) -> list[T]:
     """Sort some turns of a chain. Parents that are not among them do not matter."""
-    every = sorted(turns, key=lambda turn: turn.seq)
-    own = {turn.id for turn in every}
-    line = _Line[T]({turn.parent_id for turn in every if turn.parent_id is not None and turn.parent_id not in own})
-    return [ready for turn in every for ready in line.take(turn)] + line.rest()
+    by_seq = sorted(turns, key=lambda turn: turn.seq)
+    ids = {turn.id for turn in by_seq}
+    queue = _Waiting[T]({turn.parent_id for turn in by_seq if turn.parent_id is not None and turn.parent_id not in ids})
+    return [ready for turn in by_seq for ready in queue.take(turn)] + queue.rest()
 
 
 def by_turn(links: Iterable[Link]) -> dict[str | None, list[Link]]:
-    """Links by turn; None: without a turn."""
-    found: dict[str | None, list[Link]] = defaultdict(list)
+    """Links by the id of their turn; under None those without a turn."""
+    grouped: dict[str | None, list[Link]] = defaultdict(list)
     for link in links:
-        found[link.turn_id].append(link)
-    return dict(found)
+        grouped[link.turn_id].append(link)
+    return dict(grouped)

@@ -1,8 +1,8 @@
 """How much of a path the model is shown in a request: a sliding window, cut at turn boundaries. Pure.
 
-Older turns are left out of the request, never of the chain. The begin of a request depends only on the path, so every
-proxy computes the same, also after a restart. A full window is cut to its half and grows again, so that the head of the
-request, and with it the provider's prompt cache, is stable for half a window of turns.
+Older turns are left out of the request, but stay in the chain. Which turn a request begins with depends only on the
+path, so every proxy computes the same, also after a restart. A full window is cut to half its size and grows again. So
+the beginning of the request, and with it the provider's prompt cache, is stable for half a window of turns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 _FORM = re.compile(r"\s*(\d{1,9})\s*(?:(k|m)\s*)?(turns?|tokens?)\s*", re.IGNORECASE)
-_TIMES = {"": 1, "k": 1_000, "m": 1_000_000}
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 # The smallest windows: fewer turns have no earlier turn, fewer tokens not even one turn.
 LEAST = {"turns": 2, "tokens": 1_000}
 
@@ -28,11 +28,11 @@ class Window:
     @staticmethod
     def parse(text: str) -> Window:
         """Parse `40 turns` or `100k tokens`. Raises `ValueError` with the format."""
-        found = _FORM.fullmatch(text)
-        if found is None:
+        match = _FORM.fullmatch(text)
+        if match is None:
             raise ValueError(f"{text[:40]!r} is no window: write it like `40 turns` or `100k tokens`")
-        unit: Literal["turns", "tokens"] = "turns" if found[3].lower().startswith("turn") else "tokens"
-        size = int(found[1]) * _TIMES[(found[2] or "").lower()]
+        unit: Literal["turns", "tokens"] = "turns" if match[3].lower().startswith("turn") else "tokens"
+        size = int(match[1]) * _FACTORS[(match[2] or "").lower()]
         if size < LEAST[unit]:
             raise ValueError(f"a window holds at least {LEAST[unit]} {unit}")
         return Window(size, unit)
@@ -59,21 +59,21 @@ def left_out(window: Window | None, path: Sequence[TurnSize]) -> int:
     """
     if window is None or not path:
         return 0
-    step = max(1, window.size // 2)
+    step = max(1, window.size // 2)  # the excess is rounded up to multiples of it
     if window.unit == "turns":
-        over = len(path) - window.size
-        first = 0 if over <= 0 else -(-over // step) * step
+        excess = len(path) - window.size
+        first = 0 if excess <= 0 else -(-excess // step) * step
     else:
         total = sum(turn.tokens for turn in path)
         if total <= window.size:
             return 0
-        gone = -(-(total - window.size) // step) * step
-        first = behind = 0
-        while first < len(path) - 1 and behind < gone:
-            behind += path[first].tokens
+        excess = -(-(total - window.size) // step) * step
+        first = tokens_left_out = 0
+        while first < len(path) - 1 and tokens_left_out < excess:
+            tokens_left_out += path[first].tokens
             first += 1
     first = min(first, len(path) - 1)
-    later = next((at for at in range(first, len(path)) if path[at].opens), None)
-    if later is not None:
-        return later
+    following = next((at for at in range(first, len(path)) if path[at].opens), None)
+    if following is not None:
+        return following
     return next((at for at in range(first, 0, -1) if path[at].opens), 0)

@@ -156,9 +156,9 @@ class LiveTurn:
         agent_id: str,
         *,
         grace: float,
-        on_empty: Callable[[], None],
+        on_empty: Callable[[], object],
         on_delivery: Callable[[Handover], None],
-        on_return: Callable[[], None] = lambda: None,
+        on_return: Callable[[], object] = lambda: None,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self.turn = turn
