@@ -1,9 +1,11 @@
-"""The engine: one request walks through here, top to bottom.
+"""The engine: the steps of one request, in order.
 
-submit    1 `Placement.resolve`: is it a retry, which turn does it continue?   2 accepted durably, in its lane
-_run        the lane's turn comes, no other proxy writes this agent
-executor  3 the backend: a process whose memory is the path                    4 one frame in, events out
-          5 answer, records, links and head in one transaction                 6 acknowledged: `Finished`
+submit    1 `Placement.resolve`: is the request a retry, and which turn does it continue?
+          2 the turn is stored, in its lane
+_run        the turn is the first of its lane, and this proxy holds the agent's lease
+executor  3 the backend prepares a process that has the path   4 one frame goes in, events come out
+          5 answer, records, links and head are stored in one transaction
+          6 the answer is acknowledged (`Finished`)
 """
 
 from __future__ import annotations

@@ -169,12 +169,12 @@ class Executor:
                 async with Limited(deadline, self.too_long):
                     if again:  # the last attempt may have changed the session
                         state = await self._state(lease, live.turn.parent_id, at_head=at_head)
-                    end = await self._answered(attempt, state, deadline)
-                ending = self._refused(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
-                await uninterrupted(self._own(ending))
+                    end = await self._get_answer(attempt, state, deadline)
+                storing = self._store_refusal(attempt, end) if isinstance(end, Refused) else self._commit(attempt, end)
+                await uninterrupted(self._own(storing))
                 return None
             except Lost as lost:
-                failed = self._lost(attempt, lost)
+                failed = self._after_loss(attempt, lost)
             except ProxyError as error:
                 failed = error
             except PathChanged:  # nothing was sent: start over on the new path
@@ -192,7 +192,7 @@ class Executor:
             if failed is not None and (wait := await self._recover(attempt, failed, deadline, behind)) is not None:
                 return wait
 
-    def _lost(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
+    def _after_loss(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
         """What follows an exchange that was lost: the turn's error; None if the turn is run once more."""
         retrying = attempt.retrying
         attempt.ended("failed", why=lost.why)
@@ -301,15 +301,15 @@ class Executor:
 
     # --- 3: an exchange that is about to continue the path
 
-    async def _answered(self, attempt: Attempt, state: AgentState, deadline: float) -> Completed | Called | Refused:
+    async def _get_answer(self, attempt: Attempt, state: AgentState, deadline: float) -> Completed | Called | Refused:
         """The backend's answer, whole and checked. Raises `Lost`, `PathChanged`, `InvalidOutput` and `ProxyError`."""
         try:
             # This proxy may have been paused, and replaced meanwhile: then it must not touch the agent's sessions.
             await self._ownership.verify(attempt.lease)
-            state = await self._continued(attempt, state)
+            state = await self._find_path(attempt, state)
             if attempt.live.compose is not None:
-                state = await self._composed(attempt, attempt.live.compose, state)
-            job = attempt.job = self._job(attempt, state, await self._recalled(attempt))
+                state = await self._compose(attempt, attempt.live.compose, state)
+            job = attempt.job = self._make_job(attempt, state, await self._recalled(attempt))
             home = None
             if self._passing is not None and self._passing.keeps_files(attempt.live.turn.profile):
                 home = self._passing.home
@@ -317,7 +317,7 @@ class Executor:
                     attempt.evidence = replace(attempt.evidence, files_at=other_host.address)
             if attempt.format is not None or any(tool.strict for tool in job.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
-            exchange = attempt.exchange = await self._prepared(attempt, job)
+            exchange = attempt.exchange = await self._prepare(attempt, job)
             await self._begin(attempt, job, exchange, home)
             attempt.live.limit_over()
         except StoreUnavailable as exc:
@@ -327,7 +327,7 @@ class Executor:
             attempt.output = await self._checks.answer(attempt.format, attempt.output)
         return end
 
-    async def _continued(self, attempt: Attempt, state: AgentState) -> AgentState:
+    async def _find_path(self, attempt: Attempt, state: AgentState) -> AgentState:
         """The turn to continue: the one that the request names, or the head, without answers that never arrived."""
         while attempt.at_head and (before := state.parent) is not None and before.delivery == "undelivered":
             if await self.is_awaited(before):
@@ -358,7 +358,7 @@ class Executor:
                 return None
         return await recall(memory, attempt.agent)
 
-    async def _prepared(self, attempt: Attempt, job: Job) -> Execution:
+    async def _prepare(self, attempt: Attempt, job: Job) -> Execution:
         """The exchange. Turns that a person added to the session meanwhile are adopted first."""
         ready = await self._backend.prepare(job)
         if isinstance(ready, Adoptable):
@@ -419,7 +419,7 @@ class Executor:
         undelivered."""
         return await self._instances.any_waits(await self.store.followers(turn.id))
 
-    async def _composed(self, attempt: Attempt, compose: Compose, state: AgentState) -> AgentState:
+    async def _compose(self, attempt: Attempt, compose: Compose, state: AgentState) -> AgentState:
         """Compose the turn's prompt, now that the path before it is final, and decide which turn it continues."""
         live, before = attempt.live, state.parent
         composed = await compose(before)
@@ -446,7 +446,7 @@ class Executor:
             raise cancelled("deletion")
         return state
 
-    def _job(self, attempt: Attempt, state: AgentState, recalled: Recall | None) -> Job:
+    def _make_job(self, attempt: Attempt, state: AgentState, recalled: Recall | None) -> Job:
         turn, parent = attempt.live.turn, state.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
@@ -615,7 +615,7 @@ class Executor:
                 cache_miss=end.cache_miss if isinstance(end, Completed) else None,
             ),
         )
-        committed = await self._stored(attempt, answered, kept)
+        committed = await self._store_turn(attempt, answered, kept)
         # The turn is committed: later errors are only logged, and its clients get their answer.
         attempt.committed = True
         delivery = committed.delivery
@@ -645,7 +645,7 @@ class Executor:
             if link.reason in REPAIR_REASONS:
                 log.info("repaired", agent=attempt.agent.agent_id, turn_id=turn.id, reason=link.reason)
 
-    async def _refused(self, attempt: Attempt, end: Refused) -> None:
+    async def _store_refusal(self, attempt: Attempt, end: Refused) -> None:
         """Store a refusal of the model, and publish its words as the answer. Head, session and path do not change.
 
         The caller discards the exchange.
@@ -679,7 +679,7 @@ class Executor:
                 attempt.evidence, retries=tuple(attempt.retries) or attempt.evidence.retries, refusal=refusal
             ),
         )
-        refused = await self._stored(attempt, answered, None)
+        refused = await self._store_turn(attempt, answered, None)
         attempt.used = None
         attempt.start()
         for event in answer_events(added if attempt.format is None else refused.output, live.next_block):
@@ -687,7 +687,7 @@ class Executor:
         log.info("refused", turn_id=turn.id, category=end.category)
         self._finish(live, refused, ())
 
-    async def _stored(self, attempt: Attempt, turn: Turn, kept: KeptTurn | None) -> Turn:
+    async def _store_turn(self, attempt: Attempt, turn: Turn, kept: KeptTurn | None) -> Turn:
         moves_head = kept is not None and attempt.agent.moves_head_to(turn)
         budgets = self._budgets(attempt.agent.owner, attempt.agent.agent_id)
         try:

@@ -61,11 +61,11 @@ class Passing:
         origin = ORIGIN.get()
         if origin in ("forwarded", "local_only"):
             return
-        files = self.keeps_files(profile)
-        if not files and (self._ownership.has(agent.key) or origin == "websocket"):
+        needs_files = self.keeps_files(profile)
+        if not needs_files and (self._ownership.has(agent.key) or origin == "websocket"):
             return
-        place = await (self._store.whereabouts(agent.key) if files else self._registry.find(agent))
-        if files and place.home is not None:
+        place = await (self._store.whereabouts(agent.key) if needs_files else self._registry.find(agent))
+        if needs_files and place.home is not None:
             if self.is_here(place.home):
                 return
             if origin == "websocket":
@@ -99,6 +99,7 @@ class Passing:
         return self._settings.sandboxes == "own" and bool(self._settings.profile_for(profile).tools)
 
     def is_here(self, home: Home) -> bool:
+        """Whether the files are on this host."""
         return self.home is not None and (home.host == self.home.host or home.address == self.home.address)
 
     async def missing(self, agent: Agent) -> Home | None:
