@@ -86,15 +86,6 @@ class Writer(Protocol):
         protocol has a place for them."""
 
 
-class EventStream:
-    """The part of a `Writer` that all streams of server-sent events share."""
-
-    media_type = "text/event-stream; charset=utf-8"
-
-    def keep_alive(self, words: str = "keep-alive") -> bytes:
-        return f": {words}\n\n".encode()
-
-
 @dataclass(frozen=True, slots=True)
 class Wire:
     """`bases`: path prefixes after an agent's own: `/agents/{agent_id}/v1/…`. `routes` adds the wire's routes to an

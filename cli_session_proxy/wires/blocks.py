@@ -159,18 +159,3 @@ def estimated_tokens(system: str | None, messages: Iterable[Message], tools: Ite
 
 def _tokens(text: str) -> float:
     return len(text.encode("utf-8", "surrogatepass")) / BYTES_PER_TOKEN
-
-
-def opened(block: Block) -> tuple[Block, list[Block]]:
-    """A whole block in the form of a stream: its start and its deltas."""
-    kind = block["type"]
-    if kind == "text":
-        return {**block, "text": ""}, [{"type": "text_delta", "text": block["text"]}]
-    if kind == "thinking":
-        signed = [{"type": "signature_delta", "signature": block["signature"]}] if block.get("signature") else []
-        delta = {"type": "thinking_delta", "thinking": block.get("thinking", "")}
-        return {**block, "thinking": "", "signature": ""}, [delta, *signed]
-    if kind == "tool_use":
-        arguments = json.dumps(block["input"], ensure_ascii=False)
-        return {**block, "input": {}}, [{"type": "input_json_delta", "partial_json": arguments}]
-    return dict(block), []

@@ -582,16 +582,3 @@ def retry_headers(error: ProxyError) -> dict[str, str]:
 def compact(data: Any) -> bytes:
     """Compact ASCII JSON."""
     return _COMPACT.encode(data).encode()
-
-
-def sse(data: JSON) -> bytes:
-    """One `data:` event. ASCII JSON has no line breaks of its own, so one line is enough."""
-    return b"data: " + compact(data) + b"\n\n"
-
-
-def sse_event(name: str, data: JSON) -> bytes:
-    """The same with an `event:` line."""
-    return b"event: " + name.encode() + b"\n" + sse(data)
-
-
-SSE_DONE = b"data: [DONE]\n\n"

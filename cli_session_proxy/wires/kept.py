@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Protocol
+from collections.abc import Callable
 
 from starlette.responses import Response
 
@@ -11,13 +10,8 @@ from ..domain.models import FINISHED, Turn
 from ..engine.engine import Engine
 from ..errors import NotFound
 from .answers import StreamAnswer
-from .base import Writer
 from .common import encoded_agent_id
-
-
-class Replay(Writer, Protocol):
-    def whole(self, turn: Turn) -> Iterable[bytes]:
-        """All events of an ended turn."""
+from .streams import ReplayedStream
 
 
 class KeptTurns:
@@ -54,7 +48,9 @@ class KeptTurns:
         }  # fmt: skip
         return {name: value for name, value in known.items() if value is not None}
 
-    async def stream(self, owner: str, given: str, writer: Callable[[Turn], Replay], keepalive: float) -> Response:
+    async def stream(
+        self, owner: str, given: str, writer: Callable[[Turn], ReplayedStream], keepalive: float
+    ) -> Response:
         """The events of a turn, while it runs (in any proxy) or later."""
         turn = await self.turn(owner, given)
         answer = None if turn.status in FINISHED else await self._engine.watch(turn)

@@ -17,6 +17,7 @@ from ...domain.models import Started
 from ...errors import InvalidRequest, RequestTooLarge
 from ...wires import common
 from ...wires.chat import body as chat
+from ...wires.streams import SSE_DONE
 from ..runtime import Runtime
 from .call import ProviderCall
 from .reply import ChatReply, Deadline, Identity
@@ -52,7 +53,7 @@ async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatRep
             if isinstance(event, Started):
                 identity = Identity(event.agent_id, event.turn_id, event.session_id, event.continuity)
             for data in writer.feed(event):
-                if data != common.SSE_DONE:
+                if data != SSE_DONE:
                     yield ChatReply(json.loads(data.removeprefix(b"data: ")), identity)
         answer.acknowledge()
     finally:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...domain.lineage import TextJoin, answer_text
+from ...domain.lineage import answer_text
 from ...domain.models import (
     JSON,
     Block,
@@ -31,11 +31,9 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
-from ..base import EventStream
 from ..blocks import BY_DATA, effort_of_budget, image_block, named_file
 from ..common import (
     NUMBER,
-    SSE_DONE,
     Fields,
     Instructions,
     Names,
@@ -53,12 +51,12 @@ from ..common import (
     read_text,
     refusal_words,
     required,
-    sse,
     stop_texts,
     without_blank_texts,
     wrong_type,
 )
 from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools
+from ..streams import SSE_DONE, EventStream, SentTexts, sse
 
 ID_PREFIX = "chatcmpl-"
 WIRE = "chat"
@@ -419,8 +417,7 @@ class ChunkWriter(EventStream):
         self._prefix = self._framed()
         no_usage = b',"usage":null' if include_usage else b""
         self._suffix = b'},"logprobs":null,"finish_reason":null}]' + no_usage + b"}\n\n"
-        self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
-        self._join = TextJoin()
+        self._texts = SentTexts()
         self._begun = False
         self._calls: dict[int, int] = {}  # block -> call
         self._sent_calls: set[str] = set()  # their ids
@@ -441,39 +438,25 @@ class ChunkWriter(EventStream):
         if isinstance(event, BlockDelta) and event.index in self._calls:
             arguments = {"arguments": event.delta.get("partial_json", "")}
             return [self._chunk({"tool_calls": [{"index": self._calls[event.index], "function": arguments}]})]
-        if isinstance(event, BlockDelta):
-            kind = str(event.delta.get("type", "")).removesuffix("_delta")
-            return self._piece(kind, event.delta.get(kind))
-        if isinstance(event, BlockStart):
-            kind = str(event.block.get("type", ""))
-            if kind == "tool_use" and event.block["name"] in self._custom:
+        if isinstance(event, BlockStart) and event.block.get("type") == "tool_use":
+            if event.block["name"] in self._custom:
                 return []
-            if kind == "tool_use":
-                number = self._calls[event.index] = len(self._calls)
-                self._sent_calls.add(event.block["id"])
-                function = {"name": event.block["name"], "arguments": ""}
-                call = {"index": number, "id": event.block["id"], "type": "function", "function": function}
-                return [*self._begin(), self._chunk({"tool_calls": [call]})]
-            if kind == "text":
-                self._join.next_text()
-            return self._piece(kind, event.block.get(kind))
+            number = self._calls[event.index] = len(self._calls)
+            self._sent_calls.add(event.block["id"])
+            function = {"name": event.block["name"], "arguments": ""}
+            call = {"index": number, "id": event.block["id"], "type": "function", "function": function}
+            return [*self._begin(), self._chunk({"tool_calls": [call]})]
         if isinstance(event, Finished):
             return self._end(event.turn)
-        return []
+        return self._text_chunk(*self._texts.piece(event))
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The end of a failed stream: OpenAI's clients raise on it. No [DONE] follows."""
         return [sse(openai_error(error))]
 
-    def _piece(self, kind: str, text: object) -> list[bytes]:
-        if kind not in self._sent or not isinstance(text, str):
-            return []
-        return self._say(kind, self._join.feed(text) if kind == "text" else text)
-
-    def _say(self, kind: str, text: str) -> list[bytes]:
+    def _text_chunk(self, kind: str, text: str) -> list[bytes]:
         if not text:
             return []
-        self._sent[kind].append(text)
         piece = self._prefix[kind] + json.dumps(text).encode() + self._suffix
         if self._begun:
             return [piece]
@@ -486,15 +469,11 @@ class ChunkWriter(EventStream):
         return [self._chunk({"role": "assistant", "content": "", "refusal": None})]
 
     def _end(self, turn: Turn) -> list[bytes]:
-        held = self._say("text", self._join.end())
-        missing: list[bytes] = []
-        for kind in ("thinking", "text"):  # not streamed: of a replayed turn, or of a CLI without partial messages
-            whole, sent = answer_text(turn.output, kind), "".join(self._sent[kind])
-            if whole.startswith(sent):
-                missing += self._say(kind, whole.removeprefix(sent))
+        chunks = self._begin()
+        for kind in ("thinking", "text"):
+            chunks += self._text_chunk(kind, self._texts.rest(turn, kind))
         unsent = [call for call in _tool_calls(turn) if call["id"] not in self._sent_calls]
         calls = [{"index": at, **call} for at, call in enumerate(unsent, len(self._sent_calls))]
-        chunks = [*self._begin(), *held, *missing]
         if calls:
             chunks.append(self._chunk({"tool_calls": calls}))
         if (refusal := refusal_words(turn)) is not None:

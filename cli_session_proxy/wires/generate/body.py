@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...domain.lineage import TextJoin, answer_text
-from ...domain.models import JSON, BlockDelta, BlockStart, Finished, Started, Turn, TurnEvent, TurnOptions
+from ...domain.lineage import answer_text
+from ...domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnOptions
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..base import EventStream
 from ..blocks import effort_of_budget, estimated_tokens
 from ..common import (
     NUMBER,
@@ -24,10 +23,10 @@ from ..common import (
     WireCall,
     read_parameters,
     refusal_words,
-    sse,
     stop_texts,
 )
 from ..google import checked_model, either, json_schema, lowered
+from ..streams import EventStream, SentTexts, sse
 from . import content as generate_content
 from .errors import google_error
 from .tools import read_choice, read_tools
@@ -248,8 +247,7 @@ class GenerateWriter:
         self._model = model
         self._request_id = request_id
         self._thoughts = thoughts
-        self._join = TextJoin()
-        self._sent: list[str] = []
+        self._texts = SentTexts()
         self._held = ""
         self._begun = False  # a keep-alive has sent the beginning of the next event
 
@@ -261,39 +259,24 @@ class GenerateWriter:
         """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Started):
             self._model = event.model or self._model
-        if isinstance(event, BlockStart):
-            kind = str(event.block.get("type", ""))
-            if kind == "text":
-                self._join.next_text()
-            return self._piece(kind, event.block.get(kind))
-        if isinstance(event, BlockDelta):
-            kind = str(event.delta.get("type", "")).removesuffix("_delta")
-            return self._piece(kind, event.delta.get(kind))
         if isinstance(event, Finished):
             return self._end(event.turn)
-        return []
+        kind, text = self._texts.piece(event)
+        if not text:
+            return []
+        if kind == "thinking":
+            return [self._chunk([{"text": text, "thought": True}])] if self._thoughts else []
+        # The last character is held for the end: Google's own streams have no empty part there.
+        ready, self._held = self._held + text[:-1], text[-1]
+        return [self._chunk([{"text": ready}])] if ready else []
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The end of a failed stream: Google's client raises on a chunk that begins like this."""
         held = [self._chunk([{"text": self._held}])] if self._held else []
         return [*held, self._sse(google_error(error, self._request_id))]
 
-    def _piece(self, kind: str, text: object) -> list[bytes]:
-        if not isinstance(text, str) or not text:
-            return []
-        if kind == "thinking" and self._thoughts:
-            return [self._chunk([{"text": text, "thought": True}])]
-        if kind != "text" or not (piece := self._join.feed(text)):
-            return []
-        self._sent.append(piece)
-        # The last character is held for the end: Google's own streams have no empty part there.
-        ready, self._held = self._held + piece[:-1], piece[-1]
-        return [self._chunk([{"text": ready}])] if ready else []
-
     def _end(self, turn: Turn) -> list[bytes]:
-        # Committed text that was not streamed: held back by the join, or of a CLI without partial messages.
-        whole, sent = answer_text(turn.output), "".join(self._sent)
-        rest = self._held + (whole.removeprefix(sent) if whole.startswith(sent) else "")
+        rest = self._held + self._texts.rest(turn)
         parts = [{"text": rest}] if rest else []
         # For chats of google-genai an answer without parts is invalid.
         return [

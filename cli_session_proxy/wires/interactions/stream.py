@@ -10,88 +10,42 @@ resumed after `last_event_id`, long after the turn, even if the text is then spl
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Waits
-from ...errors import ProxyError, from_dict
-from ..base import EventStream
-from ..blocks import opened
-from ..common import SSE_DONE, sse_event
+from ...domain.models import JSON, Block, Turn
+from ...errors import from_dict
+from ..streams import SSE_DONE, ReplayedStream, opened, sse_event
 from . import body as interactions
 from .steps import signature, step_of
 
 
-class InteractionsWriter(EventStream):
-    """Converts a turn's events to server-sent events. `accepted`: the turn at its acceptance. One for each stream.
-
-    Events up to the position `after` are counted, not sent.
-    """
+class InteractionsWriter(ReplayedStream):
+    """Converts a turn's events to server-sent events. Events up to the position `after` are counted, not sent."""
 
     def __init__(self, accepted: Turn, *, after: int = 0) -> None:
-        self._turn = replace(accepted, output=(), error=None)
+        super().__init__(accepted)
         self._summaries = (accepted.call or {}).get("summaries", False)
         self._after = after
         self._at = 0
-        self._begun = False
-        self._kinds: dict[int, str] = {}  # by index: the type of each open block
         self._open: dict[int, int] = {}  # by block index: its step, which its first text begins
         self._steps = 0
 
-    def feed(self, event: TurnEvent) -> list[bytes]:
-        """The bytes of this event; none for events without a form on this wire."""
-        match event:
-            case Started():
-                return self._begin()
-            case BlockStart():
-                return self._start(event.index, event.block)
-            case BlockDelta():
-                return self._delta(event.index, event.delta)
-            case BlockStop():
-                return self._stop(event.index)
-            case Waits():
-                return []
-            case Finished():
-                return self._end(event.turn)
-
-    def whole(self, turn: Turn) -> list[bytes]:
-        """All events of an ended turn."""
-        if turn.error is None:
-            return self._end(turn)
-        return [*self._begin(), *self._failed(turn, from_dict(turn.error))]
-
-    def error(self, error: ProxyError) -> list[bytes]:
-        """The last events of a stream whose turn failed."""
-        cancelled = error.code == "turn_cancelled"
-        turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
-        return [*self._begin(), *self._failed(turn, error)]
-
-    def _failed(self, turn: Turn, error: ProxyError) -> list[bytes]:
+    def _failed(self, turn: Turn) -> list[bytes]:
         status = interactions.status_of(turn)
         update = self._send(
             "interaction.status_update", interaction_id=interactions.interaction_id(turn.id), status=status
         )
         if status == "cancelled":
             return [*update, SSE_DONE]
-        return [*update, *self._send("error", **interactions.error_body(error)), SSE_DONE]
+        return [*update, *self._send("error", **interactions.error_body(from_dict(turn.error or {}))), SSE_DONE]
 
-    def _begin(self) -> list[bytes]:
-        if self._begun:
-            return []
-        self._begun = True
+    def _first(self) -> list[bytes]:
         status = "queued" if (self._turn.call or {}).get("background") else "in_progress"
         made = interactions.interaction_id(self._turn.id)
         return [
             *self._send("interaction.created", interaction=interactions.head(self._turn, status)),
             *self._send("interaction.status_update", interaction_id=made, status="in_progress"),
         ]
-
-    def _start(self, index: int, block: Block) -> list[bytes]:
-        kind = str(block.get("type"))
-        if kind not in ("text", "thinking"):
-            return []
-        self._kinds[index] = kind
-        return [*self._begin(), *self._delta(index, {"type": f"{kind}_delta", kind: block.get(kind) or ""})]
 
     def _delta(self, index: int, delta: Block) -> list[bytes]:
         if index not in self._kinds:

@@ -29,8 +29,7 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
-from ..base import EventStream
-from ..blocks import effort_of_budget, estimated_tokens, opened
+from ..blocks import effort_of_budget, estimated_tokens
 from ..common import (
     MODEL_PREFIXES,
     Fields,
@@ -42,10 +41,10 @@ from ..common import (
     read_parameters,
     refusal_words,
     required,
-    sse_event,
     stop_texts,
     wrong_type,
 )
+from ..streams import EventStream, opened, sse_event
 from . import content as messages_content
 from .errors import anthropic_error
 from .tools import read_choice, read_tools

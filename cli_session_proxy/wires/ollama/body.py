@@ -17,12 +17,9 @@ from datetime import UTC, datetime
 from typing import Any, Literal
 
 from ... import redact
-from ...domain.lineage import TextJoin, answer_text
+from ...domain.lineage import answer_text
 from ...domain.models import (
     JSON,
-    Block,
-    BlockDelta,
-    BlockStart,
     Finished,
     Message,
     Turn,
@@ -45,6 +42,7 @@ from ..common import (
     wrong_type,
 )
 from ..openai import Offered, read_tools
+from ..streams import SentTexts
 from . import messages as ollama_messages
 
 WIRE = "ollama"
@@ -317,21 +315,13 @@ class LineWriter:
             # The last occurrence: before it is the model's name, as the client wrote it.
             before, _, after = line.rpartition(json.dumps(_HERE).encode())
             self._frames[kind] = before, after
-        self._sent: dict[str, list[str]] = {"text": [], "thinking": []}
-        self._join = TextJoin()
+        self._texts = SentTexts()
 
     def feed(self, event: TurnEvent) -> list[bytes]:
         """The bytes of this event; none for events without a form on this wire."""
-        if isinstance(event, BlockStart):
-            kind = str(event.block.get("type", ""))
-            if kind == "text":
-                self._join.next_text()
-            return self._piece(kind, event.block)
-        if isinstance(event, BlockDelta):
-            return self._piece(str(event.delta.get("type", "")).removesuffix("_delta"), event.delta)
         if isinstance(event, Finished):
             return self._end(event.turn)
-        return []
+        return self._text_line(*self._texts.piece(event))
 
     def error(self, error: ProxyError) -> list[bytes]:
         """The end of a failed stream: Ollama's clients raise on it."""
@@ -339,30 +329,17 @@ class LineWriter:
 
     def keep_alive(self, words: str = "") -> bytes:  # noqa: ARG002 - there is no place for them
         """An object with an empty text, as Ollama also sends. Its clients would fail at an empty line."""
-        return self._say("text", "")
+        before, after = self._frames["text"]
+        return before + b'""' + after
 
-    def _piece(self, kind: str, of: Block) -> list[bytes]:
-        text = of.get(kind)
-        if kind not in self._sent or not isinstance(text, str) or (kind == "thinking" and not self._call.thoughts):
+    def _text_line(self, kind: str, text: str) -> list[bytes]:
+        if not text or (kind == "thinking" and not self._call.thoughts):
             return []
-        piece = self._join.feed(text) if kind == "text" else text
-        if not piece:
-            return []
-        self._sent[kind].append(piece)
-        return [self._say(kind, piece)]
-
-    def _say(self, kind: str, text: str) -> bytes:
         before, after = self._frames[kind]
-        return before + json.dumps(text).encode() + after
+        return [before + json.dumps(text).encode() + after]
 
     def _end(self, turn: Turn) -> list[bytes]:
-        # Committed text that was not streamed: of a replayed turn, or of a CLI without partial messages.
-        rest = {}
-        for kind, pieces in self._sent.items():
-            whole, sent = answer_text(turn.output, kind), "".join(pieces)
-            is_sent = whole.startswith(sent) and (kind != "thinking" or self._call.thoughts)
-            rest[kind] = whole.removeprefix(sent) if is_sent else ""
-        lines = [self._say(kind, rest[kind]) for kind in ("thinking", "text") if rest[kind]]
+        lines = [line for kind in ("thinking", "text") for line in self._text_line(kind, self._texts.rest(turn, kind))]
         if calls := _calls(turn):
             lines.append(_line({**_head(self._call.model, time.time()), **_part("chat", "", "", calls), "done": False}))
         return [*lines, _line(_final(turn, self._call, "", "", []))]

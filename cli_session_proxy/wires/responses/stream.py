@@ -13,20 +13,15 @@ broken stream can be resumed from `starting_after`, even long after the turn, wi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
 
-from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Finished, Started, Turn, TurnEvent, Waits
-from ...errors import ProxyError
-from ..base import EventStream
-from ..common import SSE_DONE, sse_event
+from ...domain.models import JSON, Block, Turn
+from ..streams import SSE_DONE, ReplayedStream, sse_event
 from . import body as responses
 from .items import hex_of, message_item, reasoning_item, shown, text_part
 
 # A delta has this many characters, and more the further in: a token or two at the start of an answer, and an answer
 # of 3 MB still has some 1,500 deltas instead of 100,000.
 DELTA, DELTA_GROWS = 16, 200
-
-_FINAL = {"completed": "completed", "incomplete": "incomplete"}
 
 
 class Pieces:
@@ -107,10 +102,10 @@ class _Part:
         ]
 
 
-class ResponsesWriter(EventStream):
-    """Converts a turn's events to server-sent events. `accepted`: the turn at its acceptance. One per stream.
+class ResponsesWriter(ReplayedStream):
+    """Converts a turn's events to server-sent events, or to what `frame` makes of them.
 
-    Events up to `starting_after` are counted, not sent. `frame` formats an event; `end`: the bytes at the end.
+    Events up to the number `starting_after` are counted, not sent. `end`: the bytes after the last event.
     """
 
     def __init__(
@@ -121,51 +116,18 @@ class ResponsesWriter(EventStream):
         frame: Callable[[JSON], bytes] = lambda event: sse_event(event["type"], event),
         end: Sequence[bytes] = (SSE_DONE,),
     ) -> None:
+        super().__init__(accepted)
         self._frame = frame
-        self._end_of_all = end
-        self._turn = replace(accepted, output=(), error=None)
+        self._bytes_at_end = end
         self._after = starting_after
         self._number = 0
-        self._begun = False
-        self._kinds: dict[int, str] = {}  # by index: the type of each open, shown block
         self._parts: dict[int, _Part] = {}  # by index: the items of non-empty ones
         self._items = 0
 
-    def feed(self, event: TurnEvent) -> list[bytes]:
-        match event:
-            case Started():
-                return self._begin()
-            case BlockStart():
-                return self._start(event.index, event.block)
-            case BlockDelta():
-                kind = self._kinds.get(event.index, "")
-                return self._words(event.index, str(event.delta.get(kind) or ""))
-            case BlockStop():
-                return self._stop(event.index)
-            case Waits():
-                return []
-            case Finished():
-                return self._end(event.turn)
+    def _failed(self, turn: Turn) -> list[bytes]:
+        return [*self._send([{"type": "response.failed", "response": responses.response(turn)}]), *self._bytes_at_end]
 
-    def whole(self, turn: Turn) -> list[bytes]:
-        """All events of an ended turn."""
-        if responses.status_of(turn) in _FINAL:
-            return self._end(turn)
-        return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
-
-    def error(self, error: ProxyError) -> list[bytes]:
-        """The last events of a stream whose turn failed."""
-        cancelled = error.code == "turn_cancelled"
-        turn = replace(self._turn, status="cancelled" if cancelled else "failed", error=error.as_dict())
-        return [*self._begin(), *self._send(self._failed(turn)), *self._end_of_all]
-
-    def _failed(self, turn: Turn) -> list[JSON]:
-        return [{"type": "response.failed", "response": responses.response(turn)}]
-
-    def _begin(self) -> list[bytes]:
-        if self._begun:
-            return []
-        self._begun = True
+    def _first(self) -> list[bytes]:
         background = (self._turn.call or {}).get("background", False)
         states = [("created", "queued"), ("queued", "queued")] if background else [("created", "in_progress")]
         return self._send(
@@ -173,18 +135,11 @@ class ResponsesWriter(EventStream):
             for name, status in [*states, ("in_progress", "in_progress")]
         )
 
-    def _start(self, index: int, block: Block) -> list[bytes]:
-        kind = str(block.get("type"))
-        if kind not in ("text", "thinking"):
-            return []
-        # The item begins with the first text: an empty block (only a signature) has no item.
-        self._kinds[index] = kind
-        return self._words(index, str(block.get(kind) or ""))
-
-    def _words(self, index: int, text: str) -> list[bytes]:
+    def _delta(self, index: int, delta: Block) -> list[bytes]:
+        text = str(delta.get(self._kinds.get(index, "")) or "")
         if not text:
             return []
-        out = self._begin()
+        out: list[bytes] = []
         part = self._parts.get(index)
         if part is None:
             part = self._parts[index] = _Part(self._kinds[index], hex_of(self._turn.id), self._items)
@@ -210,8 +165,8 @@ class ResponsesWriter(EventStream):
                 continue
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))
-        name = f"response.{_FINAL[responses.status_of(turn)]}"
-        return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), *self._end_of_all]
+        name = f"response.{responses.status_of(turn)}"
+        return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), *self._bytes_at_end]
 
     def _send(self, events: Iterable[JSON]) -> list[bytes]:
         out = []
