@@ -369,6 +369,22 @@ def check_types(part: Part, types: Mapping[Any, Iterable[str]], where: str = "")
             optional(part, name, kind, where)
 
 
+def one_of(part: Part, name: str, allowed: Collection[str], where: str = "") -> str | None:
+    """The text of a field with these possible values; None if it is absent or null. Raises `InvalidRequest`."""
+    value = optional(part, name, str, where)
+    if value is not None and value not in allowed:
+        param = f"{where}.{name}" if where else name
+        raise InvalidRequest(f"{param} must be one of {', '.join(allowed)}", param=param)
+    return value
+
+
+def refuse(part: Part, reasons: Mapping[str, str]) -> None:
+    """Raise `InvalidRequest` with the reason for a field that is present and not null."""
+    for name, reason in reasons.items():
+        if part.get(name) is not None:
+            raise InvalidRequest(f"{name}{reason}", param=name)
+
+
 def objects(values: Iterable[object], where: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """(place in the body, object) of each value of the list at `where`. Raises `InvalidRequest` for other values."""
     for index, value in enumerate(values):
@@ -431,20 +447,28 @@ def typed_blocks(parts: Iterable[object], where: str, kinds: Mapping[str, Reader
     return read
 
 
-def read_content(message: Part, where: str, kinds: Mapping[str, Reader], parts: str) -> tuple[Block, ...]:
-    """The `content` of a message: a text, or a list of `parts` (the wire's word for them). Raises `InvalidRequest`."""
-    content = message.get("content")
+def read_content(
+    message: Part, where: str, kinds: Mapping[str, Reader], *, name: str = "content", parts: str = "parts"
+) -> tuple[Block, ...]:
+    """The content of a message, in the field `name`: a text, or a list of `parts` (the wire's word for them). Raises
+    `InvalidRequest`."""
+    content = message.get(name)
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
     if not isinstance(content, list):
-        raise wrong_type(f"{where}.content", f"a string or a list of {parts}")
-    return tuple(typed_blocks(content, f"{where}.content", kinds))
+        raise wrong_type(f"{where}.{name}", f"a string or a list of {parts}")
+    return tuple(typed_blocks(content, f"{where}.{name}", kinds))
 
 
-def read_text(part: Part, where: str) -> Block | None:
-    """A part of type `text`; None if it is empty."""
-    text = required(part, "text", str, where)
+def read_text(part: Part, where: str, name: str = "text") -> Block | None:
+    """The text block of a part whose field `name` holds the text; None if it is empty."""
+    text = required(part, name, str, where)
     return {"type": "text", "text": text} if text else None
+
+
+def tool_result(call_id: str, content: str | list[Block], *, is_error: object = False) -> Block:
+    result: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
+    return {**result, "is_error": True} if is_error else result
 
 
 def without_blank_texts(blocks: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -467,9 +491,9 @@ class Instructions:
         else:
             self.system.append(text)
 
-    def ask_last(self, where: str, conversation: list[tuple[str, Message]]) -> None:
+    def use_as_prompt(self, where: str, conversation: list[tuple[str, Message]]) -> None:
         """If the body has no other message, the last instruction becomes the prompt."""
-        if self.system:
+        if self.system and not conversation:
             conversation.append((where, reminder(self.system.pop())))
 
 

@@ -15,7 +15,7 @@ from ..domain.client_tools import checked, checked_choice
 from ..domain.models import JSON, Tool, ToolChoice
 from ..errors import InvalidRequest, ProxyError
 from .base import ErrorShape
-from .common import optional, required, wrong_type
+from .common import objects, optional, required, wrong_type
 from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
 # OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max). `none`: no thinking.
@@ -40,6 +40,13 @@ def openai_error(error: ProxyError) -> JSON:
     return {"error": {"message": redact.text(error.message), "type": kind, "param": error.param, "code": error.code}}
 
 
+def refuse_logprobs(body: Mapping[str, Any]) -> None:
+    optional(body, "logprobs", bool)
+    for name in ("logprobs", "top_logprobs"):
+        if body.get(name):
+            raise InvalidRequest(f"{name}: the Claude CLI gives none; leave it out", param=name)
+
+
 OPENAI = ErrorShape(
     "openai",
     lambda error, _: openai_error(error),
@@ -62,9 +69,8 @@ def read_tools(body: Mapping[str, Any]) -> Offered:
     own: list[Tool] = []
     custom: list[str] = []
     hosted: list[str] = []
-    for at, tool in enumerate(optional(body, "tools", list) or []):
-        here = f"tools[{at}]"
-        kind = optional(tool, "type", str, here) if isinstance(tool, dict) else None
+    for here, tool in objects(optional(body, "tools", list) or [], "tools"):
+        kind = optional(tool, "type", str, here)
         if kind in (None, "function"):
             own.append(read_tool(tool, here))
         elif kind == "custom":
@@ -94,7 +100,7 @@ def custom_tool(tool: Mapping[str, Any], where: str) -> Tool:
     return Tool(name, description.strip(), FREEFORM, strict=True)
 
 
-def read_tool(tool: object, where: str) -> Tool:
+def read_tool(tool: Mapping[str, Any], where: str) -> Tool:
     fields, here = _function(tool, where)
     schema = optional(fields, "parameters", dict, here, expected="a JSON Schema")
     return Tool(
@@ -105,10 +111,8 @@ def read_tool(tool: object, where: str) -> Tool:
     )
 
 
-def _function(tool: object, where: str) -> tuple[Mapping[str, Any], str]:
+def _function(tool: Mapping[str, Any], where: str) -> tuple[Mapping[str, Any], str]:
     """The object with a function's fields, and its place in the body."""
-    if not isinstance(tool, dict):
-        raise wrong_type(where, "an object")
     kind = tool.get("type") or "function"
     if kind not in ("function", "custom"):
         raise InvalidRequest(
@@ -136,7 +140,7 @@ def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
     if choice.get("type") == "allowed_tools":
         inner = optional(choice, "allowed_tools", dict, "tool_choice") or choice
         allowed = required(inner, "tools", list, "tool_choice")
-        functions = [_function(tool, f"tool_choice.tools[{at}]") for at, tool in enumerate(allowed)]
+        functions = [_function(tool, here) for here, tool in objects(allowed, "tool_choice.tools")]
         names = tuple(required(fields, "name", str, here) for fields, here in functions)
         must_call = inner.get("mode") == "required"
         return checked_choice(ToolChoice("required" if must_call else "auto", names, parallel), tools)

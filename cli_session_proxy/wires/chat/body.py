@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ...domain.lineage import answer_text
@@ -39,23 +40,28 @@ from ..common import (
     Names,
     Naming,
     Part,
+    Reader,
     WireCall,
     arguments,
     by_role,
+    check_types,
     checked_arguments,
     checked_conversation,
     model_name,
+    objects,
+    one_of,
     optional,
     read_content,
     read_parameters,
     read_text,
     refusal_words,
+    refuse,
     required,
     stop_texts,
+    tool_result,
     without_blank_texts,
-    wrong_type,
 )
-from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools
+from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools, refuse_logprobs
 from ..streams import SSE_DONE, EventStream, SentTexts, sse
 
 ID_PREFIX = "chatcmpl-"
@@ -85,7 +91,15 @@ CHECKED = (
     "frequency_penalty", "presence_penalty", "metadata", "logit_bias", "user", "service_tier", "verbosity",
 )  # fmt: skip
 
-_NUMBERS = ("max_tokens", "frequency_penalty", "presence_penalty")
+_TYPES = {
+    NUMBER: ("max_tokens", "frequency_penalty", "presence_penalty"), dict: ("metadata", "logit_bias"),
+    str: ("user", "service_tier", "verbosity"),
+}  # fmt: skip
+_OLDER_TOOLS = " is OpenAI's older way to say tools: send tools instead"
+_REFUSED = {
+    "functions": _OLDER_TOOLS, "function_call": _OLDER_TOOLS,
+    "audio": ": the Claude CLI speaks in text only; leave it out",
+}  # fmt: skip
 
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
@@ -106,7 +120,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     effort, thinks, unread = _thinking(body) if fields.given(THINKING) else (None, None, ())
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
     stop = body.get("stop")
-    wanted = optional(body, "response_format", dict)
+    response_format = optional(body, "response_format", dict)
     # A field of ours: the id of an earlier answer (`chatcmpl-…`) to continue, for hosts that bridge a stateful wire to
     # this one.
     previous = optional(body, "previous_response_id", str)
@@ -122,7 +136,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
             tool_choice=read_choice(body, offered.tools) if chooses else ToolChoice(),
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "stop"),
             parameters=read_parameters(body, names, thinking=thinks),
-            format=read_format(wanted, "response_format") if wanted else None,
+            format=read_format(response_format, "response_format") if response_format else None,
         ),
         continues=None if previous is None else previous.removeprefix(ID_PREFIX),
         call={"custom": list(offered.custom)} if offered.custom else None,
@@ -152,11 +166,9 @@ def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[s
     """(effort of the CLI, whether to think, fields without effect), from OpenAI's field, OpenRouter's `reasoning` or
     Anthropic's `thinking`."""
     reasoning, thinking = (Fields(optional(body, name, dict) or {}) for name in THINKING[1:])
-    where, effort = THINKING[0], optional(body, THINKING[0], str)
+    effort = one_of(body, THINKING[0], EFFORTS)
     if effort is None:
-        where, effort = "reasoning.effort", optional(reasoning, "effort", str, "reasoning")
-    if effort is not None and effort not in EFFORTS:
-        raise InvalidRequest(f"{where} must be one of {', '.join(EFFORTS)}", param=where)
+        effort = one_of(reasoning, "effort", EFFORTS, "reasoning")
     enabled = optional(reasoning, "enabled", bool, "reasoning")
     kind = optional(thinking, "type", str, "thinking")
     budget = optional(reasoning, "max_tokens", int, "reasoning")
@@ -176,24 +188,11 @@ def _check(body: Mapping[str, Any]) -> None:
     n = optional(body, "n", int)
     if n is not None and n != 1:
         raise InvalidRequest("n must be 1: the Claude CLI gives one answer a turn; send the request again", param="n")
-    if optional(body, "logprobs", bool):
-        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
-    if body.get("top_logprobs"):
-        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
-    for name in ("functions", "function_call"):
-        if body.get(name) is not None:
-            raise InvalidRequest(f"{name} is OpenAI's older way to say tools: send tools instead", param=name)
-    modalities = body.get("modalities")
-    if modalities is not None and modalities != ["text"]:
+    refuse_logprobs(body)
+    refuse(body, _REFUSED)
+    if body.get("modalities") not in (None, ["text"]):
         raise InvalidRequest('modalities: only ["text"] is supported', param="modalities")
-    if body.get("audio") is not None:
-        raise InvalidRequest("audio: the Claude CLI speaks in text only; leave it out", param="audio")
-    for name in _NUMBERS:
-        optional(body, name, NUMBER)
-    for name in ("metadata", "logit_bias"):
-        optional(body, name, dict)
-    for name in ("user", "service_tier", "verbosity"):
-        optional(body, name, str)
+    check_types(body, _TYPES)
 
 
 # --- messages, in the blocks of the Messages API ------------------------------------------------------------
@@ -211,28 +210,26 @@ def read_messages(messages: object) -> tuple[str | None, tuple[Message, ...]]:
     conversation: list[tuple[str, Message]] = []
     for where, role, message in by_role(messages):
         if role in ("system", "developer"):
-            parts = read_content(message, where, {"text": read_text}, "parts")
-            text = "".join(block["text"] for block in (_by_name(message, where, parts) if "name" in message else parts))
-            instructions.place(text, where, conversation)
-        elif role in _READERS:
-            conversation.append((where, _READERS[role](message, where)))
+            parts = _by_name(message, where, read_content(message, where, {"text": read_text}))
+            instructions.place("".join(block["text"] for block in parts), where, conversation)
+        elif role == "user":
+            parts = without_blank_texts(read_content(message, where, _PARTS))
+            conversation.append((where, Message("user", _by_name(message, where, parts))))
+        elif role == "assistant":
+            conversation.append((where, _assistant(message, where)))
+        elif role == "tool":
+            call_id = required(message, "tool_call_id", str, where)
+            content = message.get("content")
+            result = content if isinstance(content, str) else list(read_content(message, where, _PARTS))
+            conversation.append((where, Message("user", (tool_result(call_id, result),))))
         else:
             raise InvalidRequest(
                 f"{where}.role must be system, developer, user, assistant or tool", param=f"{where}.role"
             )
-    if not conversation:
-        instructions.ask_last("messages", conversation)
+    instructions.use_as_prompt("messages", conversation)
     checked = checked_conversation(conversation)
     checked_arguments(checked, "messages")
     return "\n\n".join(instructions.system) or None, checked
-
-
-def _user(message: Part, where: str) -> Message:
-    parts = read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts")
-    return Message(
-        "user",
-        _by_name(message, where, without_blank_texts(parts)) if "name" in message else without_blank_texts(parts),
-    )
 
 
 def _by_name(message: Part, where: str, parts: tuple[Block, ...]) -> tuple[Block, ...]:
@@ -255,29 +252,10 @@ def _assistant(message: Part, where: str) -> Message:
             raise InvalidRequest(f"{where}.{name} is not supported; leave it out", param=f"{where}.{name}")
     blocks: tuple[Block, ...] = ()
     if message.get("content") is not None:
-        blocks = read_content(message, where, {"text": read_text, "refusal": _refusal}, "parts")
+        blocks = read_content(message, where, {"text": read_text, "refusal": partial(read_text, name="refusal")})
     calls = optional(message, "tool_calls", list, where) or []
-    uses = tuple(_tool_use(call, f"{where}.tool_calls[{index}]") for index, call in enumerate(calls))
+    uses = tuple(_tool_use(call, here) for here, call in objects(calls, f"{where}.tool_calls"))
     return Message("assistant", blocks + uses)
-
-
-def _tool(message: Part, where: str) -> Message:
-    call_id = required(message, "tool_call_id", str, where)
-    content = message.get("content")
-    result: str | list[Block]
-    if isinstance(content, str):
-        result = content
-    else:
-        result = list(read_content(message, where, {"text": read_text, "image_url": _image, "file": _file}, "parts"))
-    return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": result},))
-
-
-_READERS: dict[str, Callable[[Part, str], Message]] = {"user": _user, "assistant": _assistant, "tool": _tool}
-
-
-def _refusal(part: Part, where: str) -> Block | None:
-    text = required(part, "refusal", str, where)
-    return {"type": "text", "text": text} if text else None
 
 
 def _image(part: Part, where: str) -> Block:
@@ -295,28 +273,20 @@ def _file(part: Part, where: str) -> Block:
     return named_file(data, name, f"{where}.file.file_data")
 
 
-def _tool_use(call: object, where: str) -> Block:
-    if not isinstance(call, dict):
-        raise wrong_type(where, "an object")
+_PARTS: Mapping[str, Reader] = {"text": read_text, "image_url": _image, "file": _file}
+
+
+def _tool_use(call: Part, where: str) -> Block:
     kind = call.get("type", "function")
-    if kind == "custom":
-        custom = required(call, "custom", dict, where)
-        return {
-            "type": "tool_use",
-            "id": required(call, "id", str, where),
-            "name": required(custom, "name", str, f"{where}.custom"),
-            "input": {"input": optional(custom, "input", str, f"{where}.custom") or ""},
-        }
-    if kind != "function":
+    if kind not in ("function", "custom"):
         raise InvalidRequest(f"{where}.type must be function or custom", param=f"{where}.type")
-    function = required(call, "function", dict, where)
-    given = optional(function, "arguments", str, f"{where}.function")
-    return {
-        "type": "tool_use",
-        "id": required(call, "id", str, where),
-        "name": required(function, "name", str, f"{where}.function"),
-        "input": arguments(given, f"{where}.function.arguments"),
-    }
+    fields, here = required(call, kind, dict, where), f"{where}.{kind}"
+    block: Block = {
+        "type": "tool_use", "id": required(call, "id", str, where), "name": required(fields, "name", str, here),
+    }  # fmt: skip
+    if kind == "custom":
+        return {**block, "input": {"input": optional(fields, "input", str, here) or ""}}
+    return {**block, "input": arguments(optional(fields, "arguments", str, here), f"{here}.arguments")}
 
 
 # --- answers ----------------------------------------------------------------------------------------------
@@ -378,19 +348,18 @@ def _tool_calls(turn: Turn) -> list[JSON]:
     if turn.status != "requires_action":
         return []
     custom = (turn.call or {}).get("custom", ())
-    return [_tool_call(block, custom) for block in turn.output if block.get("type") == "tool_use"]
-
-
-def _tool_call(block: Block, custom: Collection[str]) -> JSON:
-    name = block["name"]
-    if name in custom:
-        return {
-            "id": block["id"],
-            "type": "custom",
-            "custom": {"name": name, "input": str(block["input"].get("input", ""))},
-        }
-    arguments = json.dumps(block["input"], ensure_ascii=False)
-    return {"id": block["id"], "type": "function", "function": {"name": name, "arguments": arguments}}
+    calls: list[JSON] = []
+    for block in turn.output:
+        if block.get("type") != "tool_use":
+            continue
+        name, given = block["name"], block["input"]
+        call: JSON = {"id": block["id"], "type": "custom" if name in custom else "function"}
+        if name in custom:
+            call["custom"] = {"name": name, "input": str(given.get("input", ""))}
+        else:
+            call["function"] = {"name": name, "arguments": json.dumps(given, ensure_ascii=False)}
+        calls.append(call)
+    return calls
 
 
 def writer(call: ChatCall, turn_id: str) -> ChunkWriter:

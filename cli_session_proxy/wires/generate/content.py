@@ -6,18 +6,15 @@ Names of fields are accepted as the JSON form of protobuf allows: camelCase and 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_file, is_web_address
-from ..common import checked_conversation, without_blank_texts, wrong_type
+from ..common import Part, checked_conversation, objects, tool_result, without_blank_texts, wrong_type
 from ..google import either, standard_base64
-
-Part = Mapping[str, Any]
 
 _KINDS = "text, inlineData, fileData, functionCall or functionResponse"
 
@@ -31,10 +28,7 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
     calls = OpenCalls()
     conversation: list[tuple[str, Message]] = []
     answer: list[Block] | None = None  # the blocks of the model's contents in a row
-    for index, content in enumerate(contents):
-        where = f"contents[{index}]"
-        if not isinstance(content, dict):
-            raise wrong_type(where, "an object")
+    for index, (where, content) in enumerate(objects(contents, "contents")):
         role = either(content, "role", str, where) or "user"
         if role == "model":
             if answer is None:
@@ -83,10 +77,7 @@ def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
     if not isinstance(parts, list):
         raise wrong_type(f"{where}.parts", "a list of parts")
     blocks: list[Block] = []
-    for index, part in enumerate(parts):
-        here = f"{where}.parts[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, "an object")
+    for here, part in objects(parts, f"{where}.parts"):
         if (block := _block(part, here, calls)) is not None:
             blocks.append(block)
     return blocks
@@ -110,8 +101,7 @@ def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
     if (result := either(part, "functionResponse", dict, where)) is not None:
         name, given = _named(result, f"{where}.functionResponse")
         response = either(result, "response", dict, f"{where}.functionResponse") or {}
-        content = json.dumps(response, ensure_ascii=False)
-        return {"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content}
+        return tool_result(calls.result(given, name), json.dumps(response, ensure_ascii=False))
     if either(part, "thoughtSignature") is not None:
         return None  # only a signature
     raise InvalidRequest(f"{where} is not supported; send {_KINDS}", param=where)

@@ -9,7 +9,7 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..common import optional, required, wrong_type
+from ..common import Part, objects, optional, required
 from ..google import checked_mode, either, json_schema, lowered
 
 _HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -20,12 +20,9 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
     tools = either(body, "tools", list) or []
     found: list[Tool] = []
     hosted: list[str] = []
-    for at, tool in enumerate(tools):
-        where = f"tools[{at}]"
-        if not isinstance(tool, dict):
-            raise wrong_type(where, "an object")
+    for where, tool in objects(tools, "tools"):
         declared = either(tool, "functionDeclarations", list, where)
-        found += [_declared(one, f"{where}.functionDeclarations[{n}]") for n, one in enumerate(declared or [])]
+        found += [_declared(one, here) for here, one in objects(declared or [], f"{where}.functionDeclarations")]
         others = [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
         if declared is None and not others:
             raise InvalidRequest(f"{where}: send functionDeclarations", param=where)
@@ -33,9 +30,7 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
     return checked(found), tuple(dict.fromkeys(hosted))
 
 
-def _declared(one: object, where: str) -> Tool:
-    if not isinstance(one, dict):
-        raise wrong_type(where, "an object")
+def _declared(one: Part, where: str) -> Tool:
     schema: JSON | None = either(one, "parametersJsonSchema", dict, where, expected="a JSON Schema")
     if schema is None:
         older = either(one, "parameters", dict, where, expected="a schema")

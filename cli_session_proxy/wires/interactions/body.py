@@ -14,15 +14,27 @@ from functools import partial
 from typing import Any
 
 from ... import redact
-from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
+from ...domain.models import JSON, Status, Tool, ToolChoice, Turn, TurnOptions, Usage
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import common
-from ..common import Fields, KeptCall, Names, Naming, optional, read_parameters, required, stop_texts
-from ..google import checked_model
+from ..common import (
+    Fields,
+    KeptCall,
+    Names,
+    Naming,
+    check_types,
+    one_of,
+    optional,
+    read_parameters,
+    refuse,
+    required,
+    stop_texts,
+    wrong_type,
+)
+from ..google import checked_mode, checked_model
 from ..openai import read_tools
 from . import steps as interactions_steps
-from .tools import read_choice
 
 WIRE = "interactions"
 
@@ -37,8 +49,11 @@ PARAMETERS: Names = {
     "top_p": "generation_config.top_p", "thinking": "generation_config.thinking_level",
     "tool_choice": "generation_config.tool_choice", "seed": "generation_config.seed",
 }  # fmt: skip
-_FLAGS = ("stream", "background", "store")
-_TEXTS = ("system_instruction", "previous_interaction_id", "response_mime_type")
+_TYPES = {
+    str: ("system_instruction", "previous_interaction_id", "response_mime_type"),
+    bool: ("stream", "background", "store"), dict: ("generation_config",),
+}  # fmt: skip
+_REFUSED = dict.fromkeys(("cached_content", "continuation_token", "environment"), ": there is none here; leave it out")
 _STATUSES: dict[Status, str] = {
     "queued": "queued", "running": "in_progress", "completed": "completed", "requires_action": "requires_action",
     "refused": "incomplete", "failed": "failed", "cancelled": "cancelled",
@@ -48,8 +63,17 @@ _STATUSES: dict[Status, str] = {
 def read(body: JSON, naming: Naming) -> KeptCall:
     """Read a body. Raises `InvalidRequest`, which names the field."""
     body = fields = Fields(body)
-    _check_types(body)
-    _refuse_unsupported(body)
+    check_types(body, _TYPES)
+    if body.get("background") and body.get("store") is False:
+        raise InvalidRequest(
+            "background needs store: an interaction that is not kept cannot be asked for", param="store"
+        )
+    if body.get("agent") is not None and body.get("model") is None:
+        raise InvalidRequest("agent: Google's agents are not here; name a model of the CLI in `model`", param="agent")
+    refuse(body, _REFUSED)
+    modalities = optional(body, "response_modalities", list)
+    if modalities and [str(one).lower() for one in modalities] != ["text"]:
+        raise InvalidRequest('response_modalities: only ["text"] is supported', param="response_modalities")
     config = Fields(optional(body, "generation_config", dict) or {})
     previous = body.get("previous_interaction_id")
     system = body.get("system_instruction") or None
@@ -62,15 +86,23 @@ def read(body: JSON, naming: Naming) -> KeptCall:
         system=system if system and system.strip() else None,
         # By Google's documentation each interaction has its own instruction: an id keeps only the conversation.
         keep_system=previous is None,
-        effort=_effort(config),
+        effort=EFFORTS.get(one_of(config, "thinking_level", EFFORTS, "generation_config") or ""),
         options=TurnOptions(
             format=_format(body),
             tools=offered.tools,
-            tool_choice=read_choice(config, offered.tools),
+            tool_choice=_read_choice(config, offered.tools),
             stop=stop_texts(config.get("stop_sequences") or [], "generation_config.stop_sequences"),
             parameters=read_parameters(config, PARAMETERS, thinking=True if config.get("thinking_level") else None),
         ),
-        call=_call(body, config),
+        # Stored with the turn. `wire`, `store` and `background` are named as on the wire `responses`.
+        call={
+            "wire": WIRE,
+            "store": body.get("store") is not False,
+            "background": bool(body.get("background")),
+            "previous_interaction_id": previous,
+            "system_instruction": body.get("system_instruction"),
+            "summaries": config.get("thinking_summaries") == "auto",
+        },
     )
     return KeptCall(
         request=request,
@@ -85,28 +117,6 @@ def read(body: JSON, naming: Naming) -> KeptCall:
             *fields.unread(),
         ),
     )
-
-
-def _call(body: JSON, config: Mapping[str, Any]) -> JSON:
-    """The data that is stored with the turn. `wire`, `store` and `background` as on the wire `responses`."""
-    return {
-        "wire": WIRE,
-        "store": body.get("store") is not False,
-        "background": bool(body.get("background")),
-        "previous_interaction_id": body.get("previous_interaction_id"),
-        "system_instruction": body.get("system_instruction"),
-        "summaries": config.get("thinking_summaries") == "auto",
-    }
-
-
-def _effort(config: Mapping[str, Any]) -> str | None:
-    level = optional(config, "thinking_level", str, "generation_config")
-    if level is not None and level not in EFFORTS:
-        raise InvalidRequest(
-            f"generation_config.thinking_level must be one of {', '.join(EFFORTS)}",
-            param="generation_config.thinking_level",
-        )
-    return None if level is None else EFFORTS[level]
 
 
 def _format(body: JSON) -> JSON | None:
@@ -127,27 +137,17 @@ def _format(body: JSON) -> JSON | None:
     return {"schema": None if schema is None else checked_schema(schema, "response_format.schema")}
 
 
-def _check_types(body: JSON) -> None:
-    for name in _TEXTS:
-        optional(body, name, str)
-    for name in _FLAGS:
-        optional(body, name, bool)
-    optional(body, "generation_config", dict)
-    if body.get("background") and body.get("store") is False:
-        raise InvalidRequest(
-            "background needs store: an interaction that is not kept cannot be asked for", param="store"
-        )
-
-
-def _refuse_unsupported(body: JSON) -> None:
-    if body.get("agent") is not None and body.get("model") is None:
-        raise InvalidRequest("agent: Google's agents are not here; name a model of the CLI in `model`", param="agent")
-    for name in ("cached_content", "continuation_token", "environment"):
-        if body.get(name) is not None:
-            raise InvalidRequest(f"{name}: there is none here; leave it out", param=name)
-    modalities = optional(body, "response_modalities", list)
-    if modalities and [str(one).lower() for one in modalities] != ["text"]:
-        raise InvalidRequest('response_modalities: only ["text"] is supported', param="response_modalities")
+def _read_choice(config: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:
+    """`generation_config.tool_choice`: a mode, or `{"allowed_tools": {mode, tools}}`."""
+    where = "generation_config.tool_choice"
+    choice = config.get("tool_choice")
+    if choice is None or isinstance(choice, str):
+        return checked_mode((choice or "auto").upper(), None, tools, where)
+    if not isinstance(choice, dict):
+        raise wrong_type(where, "a string or an object")
+    inner = optional(choice, "allowed_tools", dict, "tool_choice") or {}
+    names = optional(inner, "tools", list, "tool_choice.allowed_tools")
+    return checked_mode(str(inner.get("mode") or "auto").upper(), names, tools, where)
 
 
 # --- ids --------------------------------------------------------------------------------------------------

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, is_web_address
-from ..common import checked_conversation, optional, required, without_blank_texts, wrong_type
+from ..common import (
+    Part,
+    checked_conversation,
+    objects,
+    optional,
+    required,
+    tool_result,
+    without_blank_texts,
+    wrong_type,
+)
 from ..google import standard_base64
-
-Part = Mapping[str, Any]
 
 _CONTENTS = ("text", "image", "audio", "document", "video")
 
@@ -34,10 +40,7 @@ def read(given: object) -> tuple[Message, ...]:
     if all(isinstance(part, dict) and part.get("type") in _CONTENTS for part in given):
         return checked_conversation([("input", Message("user", without_blank_texts(_contents(given, "input"))))])
     conversation: list[tuple[str, Message]] = []
-    for index, step in enumerate(given):
-        where = f"input[{index}]"
-        if not isinstance(step, dict):
-            raise wrong_type(where, "an object")
+    for where, step in objects(given, "input"):
         if (message := _step(step, where)) is not None:
             conversation.append((where, message))
     return checked_conversation(conversation)
@@ -68,10 +71,7 @@ def _content_of(step: Part, where: str) -> tuple[Block, ...]:
 
 def _contents(parts: Iterable[object], where: str) -> tuple[Block, ...]:
     blocks: list[Block] = []
-    for index, part in enumerate(parts):
-        here = f"{where}[{index}]"
-        if not isinstance(part, dict):
-            raise wrong_type(here, "an object")
+    for here, part in objects(parts, where):
         kind = part.get("type")
         if kind == "text":
             if text := required(part, "text", str, here):
@@ -129,10 +129,7 @@ def _result(step: Part, where: str) -> Message:
     else:
         raise wrong_type(f"{where}.result", "a text, an object or a list of contents")
     call_id = required(step, "call_id", str, where)
-    block: Block = {"type": "tool_result", "tool_use_id": call_id, "content": content}
-    if optional(step, "is_error", bool, where):
-        block["is_error"] = True
-    return Message("user", (block,))
+    return Message("user", (tool_result(call_id, content, is_error=optional(step, "is_error", bool, where)),))
 
 
 _STEPS: dict[str, Callable[[Part, str], Message]] = {

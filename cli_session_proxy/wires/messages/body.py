@@ -37,6 +37,7 @@ from ..common import (
     Naming,
     WireCall,
     model_name,
+    one_of,
     optional,
     read_parameters,
     refusal_words,
@@ -120,12 +121,8 @@ def _format(body: Mapping[str, Any]) -> JSON | None:
 
 def _effort(body: Mapping[str, Any]) -> str | None:
     config = optional(body, "output_config", dict) or {}
-    effort = optional(config, "effort", str, "output_config")
+    effort = one_of(config, "effort", EFFORTS, "output_config")
     if effort is not None:
-        if effort not in EFFORTS:
-            raise InvalidRequest(
-                f"output_config.effort must be one of {', '.join(EFFORTS)}", param="output_config.effort"
-            )
         return effort
     thinking = optional(body, "thinking", dict) or {}
     budget = optional(thinking, "budget_tokens", int, "thinking")

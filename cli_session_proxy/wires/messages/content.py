@@ -21,6 +21,7 @@ from ..common import (
     read_content,
     read_text,
     required,
+    tool_result,
     typed_blocks,
     without_blank_texts,
     wrong_type,
@@ -51,18 +52,17 @@ def read(
     conversation: list[tuple[str, Message]] = []
     for where, role, message in by_role(messages):
         if role == "system":
-            text = "".join(block["text"] for block in read_content(message, where, {"text": read_text}, "blocks"))
-            instructions.place(text, where, conversation)
+            texts = read_content(message, where, {"text": read_text}, parts="blocks")
+            instructions.place("".join(block["text"] for block in texts), where, conversation)
         elif role == "user":
-            conversation.append(
-                (where, Message("user", without_blank_texts(read_content(message, where, readers, "blocks"))))
-            )
+            blocks = without_blank_texts(read_content(message, where, readers, parts="blocks"))
+            conversation.append((where, Message("user", blocks)))
         elif role == "assistant":
-            conversation.append((where, Message("assistant", read_content(message, where, _ASSISTANT, "blocks"))))
+            blocks = read_content(message, where, _ASSISTANT, parts="blocks")
+            conversation.append((where, Message("assistant", blocks)))
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
-    if not conversation:
-        instructions.ask_last("messages", conversation)
+    instructions.use_as_prompt("messages", conversation)
     joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)
@@ -174,10 +174,7 @@ def _tool_result(block: Part, where: str, *, kinds: Mapping[str, Reader]) -> Blo
     else:
         raise wrong_type(f"{where}.content", "a string or a list of blocks")
     call_id = required(block, "tool_use_id", str, where)
-    read: Block = {"type": "tool_result", "tool_use_id": call_id, "content": result}
-    if optional(block, "is_error", bool, where):
-        read["is_error"] = True
-    return read
+    return tool_result(call_id, result, is_error=optional(block, "is_error", bool, where))
 
 
 _ASSISTANT: dict[str, Reader] = {

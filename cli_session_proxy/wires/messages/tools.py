@@ -9,7 +9,7 @@ from typing import Any
 from ...domain.client_tools import checked, checked_choice
 from ...domain.models import Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..common import optional, required, wrong_type
+from ..common import objects, optional, required
 from . import published
 
 _MODES: Mapping[str, Any] = {"auto": "auto", "any": "required", "none": "none"}
@@ -23,27 +23,22 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
     """(the client's own tools, the names of tools that are not offered). Raises `InvalidRequest`."""
     own: list[Tool] = []
     hosted: list[str] = []
-    for at, tool in enumerate(optional(body, "tools", list) or []):
-        here = f"tools[{at}]"
-        kind = optional(tool, "type", str, here) if isinstance(tool, dict) else None
+    for here, tool in objects(optional(body, "tools", list) or [], "tools"):
+        kind = optional(tool, "type", str, here)
         if kind in (None, "custom"):
-            own.append(_tool(tool, here))
+            own.append(
+                Tool(
+                    name=required(tool, "name", str, here),
+                    description=optional(tool, "description", str, here) or "",
+                    schema=required(tool, "input_schema", dict, here, expected="a JSON Schema"),
+                    strict=bool(optional(tool, "strict", bool, here)),
+                )
+            )
         elif (known := published.read(kind, tool, here)) is not None:
             own.append(known)
         else:
             hosted.append(f"tools.{kind}" if _HOSTED.fullmatch(kind) else here)
     return checked(own), tuple(dict.fromkeys(hosted))
-
-
-def _tool(tool: object, where: str) -> Tool:
-    if not isinstance(tool, dict):
-        raise wrong_type(where, "an object")
-    return Tool(
-        name=required(tool, "name", str, where),
-        description=optional(tool, "description", str, where) or "",
-        schema=required(tool, "input_schema", dict, where, expected="a JSON Schema"),
-        strict=bool(optional(tool, "strict", bool, where)),
-    )
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:

@@ -34,6 +34,7 @@ from ..common import (
     Names,
     Naming,
     WireCall,
+    check_types,
     model_name,
     optional,
     read_parameters,
@@ -41,7 +42,7 @@ from ..common import (
     stop_texts,
     wrong_type,
 )
-from ..openai import Offered, read_tools
+from ..openai import Offered, read_tools, refuse_logprobs
 from ..streams import SentTexts
 from . import messages as ollama_messages
 
@@ -125,16 +126,14 @@ def _read(
     model = optional(fields, "model", str)
     named = model_name(model.removesuffix(TAG) if model else None)
     stream = optional(fields, "stream", bool)
-    if optional(fields, "logprobs", bool):
-        raise InvalidRequest("logprobs: the Claude CLI gives none; leave it out", param="logprobs")
-    if fields.get("top_logprobs"):
-        raise InvalidRequest("top_logprobs: the Claude CLI gives none; leave it out", param="top_logprobs")
+    refuse_logprobs(fields)
     keep_alive = fields.get("keep_alive")
     if keep_alive is not None and (isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float)):
         raise wrong_type("keep_alive", "a number of seconds or a duration")
     if not messages:
         return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
     options = Fields(optional(fields, "options", dict) or {})
+    check_types(options, {NUMBER: _NUMBERS, bool: _FLAGS}, "options")
     effort, thoughts = _think(fields.get("think"))
     stop = options.get("stop")
     offered = read_tools(fields) if door == "chat" else Offered()
@@ -165,7 +164,7 @@ def _read(
         thoughts=thoughts,
         ignored=(
             *offered.hosted,
-            *_ignored_options(options),
+            *(f"options.{name}" for name in options.given((*_NUMBERS, *_FLAGS))),
             *fields.given(IGNORED),
             *options.unread("options."),
             *fields.unread(),
@@ -197,14 +196,6 @@ def _format(wanted: object) -> JSON | None:
     if not isinstance(wanted, dict):
         raise wrong_type("format", '"json" or a JSON Schema')
     return {"schema": checked_schema(wanted, "format")}
-
-
-def _ignored_options(options: Fields) -> list[str]:
-    for name in _NUMBERS:
-        optional(options, name, NUMBER, "options")
-    for name in _FLAGS:
-        optional(options, name, bool, "options")
-    return [f"options.{name}" for name in (*_NUMBERS, *_FLAGS) if options.get(name) is not None]
 
 
 # --- the context of a generate ----------------------------------------------------------------------------

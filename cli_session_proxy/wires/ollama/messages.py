@@ -14,7 +14,7 @@ from typing import Any
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_image
-from ..common import Instructions, by_role, checked_conversation, optional, required, wrong_type
+from ..common import Instructions, by_role, checked_conversation, objects, optional, required, tool_result, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 
@@ -48,11 +48,15 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
                 calls.next_answer()
             conversation.append((where, Message("assistant", (*_text(text), *_calls(message, where, calls)))))
         elif role == "tool":
-            conversation.append((where, _result(message, user_message(text, images, f"{where}.images"), where, calls)))
+            blocks = user_message(text, images, f"{where}.images").content
+            is_text = len(blocks) == 1 and blocks[0]["type"] == "text"
+            content = blocks[0]["text"] if is_text else list(blocks) or ""
+            call_id, tool_name = (optional(message, name, str, where) or None for name in ("tool_call_id", "tool_name"))
+            result = tool_result(calls.result(call_id, tool_name), content)
+            conversation.append((where, Message("user", (result,))))
         else:
             raise InvalidRequest(f"{where}.role must be one of {', '.join(ROLES)}", param=f"{where}.role")
-    if not conversation:
-        instructions.ask_last("messages", conversation)
+    instructions.use_as_prompt("messages", conversation)
     system = "\n\n".join(instructions.system) or None
     return system, checked_conversation(conversation) if messages else ()
 
@@ -81,24 +85,11 @@ def _image(data: object, where: str) -> Block:
 
 
 def _calls(message: Mapping[str, Any], where: str, calls: OpenCalls) -> list[Block]:
-    given = optional(message, "tool_calls", list, where) or []
     blocks: list[Block] = []
-    for index, call in enumerate(given):
-        here = f"{where}.tool_calls[{index}]"
-        if not isinstance(call, dict):
-            raise wrong_type(here, "an object")
+    for here, call in objects(optional(message, "tool_calls", list, where) or [], f"{where}.tool_calls"):
         function = required(call, "function", dict, here)
         name = required(function, "name", str, f"{here}.function")
         arguments = optional(function, "arguments", dict, f"{here}.function") or {}
         made = calls.call(optional(call, "id", str, here), name)
         blocks.append({"type": "tool_use", "id": made, "name": name, "input": arguments})
     return blocks
-
-
-def _result(message: Mapping[str, Any], parsed: Message, where: str, calls: OpenCalls) -> Message:
-    given = optional(message, "tool_call_id", str, where) or None
-    name = optional(message, "tool_name", str, where) or None
-    [*shown] = parsed.content
-    is_text = len(shown) == 1 and shown[0]["type"] == "text"
-    content = shown[0]["text"] if is_text else shown or ""
-    return Message("user", ({"type": "tool_result", "tool_use_id": calls.result(given, name), "content": content},))

@@ -24,7 +24,9 @@ from ..common import (
     KeptCall,
     Names,
     Naming,
+    check_types,
     model_name,
+    one_of,
     optional,
     read_parameters,
     required,
@@ -46,12 +48,14 @@ PARAMETERS: Names = {
     "max_tokens": "max_output_tokens", "temperature": "temperature", "top_p": "top_p", "thinking": "reasoning.effort",
     "tool_choice": "tool_choice",
 }  # fmt: skip
-_NUMBERS = ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs")
-_TEXTS = (
-    "instructions", "previous_response_id", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
-    "user",
-)  # fmt: skip
-_FLAGS = ("stream", "background", "store", "parallel_tool_calls")
+_TYPES = {
+    NUMBER: ("temperature", "top_p", "max_output_tokens", "max_tool_calls", "top_logprobs"),
+    str: (
+        "instructions", "previous_response_id", "truncation", "service_tier", "prompt_cache_key", "safety_identifier",
+        "user",
+    ),
+    bool: ("stream", "background", "store", "parallel_tool_calls"), dict: ("stream_options",),
+}  # fmt: skip
 
 # Values in a Response for parameters that were not sent or have no effect: OpenAI's defaults. Strict clients need every
 # field.
@@ -182,13 +186,7 @@ def _call(
 
 
 def _check_types(body: Mapping[str, Any]) -> None:
-    for name in _NUMBERS:
-        optional(body, name, NUMBER)
-    for name in _TEXTS:
-        optional(body, name, str)
-    for name in _FLAGS:
-        optional(body, name, bool)
-    optional(body, "stream_options", dict)
+    check_types(body, _TYPES)
     if _LOGPROBS in (optional(body, "include", list) or []):
         raise InvalidRequest(f"include: {_LOGPROBS}: the Claude CLI gives none; leave it out", param="include")
     checked_metadata(body.get("metadata"))
@@ -217,9 +215,7 @@ def _conversation(value: object) -> str | None:
 
 
 def _effort(reasoning: Mapping[str, Any]) -> str | None:
-    effort = optional(reasoning, "effort", str, "reasoning")
-    if effort is not None and effort not in EFFORTS:
-        raise InvalidRequest(f"reasoning.effort must be one of {', '.join(EFFORTS)}", param="reasoning.effort")
+    effort = one_of(reasoning, "effort", EFFORTS, "reasoning")
     summary = optional(reasoning, "summary", str, "reasoning")
     if summary not in (None, "auto", "concise", "detailed", "none"):
         raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, groupby, repeat
 from typing import Any
 
@@ -16,7 +17,18 @@ from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, image_block, named_file
-from ..common import Reader, arguments, checked_arguments, optional, required, typed_blocks, wrong_type
+from ..common import (
+    Reader,
+    arguments,
+    checked_arguments,
+    objects,
+    optional,
+    read_content,
+    read_text,
+    required,
+    tool_result,
+    wrong_type,
+)
 from .compaction import unsealed
 from .published import PUBLISHED
 from .published import result as published_result
@@ -53,10 +65,7 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
     limits.at_most(given, limits.MESSAGES, where)
     system: list[str] = []
     messages: list[Message] = []
-    for index, item in enumerate(given):
-        here = f"{where}[{index}]"
-        if not isinstance(item, dict):
-            raise wrong_type(here, "an object")
+    for here, item in objects(given, where):
         kind = optional(item, "type", str, here) or "message"
         if kind in _SILENT or kind.removesuffix("_call") in _HOSTED:
             continue
@@ -95,12 +104,12 @@ def turn_id_of_item(item_id: str) -> str | None:
 def _message(item: Mapping[str, Any], where: str) -> Message | str:
     role = required(item, "role", str, where)
     if role in ("system", "developer"):
-        return "".join(block["text"] for block in _content(item, where, _TEXTS))
+        return "".join(block["text"] for block in read_content(item, where, _TEXTS))
     if role == "assistant":
-        return Message("assistant", _content(item, where, _TEXTS))
+        return Message("assistant", read_content(item, where, _TEXTS))
     if role != "user":
         raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
-    blocks = _content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file})
+    blocks = read_content(item, where, _PARTS)
     # The Messages API refuses blank text blocks; beside other blocks they can be dropped.
     said = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
     if not said:
@@ -124,12 +133,8 @@ def _call(item: Mapping[str, Any], where: str) -> Message:
 def _function_output(item: Mapping[str, Any], where: str) -> Message:
     call_id = item.get("call_id") or required(item, "id", str, where)
     output = item.get("output")
-    content: str | list[Block]
-    if isinstance(output, str):
-        content = output
-    else:
-        content = list(_content(item, where, {**_TEXTS, "input_image": _image, "input_file": _file}, name="output"))
-    return Message("user", ({"type": "tool_result", "tool_use_id": call_id, "content": content},))
+    content = output if isinstance(output, str) else list(read_content(item, where, _PARTS, name="output"))
+    return Message("user", (tool_result(call_id, content),))
 
 
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
@@ -150,27 +155,6 @@ _SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp
 _HOSTED = frozenset({"web_search", "file_search", "image_generation", "code_interpreter", "mcp", "tool_search"})
 
 
-def _content(
-    item: Mapping[str, Any], where: str, kinds: Mapping[str, Reader], *, name: str = "content"
-) -> tuple[Block, ...]:
-    content = item.get(name)
-    if isinstance(content, str):
-        return ({"type": "text", "text": content},) if content else ()
-    if not isinstance(content, list):
-        raise wrong_type(f"{where}.{name}", "a string or a list of parts")
-    blocks = typed_blocks(content, f"{where}.{name}", kinds)
-    return tuple(block for block in blocks if block["type"] != "text" or block["text"])
-
-
-def _text(part: Mapping[str, Any], where: str) -> Block:
-    text: str = required(part, "text", str, where)
-    return {"type": "text", "text": text}
-
-
-def _refusal(part: Mapping[str, Any], where: str) -> Block:
-    return {"type": "text", "text": required(part, "refusal", str, where)}
-
-
 def _image(part: Mapping[str, Any], where: str) -> Block:
     url = optional(part, "image_url", str, where)
     if url is None:
@@ -188,7 +172,10 @@ def _file(part: Mapping[str, Any], where: str) -> Block:
     return named_file(data, name, f"{where}.file_data")
 
 
-_TEXTS = {"input_text": _text, "output_text": _text, "text": _text, "refusal": _refusal}
+_TEXTS: Mapping[str, Reader] = {
+    "input_text": read_text, "output_text": read_text, "text": read_text, "refusal": partial(read_text, name="refusal"),
+}  # fmt: skip
+_PARTS: Mapping[str, Reader] = {**_TEXTS, "input_image": _image, "input_file": _file}
 
 
 # --- writing ----------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from typing import Any
 
 from ...domain.models import JSON, Block, Message, Tool
 from ..blocks import image_block
-from ..common import optional, required
+from ..common import optional, required, tool_result
 
 _TEXT: JSON = {"type": "string"}
 _NUMBER: JSON = {"type": "integer"}
@@ -155,5 +155,4 @@ def result(item: Mapping[str, Any], where: str) -> Message:
         content = output or ""
     else:
         content = json.dumps(output, ensure_ascii=False)
-    block: Block = {"type": "tool_result", "tool_use_id": str(call_id), "content": content}
-    return Message("user", ({**block, "is_error": True} if item.get("status") == "failed" else block,))
+    return Message("user", (tool_result(str(call_id), content, is_error=item.get("status") == "failed"),))

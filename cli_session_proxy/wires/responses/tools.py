@@ -14,7 +14,7 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Block, Tool
 from ...errors import InvalidRequest
-from ..common import optional, required, wrong_type
+from ..common import objects, optional, required
 from ..openai import custom_tool, hosted_name, read_tool
 from .published import PUBLISHED, TYPES
 
@@ -68,8 +68,8 @@ def flat(namespace: str, name: str) -> str:
 def read(body: Mapping[str, Any], more: list[object]) -> Given:
     """Parse the tools. `more`: from items of the conversation. Raises `InvalidRequest`, which names the field."""
     offers = _Offers()
-    for at, tool in enumerate([*(optional(body, "tools", list) or []), *more]):
-        offers.add(tool, f"tools[{at}]")
+    for here, tool in objects([*(optional(body, "tools", list) or []), *more], "tools"):
+        offers.add(tool, here)
     ignored = tuple(dict.fromkeys(offers.ignored))
     return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, ignored, len(more))
 
@@ -98,9 +98,7 @@ class _Offers:
         self.shown: list[JSON] = []
         self.ignored: list[str] = []
 
-    def add(self, tool: object, here: str) -> None:
-        if not isinstance(tool, dict):
-            raise wrong_type(here, "an object")
+    def add(self, tool: JSON, here: str) -> None:
         if tool.get("type") != "namespace":
             own = self._offered(tool, here, "")
             shown: JSON = dict(tool)
@@ -110,10 +108,8 @@ class _Offers:
             self.shown.append(shown)
             return
         space = required(tool, "name", str, here)
-        for n, inner in enumerate(required(tool, "tools", list, here)):
-            if not isinstance(inner, dict):
-                raise wrong_type(f"{here}.tools[{n}]", "an object")
-            self._offered(inner, f"{here}.tools[{n}]", space)
+        for place, inner in objects(required(tool, "tools", list, here), f"{here}.tools"):
+            self._offered(inner, place, space)
         self.shown.append(dict(tool))
 
     def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
