@@ -38,7 +38,8 @@ from ..wires.asgi import (
     whole_number,
 )
 from ..wires.base import Models
-from ..wires.common import decoded_agent_id, model_name, parse_body, required
+from ..wires.common import decoded_agent_id
+from ..wires.fields import model_name, parse_body, required
 from ..wires.schemas import COUNT, SWITCH, TEXT
 from .gate import CHAINS
 from .large_turns import TurnRenderer

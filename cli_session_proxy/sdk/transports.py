@@ -16,7 +16,8 @@ import httpx
 from ..domain.lineage import answer_text
 from ..domain.models import JSON, Block, Message, Tool, Turn, TurnOptions, TurnRequest
 from ..errors import ClaudeUnavailable, NotFound, PreviousNotFound, TurnTimeout, UpstreamError, from_dict
-from ..wires.common import encoded_agent_id, fingerprint, model_name
+from ..wires.common import encoded_agent_id, fingerprint
+from ..wires.fields import model_name
 from ..wires.responses.body import response_id, turn_id_of
 from .runtime import Runtime
 from .tools import Call, Returned

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from ..domain.client_tools import checked_choice
 from ..domain.models import Tool, ToolChoice
 from ..errors import InvalidRequest
-from .common import Part, checked_type, model_name
+from .fields import Part, checked_type, model_name
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from ..domain.client_tools import checked, checked_choice
 from ..domain.models import JSON, Tool, ToolChoice
 from ..errors import InvalidRequest, ProxyError
 from .base import ErrorShape
-from .common import objects, optional, required, wrong_type
+from .fields import objects, optional, required, wrong_type
 from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
 # OpenAI's efforts → the CLI's (`--effort`, --help of 2.1.329: low, medium, high, xhigh, max). `none`: no thinking.

@@ -20,7 +20,8 @@ from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import answered
 from cli_session_proxy.wires.asgi import About, Table, add
 from cli_session_proxy.wires.base import ANY, AddressClaim, ErrorShape, Wire
-from cli_session_proxy.wires.common import Naming, WireCall, required
+from cli_session_proxy.wires.common import Naming, WireCall
+from cli_session_proxy.wires.fields import required
 from cli_session_proxy.wires.registry import WIRES
 from cli_session_proxy.wires.schemas import TEXT, body
 

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from cli_session_proxy.domain.models import JSON
-from cli_session_proxy.wires.common import MAX_UNREAD, Fields
+from cli_session_proxy.wires.fields import MAX_UNREAD, Fields
 
 from ..no_cli import no_cli
 

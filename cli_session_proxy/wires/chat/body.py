@@ -33,33 +33,33 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..blocks import BY_DATA, effort_of_budget, image_block, named_file
-from ..common import (
+from ..common import Naming, WireCall, refusal_words
+from ..conversation import (
+    Instructions,
+    Reader,
+    by_role,
+    checked_conversation,
+    read_content,
+    read_text,
+    tool_result,
+    without_blank_texts,
+)
+from ..fields import (
     NUMBER,
     Fields,
-    Instructions,
     Names,
-    Naming,
     Part,
-    Reader,
-    WireCall,
     arguments,
-    by_role,
     check_types,
     checked_arguments,
-    checked_conversation,
     model_name,
     objects,
     one_of,
     optional,
-    read_content,
     read_parameters,
-    read_text,
-    refusal_words,
     refuse,
     required,
     stop_texts,
-    tool_result,
-    without_blank_texts,
 )
 from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools, refuse_logprobs
 from ..streams import SSE_DONE, EventStream, SentTexts, sse

@@ -10,25 +10,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ... import redact
 from ...domain.lineage import answer_text
 from ...domain.models import JSON, Finished, Started, Turn, TurnEvent, TurnOptions
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
+from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import (
-    NUMBER,
-    Fields,
-    Names,
-    Naming,
-    WireCall,
-    read_parameters,
-    refusal_words,
-    stop_texts,
-)
+from ..common import Naming, WireCall, refusal_words
+from ..fields import NUMBER, Fields, Names, read_parameters, stop_texts
 from ..google import checked_model, either, json_schema, lowered
+from ..schemas import TEXT, error_schema
 from ..streams import EventStream, SentTexts, sse
 from . import content as generate_content
-from .errors import google_error
 from .tools import read_choice, read_tools
 
 WIRE = "generate"
@@ -159,6 +153,37 @@ def _refuse_unsupported(body: Mapping[str, Any], config: Mapping[str, Any]) -> N
     modalities = either(config, "responseModalities", list, _CONFIG)
     if modalities and [str(one).upper() for one in modalities] != ["TEXT"]:
         raise InvalidRequest('responseModalities: only ["TEXT"] is supported', param=f"{_CONFIG}.responseModalities")
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+# google.rpc.Code by HTTP status, as its `code.proto` maps them.
+_GOOGLE_STATUSES = {
+    400: "INVALID_ARGUMENT", 401: "UNAUTHENTICATED", 403: "PERMISSION_DENIED", 404: "NOT_FOUND", 405: "UNIMPLEMENTED",
+    409: "ABORTED", 413: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 499: "CANCELLED", 500: "INTERNAL",
+    504: "DEADLINE_EXCEEDED",
+}  # fmt: skip
+
+
+def google_error(error: ProxyError, request_id: str) -> JSON:
+    """`{"error": {code, message, status, details}}`."""
+    status = _GOOGLE_STATUSES.get(error.status, "UNAVAILABLE" if error.status > 500 else "INVALID_ARGUMENT")
+    metadata = {"request_id": request_id} | ({"field": error.param} if error.param is not None else {})
+    info = {
+        "@type": "type.googleapis.com/google.rpc.ErrorInfo",
+        "reason": error.code,
+        "domain": "cli-session-proxy",
+        "metadata": metadata,
+    }
+    message = redact.text(error.message)
+    return {"error": {"code": error.status, "message": message, "status": status, "details": [info]}}
+
+
+GOOGLE = ErrorShape(
+    "google",
+    google_error,
+    error_schema({"code": {"type": "integer"}, "message": TEXT, "status": TEXT, "details": {"type": "array"}}),
+)
 
 
 # --- answers ----------------------------------------------------------------------------------------------

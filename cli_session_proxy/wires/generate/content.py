@@ -13,7 +13,8 @@ from ...domain import limits
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_file, is_web_address
-from ..common import Part, checked_conversation, objects, tool_result, without_blank_texts, wrong_type
+from ..conversation import checked_conversation, tool_result, without_blank_texts
+from ..fields import Part, objects, wrong_type
 from ..google import either, standard_base64
 
 _KINDS = "text, inlineData, fileData, functionCall or functionResponse"

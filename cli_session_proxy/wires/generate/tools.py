@@ -9,7 +9,7 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..common import Part, objects, optional, required
+from ..fields import Part, objects, optional, required
 from ..google import checked_mode, either, json_schema, lowered
 
 _HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")

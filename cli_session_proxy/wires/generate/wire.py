@@ -18,7 +18,6 @@ from ..base import AddressClaim, Models, Wire
 from ..google import checked_model
 from ..schemas import OBJECT, OBJECTS, TEXT_OR_NULL, body
 from . import body as generate
-from .errors import GOOGLE
 
 _CONTENT = body({"parts": {"type": "array", "items": body({}, text={"type": "string"})}}, role=TEXT_OR_NULL)
 BODY = body(
@@ -83,7 +82,7 @@ WIRE = Wire(
             "/v1/models", by=lambda asked: "x-goog-api-key" in asked.headers or _KEY.search(asked.query) is not None
         ),
     ),
-    errors=GOOGLE,
+    errors=generate.GOOGLE,
     routes=GenerateRoutes,
     models=Models(generate.model_info, generate.model_list),
     bases=("/v1/", "/v1beta/"),

@@ -18,11 +18,10 @@ from ...domain.models import JSON, Status, Tool, ToolChoice, Turn, TurnOptions, 
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from .. import common
-from ..common import (
+from ..common import KeptCall, Naming
+from ..fields import (
     Fields,
-    KeptCall,
     Names,
-    Naming,
     check_types,
     one_of,
     optional,

@@ -10,16 +10,8 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, is_web_address
-from ..common import (
-    Part,
-    checked_conversation,
-    objects,
-    optional,
-    required,
-    tool_result,
-    without_blank_texts,
-    wrong_type,
-)
+from ..conversation import checked_conversation, tool_result, without_blank_texts
+from ..fields import Part, objects, optional, required, wrong_type
 from ..google import standard_base64
 
 _CONTENTS = ("text", "image", "audio", "document", "video")

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from typing import Any
 
+from ... import redact
 from ...domain.models import (
     JSON,
     Block,
@@ -29,25 +30,24 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
+from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import (
+from ..common import Naming, WireCall, refusal_words
+from ..fields import (
     MODEL_PREFIXES,
     Fields,
     Names,
-    Naming,
-    WireCall,
     model_name,
     one_of,
     optional,
     read_parameters,
-    refusal_words,
     required,
     stop_texts,
     wrong_type,
 )
+from ..schemas import TEXT, error_schema
 from ..streams import EventStream, opened, sse_event
 from . import content as messages_content
-from .errors import anthropic_error
 from .tools import read_choice, read_tools
 
 WIRE = "messages"
@@ -159,6 +159,35 @@ def _refuse_unsupported(body: Mapping[str, Any]) -> None:
         raise InvalidRequest(
             "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
         )
+
+
+# --- errors -----------------------------------------------------------------------------------------------
+
+# anthropic 2.11, types/shared/error_type.py, which has no type for 405 and 499.
+_ANTHROPIC_TYPES = {
+    400: "invalid_request_error", 401: "authentication_error", 403: "permission_error", 404: "not_found_error",
+    405: "invalid_request_error", 409: "conflict_error", 413: "invalid_request_error", 429: "rate_limit_error",
+    499: "api_error", 504: "timeout_error", 529: "overloaded_error",
+}  # fmt: skip
+
+
+def anthropic_error(error: ProxyError, request_id: str) -> JSON:
+    """`{"type": "error", "error": {type, message, details}, "request_id"}`."""
+    kind = _ANTHROPIC_TYPES.get(error.status, "api_error")
+    details: JSON = {"error_code": error.detail.get("error_code", error.code)}
+    if error.param is not None:
+        details["param"] = error.param
+    body = {"type": kind, "message": redact.text(error.message), "details": details}
+    return {"type": "error", "error": body, "request_id": request_id}
+
+
+ANTHROPIC = ErrorShape(
+    "anthropic",
+    anthropic_error,
+    error_schema(
+        {"type": TEXT, "message": TEXT, "details": {"type": "object"}}, type={"const": "error"}, request_id=TEXT
+    ),
+)
 
 
 # --- answers ----------------------------------------------------------------------------------------------

@@ -11,21 +11,18 @@ from functools import partial
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, base64_file, base64_image, document, is_web_address
-from ..common import (
+from ..conversation import (
     Instructions,
-    Part,
     Reader,
     by_role,
     checked_conversation,
-    optional,
     read_content,
     read_text,
-    required,
     tool_result,
     typed_blocks,
     without_blank_texts,
-    wrong_type,
 )
+from ..fields import Part, optional, required, wrong_type
 
 # Claude Code begins its system prompt with this header, in a block of its own. If it were joined with the next block,
 # the CLI would take the whole prompt for the header, and send it without a cache mark.

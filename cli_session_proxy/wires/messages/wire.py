@@ -14,7 +14,6 @@ from ..base import AddressClaim, Models, Wire
 from ..schemas import FLAG, MODEL, NUMBER, OBJECT, OBJECTS, TEXT_OR_OBJECTS, TEXTS, THINKING, body
 from ..schemas import messages as conversation
 from . import body as messages
-from .errors import ANTHROPIC
 
 BODY = body(
     {"messages": conversation("user", "assistant"), "max_tokens": {"type": "integer"}},
@@ -40,7 +39,7 @@ WIRE = Wire(
         AddressClaim("/v1/messages"),
         AddressClaim("/v1/models", by=lambda asked: "anthropic-version" in asked.headers),
     ),
-    errors=ANTHROPIC,
+    errors=messages.ANTHROPIC,
     routes=routes,
     models=Models(messages.model_info, messages.model_list),
 )

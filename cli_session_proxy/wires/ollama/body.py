@@ -28,20 +28,8 @@ from ...domain.models import (
 )
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..common import (
-    NUMBER,
-    Fields,
-    Names,
-    Naming,
-    WireCall,
-    check_types,
-    model_name,
-    optional,
-    read_parameters,
-    refusal_words,
-    stop_texts,
-    wrong_type,
-)
+from ..common import Naming, WireCall, refusal_words
+from ..fields import NUMBER, Fields, Names, check_types, model_name, optional, read_parameters, stop_texts, wrong_type
 from ..openai import Offered, read_tools, refuse_logprobs
 from ..streams import SentTexts
 from . import messages as ollama_messages

@@ -14,7 +14,8 @@ from typing import Any
 from ...domain.models import Block, Message
 from ...errors import InvalidRequest
 from ..blocks import OpenCalls, base64_image
-from ..common import Instructions, by_role, checked_conversation, objects, optional, required, tool_result, wrong_type
+from ..conversation import Instructions, by_role, checked_conversation, tool_result
+from ..fields import objects, optional, required, wrong_type
 
 ROLES = ("system", "user", "assistant", "tool")
 

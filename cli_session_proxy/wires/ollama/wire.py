@@ -18,7 +18,8 @@ from ...settings import MODELS, Settings
 from ..answers import reply
 from ..asgi import About, JSONAnswer, add, has_left, read_call
 from ..base import AddressClaim, ErrorShape, Wire
-from ..common import Naming, model_name, optional
+from ..common import Naming
+from ..fields import model_name, optional
 from ..schemas import FLAG, FUNCTIONS, MODEL, NUMBER, OBJECT, TEXT, TEXT_OR_NULL, TEXTS, body
 from . import body as ollama
 

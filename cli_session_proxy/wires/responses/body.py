@@ -18,12 +18,11 @@ from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
 from ...domain.structured import read_format
 from ...errors import InvalidRequest
 from .. import common
-from ..common import (
+from ..common import KeptCall, Naming
+from ..fields import (
     NUMBER,
     Fields,
-    KeptCall,
     Names,
-    Naming,
     check_types,
     model_name,
     one_of,

@@ -16,7 +16,7 @@ from typing import Any
 from ...domain.models import JSON, Message
 from ...domain.reminders import reminder
 from ...errors import ContextTooLong
-from ..common import optional
+from ..fields import optional
 
 _SEAL = "csp1:"
 # The largest decompressed item: a small item must not become huge.

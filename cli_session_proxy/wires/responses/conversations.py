@@ -13,7 +13,8 @@ from typing import TypeVar
 from ...domain.identifiers import conversation_id
 from ...domain.models import JSON, Agent, Item
 from ...errors import InvalidRequest, NotFound
-from ..common import Fields, Naming, canonical
+from ..common import Naming, canonical
+from ..fields import Fields
 from .body import checked_metadata
 from .items import written
 

@@ -17,21 +17,10 @@ from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
 from ..blocks import BY_DATA, image_block, named_file
-from ..common import (
-    Reader,
-    arguments,
-    checked_arguments,
-    objects,
-    optional,
-    read_content,
-    read_text,
-    required,
-    tool_result,
-    wrong_type,
-)
+from ..conversation import Reader, read_content, read_text, tool_result
+from ..fields import arguments, checked_arguments, objects, optional, required, wrong_type
+from . import published
 from .compaction import unsealed
-from .published import PUBLISHED
-from .published import result as published_result
 from .tools import Shapes, flat
 
 # Page sizes: OpenAI's limits and default.
@@ -141,14 +130,14 @@ _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
     "message": _message, "function_call": _call, "function_call_output": _function_output,
     "custom_tool_call": _call, "custom_tool_call_output": _function_output,
     "compaction": unsealed,
-    **{f"{kind}_call": known.message for kind, known in PUBLISHED.items()},
-    **{f"{kind}_call_output": published_result for kind in PUBLISHED},
+    **{f"{name}_call": published.read_call for name in published.PREFIXES},
+    **{f"{name}_call_output": published.read_result for name in published.PREFIXES},
 }  # fmt: skip
 # Prefixes of item ids.
 _PREFIXES = {
     "message": "msg", "reasoning": "rs", "function_call": "fc", "function_call_output": "fco",
     "custom_tool_call": "ctc", "custom_tool_call_output": "ctco", "compaction": "cmp",
-    **{f"{kind}_call": known.prefix for kind, known in PUBLISHED.items()},
+    **{f"{name}_call": prefix for name, prefix in published.PREFIXES.items()},
 }  # fmt: skip
 # Ignored items: encrypted reasoning, tools (read by `brought`), and tools that OpenAI ran.
 _SILENT = frozenset({"reasoning", "additional_tools", "compaction_trigger", "mcp_list_tools"})

@@ -7,13 +7,19 @@ same call, so that its history is recognised. Types as in openai 2.54.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Mapping
 
 from ...domain.models import JSON, Block, Message, Tool
 from ..blocks import image_block
-from ..common import optional, required, tool_result
+from ..conversation import tool_result
+from ..fields import Part, optional, required
+
+# The model's name of a tool, by the tool's type. A call's item has the type `{name}_call`.
+NAMES: Mapping[str, str] = {
+    "shell": "shell", "local_shell": "local_shell", "apply_patch": "apply_patch", "computer_use_preview": "computer",
+}  # fmt: skip
+# The prefix of the item's id, by the model's name.
+PREFIXES: Mapping[str, str] = {"shell": "sh", "local_shell": "lsh", "apply_patch": "apc", "computer": "cu"}
 
 _TEXT: JSON = {"type": "string"}
 _NUMBER: JSON = {"type": "integer"}
@@ -21,129 +27,75 @@ _TEXTS: JSON = {"type": "array", "items": _TEXT, "minItems": 1}
 _POINT: JSON = {"type": "object", "properties": {"x": _NUMBER, "y": _NUMBER}, "required": ["x", "y"]}
 
 
-@dataclass(frozen=True, slots=True)
-class Published:
-    """`name` is what the model calls, `key` the item's field that holds the arguments; `prefix` begins the item's "
-    "id."""
-
-    name: str
-    key: str
-    prefix: str
-    tool: Callable[[Mapping[str, Any], str], Tool | None]
-    shown: Callable[[JSON], JSON] = dict
-    read: Callable[[JSON], JSON] = dict
-
-    def item(self, kind: str, block: Block, key: str, n: int) -> JSON:
-        """A call as an item for the client."""
-        item: JSON = {"id": f"{self.prefix}_{key}_{n}", "type": f"{kind}_call", "status": "completed"}
-        item |= {"call_id": block["id"], self.key: self.shown(block["input"])}
-        return {**item, "pending_safety_checks": []} if kind == "computer" else item
-
-    def message(self, item: Mapping[str, Any], where: str) -> Message:
-        """The message of such an item in a client's history."""
-        call_id = item.get("call_id") or required(item, "id", str, where)
-        given = optional(item, self.key, dict, where) or {}
-        return Message(
-            "assistant", ({"type": "tool_use", "id": str(call_id), "name": self.name, "input": self.read(given)},)
+def tool_of(kind: str, tool: Part, where: str) -> Tool | None:
+    """The tool for the model, of a tool of this type. None if OpenAI would run it: a shell in its own container."""
+    properties: dict[str, JSON]
+    if kind == "shell":
+        environment = optional(tool, "environment", dict, where) or {}
+        if environment.get("type") not in (None, "local"):
+            return None
+        text = "Run shell commands on the caller's machine, each in turn; what each prints and its exit code come back."
+        properties = {"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER}
+        needed = ["commands"]
+    elif kind == "local_shell":
+        text = "Run one command on the caller's machine: a program and its arguments, not a line for a shell."
+        properties = {"command": _TEXTS, "working_directory": _TEXT, "timeout_ms": _NUMBER}
+        needed = ["command"]
+    elif kind == "apply_patch":
+        text = (
+            "Create, update or delete one file. diff is a V4A diff: for a new file every line with + in front; for an "
+            "update sections that begin with @@ and a line to find the place by, then lines with a space (context), - "
+            "or + in front; for a deletion empty."
         )
+        properties = {
+            "type": {"enum": ["create_file", "update_file", "delete_file"]}, "path": _TEXT, "diff": _TEXT,
+        }  # fmt: skip
+        needed = ["type", "path", "diff"]
+    else:
+        wide, high = (required(tool, f"display_{name}", int, where) for name in ("width", "height"))
+        text = (
+            f"Use a screen ({required(tool, 'environment', str, where)}) of {wide} x {high} pixels with a mouse and a "
+            "keyboard, one action a call; x and y count from the top left. click takes x, y and button; double_click "
+            "and move x and y; scroll x, y, scroll_x and scroll_y; drag a path; keypress keys; type a text. Each call "
+            "is answered with a screenshot."
+        )
+        actions = ["click", "double_click", "drag", "keypress", "move", "screenshot", "scroll", "type", "wait"]
+        properties = {
+            "type": {"enum": actions}, "x": _NUMBER, "y": _NUMBER, "text": _TEXT, "keys": _TEXTS, "scroll_x": _NUMBER,
+            "scroll_y": _NUMBER, "path": {"type": "array", "items": _POINT},
+            "button": {"enum": ["left", "right", "wheel", "back", "forward"]},
+        }  # fmt: skip
+        needed = ["type"]
+    schema: JSON = {"type": "object", "properties": properties, "required": needed, "additionalProperties": False}
+    return Tool(NAMES[kind], text, schema, strict=True)
 
 
-def _object(names: Mapping[str, JSON], *wanted: str) -> JSON:
-    return {"type": "object", "properties": dict(names), "required": list(wanted), "additionalProperties": False}
+def item_of(name: str, block: Block, item_id: str) -> JSON:
+    """A call of the tool of this name as an item for the client."""
+    item: JSON = {"id": item_id, "type": f"{name}_call", "status": "completed", "call_id": block["id"]}
+    given: JSON = block["input"]
+    if name == "apply_patch":
+        deletes = given.get("type") == "delete_file"
+        return {**item, "operation": {key: value for key, value in given.items() if key != "diff" or not deletes}}
+    if name == "local_shell":
+        return {**item, "action": {"type": "exec", "env": {}, **given}}
+    return {**item, "action": given, **({"pending_safety_checks": []} if name == "computer" else {})}
 
 
-def _shell(tool: Mapping[str, Any], where: str) -> Tool | None:
-    """The shell tool; None if OpenAI would run its container."""
-    environment = optional(tool, "environment", dict, where) or {}
-    if environment.get("type") not in (None, "local"):
-        return None
-    return Tool(
-        "shell",
-        "Run shell commands on the caller's machine, each in turn; what each prints and its exit code come back.",
-        _object({"commands": _TEXTS, "timeout_ms": _NUMBER, "max_output_length": _NUMBER}, "commands"),
-        strict=True,
-    )
+def read_call(item: Part, where: str) -> Message:
+    """The message of such an item in a client's history: the inverse of `item_of`."""
+    name = str(item["type"]).removesuffix("_call")
+    call_id = item.get("call_id") or required(item, "id", str, where)
+    given = optional(item, "operation" if name == "apply_patch" else "action", dict, where) or {}
+    if name == "apply_patch":
+        given = {**given, "diff": given.get("diff") or ""}
+    else:
+        added = ("type", "env") if name == "local_shell" else ()
+        given = {key: value for key, value in given.items() if key not in added and value is not None}
+    return Message("assistant", ({"type": "tool_use", "id": str(call_id), "name": name, "input": given},))
 
 
-def _local_shell(tool: Mapping[str, Any], where: str) -> Tool:  # noqa: ARG001 - as its neighbours
-    names = {"command": _TEXTS, "working_directory": _TEXT, "timeout_ms": _NUMBER}
-    return Tool(
-        "local_shell",
-        "Run one command on the caller's machine: a program and its arguments, not a line for a shell.",
-        _object(names, "command"),
-        strict=True,
-    )
-
-
-def _apply_patch(tool: Mapping[str, Any], where: str) -> Tool:  # noqa: ARG001 - as its neighbours
-    kinds = {"enum": ["create_file", "update_file", "delete_file"]}
-    return Tool(
-        "apply_patch",
-        "Create, update or delete one file. diff is a V4A diff: for a new file every line with + in front; for an "
-        "update "
-        "sections that begin with @@ and a line to find the place by, then lines with a space (context), - or + in "
-        "front; "
-        "for a deletion empty.",
-        _object({"type": kinds, "path": _TEXT, "diff": _TEXT}, "type", "path", "diff"),
-        strict=True,
-    )
-
-
-def _computer(tool: Mapping[str, Any], where: str) -> Tool:
-    wide, high = (required(tool, f"display_{name}", int, where) for name in ("width", "height"))
-    system = required(tool, "environment", str, where)
-    kinds = ["click", "double_click", "drag", "keypress", "move", "screenshot", "scroll", "type", "wait"]
-    names: dict[str, JSON] = {
-        "type": {"enum": kinds}, "x": _NUMBER, "y": _NUMBER, "text": _TEXT, "keys": _TEXTS, "scroll_x": _NUMBER,
-        "scroll_y": _NUMBER, "path": {"type": "array", "items": _POINT},
-        "button": {"enum": ["left", "right", "wheel", "back", "forward"]},
-    }  # fmt: skip
-    return Tool(
-        "computer",
-        f"Use a screen ({system}) of {wide} x {high} pixels with a mouse and a keyboard, one action a call; x and y "
-        "count from "
-        "the top left. click takes x, y and button; double_click and move x and y; scroll x, y, scroll_x and "
-        "scroll_y; drag a "
-        "path; keypress keys; type a text. Each call is answered with a screenshot.",
-        _object(names, "type"),
-        strict=True,
-    )
-
-
-def _executed(given: JSON) -> JSON:
-    return {"type": "exec", "env": {}, **given}
-
-
-def _execution(action: JSON) -> JSON:
-    return {name: value for name, value in action.items() if name not in ("type", "env") and value is not None}
-
-
-def _operation(given: JSON) -> JSON:
-    return {name: value for name, value in given.items() if name != "diff" or given.get("type") != "delete_file"}
-
-
-def _patched(operation: JSON) -> JSON:
-    return {**operation, "diff": operation.get("diff") or ""}
-
-
-def _without_nulls(action: JSON) -> JSON:
-    return {name: value for name, value in action.items() if value is not None}
-
-
-# By tool type, except for `computer_use_preview`, whose items are `computer_call`.
-PUBLISHED: Mapping[str, Published] = {
-    "shell": Published("shell", "action", "sh", _shell, read=_without_nulls),
-    "local_shell": Published("local_shell", "action", "lsh", _local_shell, _executed, _execution),
-    "apply_patch": Published("apply_patch", "operation", "apc", _apply_patch, _operation, _patched),
-    "computer": Published("computer", "action", "cu", _computer, read=_without_nulls),
-}
-TYPES: Mapping[str, str] = {
-    **{kind: kind for kind in PUBLISHED if kind != "computer"},
-    "computer_use_preview": "computer",
-}
-
-
-def result(item: Mapping[str, Any], where: str) -> Message:
+def read_result(item: Part, where: str) -> Message:
     """The result of such a tool: a shell's outputs, or a computer's screenshot."""
     call_id = item.get("call_id") or required(item, "id", str, where)
     output = item.get("output")

@@ -27,7 +27,8 @@ from ...domain.models import JSON, Finished, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, ProxyError, RequestTooLarge
 from ..asgi import as_proxy_error, named, owner_of, read_aside
-from ..common import Naming, optional, required, retry_headers, wrong_type
+from ..common import Naming, retry_headers
+from ..fields import optional, required, wrong_type
 from ..openai import openai_error
 from . import body as responses
 from .body import ResponsesCall, response_id

@@ -14,14 +14,14 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Block, Tool
 from ...errors import InvalidRequest
-from ..common import objects, optional, required
+from ..fields import objects, optional, required
 from ..openai import custom_tool, hosted_name, read_tool
-from .published import PUBLISHED, TYPES
+from . import published
 
 
 @dataclass(frozen=True, slots=True)
 class Shapes:
-    """By the model's name of a tool: [`function`, `custom_tool` or a key of `PUBLISHED`, its namespace or "", its name
+    """By the model's name of a tool: [`function`, `custom_tool` or a name of `published`, its namespace or "", its name
     there]."""
 
     of: Mapping[str, list[str]] = field(default_factory=dict)
@@ -30,8 +30,8 @@ class Shapes:
         """A call as an item for the client."""
         name = str(block["name"])
         kind, space, name = self.of.get(name, ["function", "", name])
-        if kind in PUBLISHED:
-            return PUBLISHED[kind].item(kind, block, key, n)
+        if kind in published.PREFIXES:
+            return published.item_of(kind, block, f"{published.PREFIXES[kind]}_{key}_{n}")
         item: JSON = {"type": f"{kind}_call", "status": "completed", "call_id": block["id"], "name": name}
         if space:
             item["namespace"] = space
@@ -115,8 +115,8 @@ class _Offers:
     def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
         """The tool for the model; None for one that OpenAI would run, or without a known schema."""
         kind = optional(tool, "type", str, here) or "function"
-        if kind in TYPES and not space and (known := PUBLISHED[TYPES[kind]].tool(tool, here)) is not None:
-            self.shapes[known.name] = [TYPES[kind], "", known.name]
+        if kind in published.NAMES and not space and (known := published.tool_of(kind, tool, here)) is not None:
+            self.shapes[known.name] = [known.name, "", known.name]
             self.tools.append(known)
             return known
         if kind not in ("function", "custom"):
@@ -155,4 +155,4 @@ def _chosen(wanted: JSON) -> JSON | None:
     kind = optional(wanted, "type", str, "tool_choice") or "function"
     if kind in ("function", "custom"):
         return {**wanted, "type": "function"}
-    return {"type": "function", "name": PUBLISHED[TYPES[kind]].name} if kind in TYPES else None
+    return {"type": "function", "name": published.NAMES[kind]} if kind in published.NAMES else None

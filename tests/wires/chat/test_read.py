@@ -15,7 +15,8 @@ from cli_session_proxy.domain.models import Message
 from cli_session_proxy.domain.reminders import reminder
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.chat import body as chat
-from cli_session_proxy.wires.common import Naming, parse_body
+from cli_session_proxy.wires.common import Naming
+from cli_session_proxy.wires.fields import parse_body
 
 HELLO = [{"role": "user", "content": "hello"}]
 PIXEL = "iVBORw0KGgo="
