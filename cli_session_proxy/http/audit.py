@@ -128,7 +128,15 @@ class Audit:
 
     def keys(self, var: Path, now: Mapping[str, str]) -> None:
         """Log the names of the keys if they have changed since the last entry. `now`: the secrets by name."""
-        salt = _salt(var / SALT)
+        try:
+            make_private(var)
+            handle = os.open(var / SALT, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        except FileExistsError:
+            pass
+        else:
+            with open(handle, "wb") as file:
+                file.write(secrets.token_bytes(32))
+        salt = read_secret(var / SALT, SALT)
         marks = {name: hmac.new(salt, secret.encode(), hashlib.sha256).hexdigest()[:16] for name, secret in now.items()}
         last = [one.detail.get("keys") for one in self.lines() if one.type == "keys"]
         before = last[-1] if last and isinstance(last[-1], dict) else {}
@@ -259,14 +267,3 @@ def _read(line: str) -> AuditLine | None:
         return AuditLine.from_json(value)
     except (ValueError, TypeError, AttributeError):
         return None
-
-
-def _salt(path: Path) -> bytes:
-    try:
-        make_private(path.parent)
-        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except FileExistsError:
-        return read_secret(path, SALT)
-    with open(handle, "wb") as file:
-        file.write(secrets.token_bytes(32))
-    return read_secret(path, SALT)

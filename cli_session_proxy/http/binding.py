@@ -7,7 +7,6 @@ import errno
 import ipaddress
 import os
 import socket
-import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -133,7 +132,12 @@ def _unix(path: Path) -> socket.socket:
     """Created with mode 0600. A socket without a listener is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        _clear(path)
+        if path.exists() or path.is_symlink():
+            if not path.is_socket() or path.is_symlink():
+                raise ConfigError(f"--uds {path} exists and is not a socket: not touched, choose another path")
+            if answers(path):
+                raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")
+            path.unlink()
         mask = os.umask(0o177)
         try:
             listener.bind(str(path))
@@ -148,18 +152,6 @@ def _unix(path: Path) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-def _clear(path: Path) -> None:
-    try:
-        status = path.lstat()
-    except FileNotFoundError:
-        return
-    if not stat.S_ISSOCK(status.st_mode):
-        raise ConfigError(f"--uds {path} exists and is not a socket: not touched, choose another path")
-    if answers(path):
-        raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")
-    path.unlink()
 
 
 def answers(path: Path) -> bool:

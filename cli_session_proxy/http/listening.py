@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import uvicorn
 
@@ -56,6 +57,7 @@ class Listening(uvicorn.Server):
 
     async def _accept(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
+        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
         listener.setblocking(False)
         while True:
             try:
@@ -64,27 +66,22 @@ class Listening(uvicorn.Server):
                 await asyncio.sleep(POLL)
                 continue
             try:
-                await self._wait_for_room()
-                await loop.connect_accepted_socket(self._connection, client)
+                while not self.has_room():
+                    self._full_since = self._full_since or loop.time()
+                    if loop.time() - self._full_since >= REFUSE_AFTER:
+                        break  # refused, like all until there is room
+                    await asyncio.sleep(POLL)
+                else:
+                    self._full_since = None
+                connection = partial(
+                    made, config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+                )
+                await loop.connect_accepted_socket(connection, client)
             except OSError:  # it has left meanwhile
                 client.close()
             except BaseException:
                 client.close()
                 raise
-
-    async def _wait_for_room(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while not self.has_room():
-            if self._full_since is None:
-                self._full_since = clock()
-            if clock() - self._full_since >= REFUSE_AFTER:
-                return  # refused, like all until there is room
-            await asyncio.sleep(POLL)
-        self._full_since = None
-
-    def _connection(self) -> asyncio.Protocol:
-        made: Callable[..., asyncio.Protocol] = self.config.http_protocol_class
-        return made(config=self.config, server_state=self.server_state, app_state=self.lifespan.state)
 
     async def main_loop(self) -> None:
         tick = 0

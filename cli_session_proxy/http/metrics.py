@@ -213,27 +213,21 @@ class TelemetryMetrics(Collector):
         yield CounterMetricFamily(f"{NAMESPACE}_traces_lost", text, self._lost())
 
 
-class MetricsRoute:
-    """`GET /metrics`; needs a key if there are keys."""
+def add_metrics(app: Starlette, engine: Engine, keys: Keys) -> None:
+    """Serve `GET /metrics`, which needs a key if there are keys."""
+    metrics, budgets = Metrics(engine), BudgetMetrics(engine.budgets)
+    metrics.registry.register(budgets)
+    engine.observers.append(metrics)
+    app.state.metrics = metrics
 
-    def __init__(self, app: Starlette, engine: Engine, keys: Keys) -> None:
-        self._engine = engine
-        self._keys = keys
-        self._metrics = Metrics(engine)
-        self._budgets = BudgetMetrics(engine.budgets)
-        self._metrics.registry.register(self._budgets)
-        engine.observers.append(self._metrics)
-        app.state.metrics = self._metrics
-        add(app, "GET", "/metrics", self.metrics, About(media=("text/plain",)))
-
-    async def metrics(self, request: Request) -> Response:
-        """What other keys spend is told to operators."""
+    async def handle(request: Request) -> Response:
+        """Only operators are shown what other keys spend."""
         owner = owner_of(request)
-        shown_owner = None if self._keys.is_operator(owner) else owner
-        store, now = self._engine.store, time.time()
+        shown_owner = None if keys.is_operator(owner) else owner
         try:
-            rows = await self._engine.budgets.shown(store, shown_owner, None, now)
+            budgets.rows = await engine.budgets.shown(engine.store, shown_owner, None, time.time())
         except StoreUnavailable:  # all other metrics do not need the store
-            rows = []
-        self._budgets.rows = rows
-        return Response(self._metrics.text(), media_type=MEDIA_TYPE)
+            budgets.rows = []
+        return Response(metrics.text(), media_type=MEDIA_TYPE)
+
+    add(app, "GET", "/metrics", handle, About(media=("text/plain",)))

@@ -33,16 +33,13 @@ HEADERS: Mapping[str, JSON] = {
 }
 
 
-class OpenApiRoute:
-    """Serves the OpenAPI document of the app that it is added to."""
+def add_openapi(app: Starlette, wires: Table) -> None:
+    """Serve the OpenAPI document of all routes of the app."""
 
-    def __init__(self, app: Starlette, wires: Table) -> None:
-        self._wires = wires
-        self._routes = app.routes
-        add(app, "GET", "/openapi.json", self.openapi)
+    async def openapi() -> JSONAnswer:
+        return JSONAnswer(document(app.routes, wires))
 
-    async def openapi(self) -> JSONAnswer:
-        return JSONAnswer(document(self._routes, self._wires))
+    add(app, "GET", "/openapi.json", openapi)
 
 
 def document(routes: Iterable[BaseRoute], wires: Table) -> JSON:
@@ -79,10 +76,23 @@ def _operation(route: Address, about: About, path: str, method: str, wires: Tabl
     parameters += [_parameter("query", name, schema) for name, schema in about.query.items()]
     if about.turn:
         parameters += [_parameter("header", name, schema) for name, schema in HEADERS.items()]
+    shapes = dict.fromkeys(_error_name(wire.errors) for wire in wires.all_of(path))
+    errors = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in shapes]}
+    responses: JSON = {
+        "200": {"description": "done", "content": {one: _shape(one) for one in about.media}},
+        "default": {"description": "an error", "content": {"application/json": {"schema": errors}}},
+    }
+    if path == "/":
+        responses["303"] = {"description": "a browser is led to the page"}
+    if path == "/readyz":
+        responses["503"] = {
+            "description": "it drains, or its store cannot be used",
+            "content": {"application/json": _shape("application/json")},
+        }
     operation: JSON = {
         "operationId": re.sub(r"\W+", "_", f"{method.lower()}{path}").rstrip("_"),
         "parameters": parameters,
-        "responses": _responses(path, about, wires),
+        "responses": responses,
     }
     if summary:
         operation["summary"] = summary
@@ -101,23 +111,6 @@ def _parameter(place: str, name: str, schema: JSON) -> JSON:
         "required": place == "path" or (place, *schema) == ("query", "const"),
         "schema": schema,
     }
-
-
-def _responses(path: str, about: About, wires: Table) -> JSON:
-    shapes = dict.fromkeys(_error_name(wire.errors) for wire in wires.all_of(path))
-    errors = {"anyOf": [{"$ref": f"#/components/schemas/{name}"} for name in shapes]}
-    responses: JSON = {
-        "200": {"description": "done", "content": {one: _shape(one) for one in about.media}},
-        "default": {"description": "an error", "content": {"application/json": {"schema": errors}}},
-    }
-    if path == "/":
-        responses["303"] = {"description": "a browser is led to the page"}
-    if path == "/readyz":
-        responses["503"] = {
-            "description": "it drains, or its store cannot be used",
-            "content": {"application/json": _shape("application/json")},
-        }
-    return responses
 
 
 def _shape(media: str) -> JSON:

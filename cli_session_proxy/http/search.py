@@ -18,7 +18,7 @@ from ..export import search_results
 from ..wires.asgi import About, add, is_on, owner_of, whole_number
 from ..wires.schemas import COUNT, SWITCH, TEXT
 
-# Seconds in which a search takes in what is new; the answer says how far that came.
+# Seconds for indexing new turns before a search; the answer says up to which time turns are indexed.
 INDEXING = 1.0
 HITS = 20
 MAX_HITS = 100
@@ -29,38 +29,37 @@ QUERY: dict[str, JSON] = {
 }  # fmt: skip
 
 
-class SearchRoute:
-    def __init__(self, app: Starlette, engine: Engine) -> None:
-        self._engine = engine
-        add(app, "GET", "/v1/search", self.search, About(query=QUERY))
-
-    async def search(self, request: Request) -> JSON:
+def add_search(app: Starlette, engine: Engine) -> None:
+    async def search(request: Request) -> JSON:
         """`?q=` words, all of which a turn has, or a part of an agent's name or of a session's or turn's id; with
         `since`, `until` (30m, 12h, 7d or a date), `model`, `status`, `repaired=1`, `min_cost`, `limit`."""
-        wanted = _search_of(request)
-        indexed = await self._engine.store.index(INDEXING)
-        return search_results.as_json(wanted, await self._engine.store.search(wanted), indexed)
+        given = request.query_params
+        text, status = given.get("q", ""), given.get("status")
+        if len(text) > MAX_TEXT:
+            raise InvalidRequest(f"q has {len(text)} characters: at most {MAX_TEXT}", param="q")
+        if status is not None and status not in get_args(Status):
+            raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}", param="status")
+        try:
+            min_cost = float(given["min_cost"]) if "min_cost" in given else None
+        except ValueError:
+            min_cost = math.nan
+        if min_cost is not None and not 0 <= min_cost < math.inf:
+            raise InvalidRequest("min_cost must be an amount in dollars, from 0", param="min_cost")
+        query = Search(
+            text,
+            owner_of(request),
+            since=_time(request, "since"),
+            until=_time(request, "until"),
+            model=given.get("model"),
+            status=cast(Status | None, status),
+            repaired=is_on(request, "repaired", default=False),
+            min_cost=min_cost,
+            limit=min(whole_number(request, "limit", HITS) or HITS, MAX_HITS),
+        )
+        indexed = await engine.store.index(INDEXING)
+        return search_results.as_json(query, await engine.store.search(query), indexed)
 
-
-def _search_of(request: Request) -> Search:
-    given = request.query_params
-    text = given.get("q", "")
-    if len(text) > MAX_TEXT:
-        raise InvalidRequest(f"q has {len(text)} characters: at most {MAX_TEXT}", param="q")
-    status = given.get("status")
-    if status is not None and status not in get_args(Status):
-        raise InvalidRequest(f"status must be one of {', '.join(get_args(Status))}", param="status")
-    return Search(
-        text,
-        owner_of(request),
-        since=_time(request, "since"),
-        until=_time(request, "until"),
-        model=given.get("model"),
-        status=cast(Status | None, status),
-        repaired=is_on(request, "repaired", default=False),
-        min_cost=_amount(request, "min_cost"),
-        limit=min(whole_number(request, "limit", HITS) or HITS, MAX_HITS),
-    )
+    add(app, "GET", "/v1/search", search, About(query=QUERY))
 
 
 def _time(request: Request, name: str) -> float | None:
@@ -69,16 +68,3 @@ def _time(request: Request, name: str) -> float | None:
         return None if given is None else moment(given, time.time())
     except (ValueError, OverflowError):
         raise InvalidRequest(f"{name} must be 30m, 12h, 7d, or a date such as 2026-11-20", param=name) from None
-
-
-def _amount(request: Request, name: str) -> float | None:
-    given = request.query_params.get(name)
-    if given is None:
-        return None
-    try:
-        amount = float(given)
-    except ValueError:
-        amount = math.nan
-    if not 0 <= amount < math.inf:
-        raise InvalidRequest(f"{name} must be an amount in dollars, from 0", param=name)
-    return amount

@@ -33,12 +33,12 @@ from .connection import Connection
 from .gate import Gate
 from .keys import MADE_KEY, Keys, make
 from .listening import Listening
-from .metrics import MetricsRoute, TelemetryMetrics
-from .openapi import OpenApiRoute
+from .metrics import TelemetryMetrics, add_metrics
+from .openapi import add_openapi
 from .origins import Origins
 from .repair_lines import RepairLines
 from .routes import Routes
-from .search import SearchRoute
+from .search import add_search
 from .served import Served, announced, place_of
 from .systemd import Systemd
 from .ui.overview import AskLogin
@@ -66,20 +66,9 @@ Archive = Callable[[Engine], Coroutine[Any, Any, None]]
 log = logs.get(__name__)
 
 
-async def idle(settings: Settings, store: Store, say: Say) -> None:
-    """No service."""
-
-
 async def nobody_asked() -> Login:
     """An unknown login: see `AskLogin`."""
     return Login("unknown", None)
-
-
-async def nothing_to_report(_settings: Settings, _keys: Keys) -> AsyncIterator[str]:
-    """No lines."""
-    lines: tuple[str, ...] = ()
-    for line in lines:
-        yield line
 
 
 def create_app(
@@ -90,10 +79,10 @@ def create_app(
     app.router.redirect_slashes = False
     app.state.aside = engine.aside
     table = Table(wires)
-    OpenApiRoute(app, table)
+    add_openapi(app, table)
     keys = Keys(settings)
-    MetricsRoute(app, engine, keys)
-    SearchRoute(app, engine)
+    add_metrics(app, engine, keys)
+    add_search(app, engine)
     Ui(app, engine, keys, ask)
     relay = None
     if (secret := settings.cluster_secret()) is not None:
@@ -120,8 +109,8 @@ async def serve(
     say: Say,
     watchdog: Watchdog,
     progress: MigrationProgress = logged,
-    report: Report = nothing_to_report,
-    beside: Beside = idle,
+    report: Report | None = None,
+    beside: Beside | None = None,
     ask: AskLogin = nobody_asked,
 ) -> None:
     """Listen until SIGTERM or SIGINT, then let running turns end. Raises `ConfigError` before listening.
@@ -130,7 +119,12 @@ async def serve(
     """
     if settings.make_key:
         make(settings.var)
-    _refuse_confined_without_key(settings)
+    confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
+    if confined and settings.uds is None and not Keys(settings):
+        raise ConfigError(
+            f"profile {confined[0]} is confined, but its agents could ask this proxy for every chain over loopback: "
+            "add --make-key (they do not see the key), or --uds PATH"
+        )
     audit = audit_of(settings)
     if audit is not None:
         audit.keys(settings.var, Keys(settings).secrets)
@@ -167,10 +161,10 @@ async def _run(
     settings: Settings,
     listener: socket.socket,
     say: Say,
-    report: Report,
+    report: Report | None,
     repairs: RepairLines,
     watchdog: Watchdog,
-    beside: Beside,
+    beside: Beside | None,
     archive: Archive | None,
 ) -> None:
     server = Server(app, settings)
@@ -191,11 +185,12 @@ async def _run(
         greeting = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
         services = Tasks()
 
-        async def served() -> None:
+        async def run_beside(service: Beside) -> None:
             await server.ready.wait()
-            await beside(settings, engine.store, say)
+            await service(settings, engine.store, say)
 
-        services.serve(served())
+        if beside is not None:
+            services.serve(run_beside(beside))
         if archive is not None:
             services.serve(archive(engine))
         systemd = Systemd.of(os.environ)
@@ -217,16 +212,6 @@ async def _run(
             await asyncio.gather(living, return_exceptions=True)
 
 
-def _refuse_confined_without_key(settings: Settings) -> None:
-    """Refuse confined profiles on a port without keys: their agents could read every chain. Raises `ConfigError`."""
-    confined = sorted(name for name, profile in settings.profiles.items() if profile.confined)
-    if confined and settings.uds is None and not Keys(settings):
-        raise ConfigError(
-            f"profile {confined[0]} is confined, but its agents could ask this proxy for every chain over loopback: "
-            "add --make-key (they do not see the key), or --uds PATH"
-        )
-
-
 def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
     """The service that archives chains once an hour; None if it is not configured. Raises `ConfigError`."""
     if settings.archive_after_days is None or settings.archive_to is None:
@@ -244,7 +229,7 @@ async def _tell(
     listener: socket.socket,
     repairs: RepairLines,
     say: Say,
-    report: Report,
+    report: Report | None,
     other: str | None,
 ) -> None:
     await server.ready.wait()
@@ -253,8 +238,9 @@ async def _tell(
             say(line)
         if other is not None:
             say(f"{other}: the two share its agents, and commands ask the newer one")
-        async for line in report(settings, Keys(settings)):
-            say(line)
+        if report is not None:
+            async for line in report(settings, Keys(settings)):
+                say(line)
         for line in notices(settings, Keys(settings)):
             say(line)
         await repairs.run()

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import atexit
 import concurrent.futures.thread  # noqa: F401 - registers its exit hook before ours: see `_close_at_exit`
+import contextlib
 import os
 import sys
 import threading
@@ -167,7 +168,11 @@ class Runtime:
         await self._stop.wait()
         try:
             async with asyncio.timeout(self._stop_bound()):
-                await self._stop_engine()
+                engine = None
+                with contextlib.suppress(ProxyError):  # else it never started, and its callers got the error
+                    engine = await self._starting if self._starting is not None else None
+                if engine is not None:
+                    await engine.stop()
         finally:
             if self._client is not None:
                 await self._client.aclose()
@@ -184,15 +189,6 @@ class Runtime:
         engine = factory(self._settings)
         await engine.start()
         return engine
-
-    async def _stop_engine(self) -> None:
-        if self._starting is None:
-            return
-        try:
-            engine = await self._starting
-        except ProxyError:
-            return  # it never started, and its callers got this error
-        await engine.stop()
 
     def _stop_bound(self) -> float:
         settings = self._settings

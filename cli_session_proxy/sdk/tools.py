@@ -10,7 +10,7 @@ import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -47,13 +47,26 @@ class Toolbox:
     def __init__(self, functions: Sequence[Function]) -> None:
         self._adapters: dict[str, TypeAdapter[Any]] = {}
         self._functions: dict[str, Function] = {}
-        described = []
+        tools = []
         for at, function in enumerate(functions):
-            tool, adapter = _described(function, f"tools[{at}]")
-            described.append(tool)
-            self._adapters.setdefault(tool.name, adapter)
-            self._functions.setdefault(tool.name, function)
-        self.tools: tuple[Tool, ...] = checked(described)
+            where = f"tools[{at}]"
+            name = getattr(function, "__name__", "")
+            if not callable(function) or not name.isidentifier():
+                raise InvalidRequest(f"{where} must be a named function (def or async def)", param=where)
+            try:
+                adapter: TypeAdapter[Any] = TypeAdapter(cast(Any, function))
+                schema = adapter.json_schema()
+            except (PydanticUserError, NameError, TypeError) as exc:
+                why = str(exc).partition("\n")[0]
+                raise InvalidRequest(
+                    f"{where}: the arguments of {name} cannot be described to a model ({why}): give each a name and a "
+                    "type of JSON's, a pydantic model or a dataclass",
+                    param=where,
+                ) from exc
+            tools.append(Tool(name, inspect.getdoc(function) or "", schema))
+            self._adapters.setdefault(name, adapter)
+            self._functions.setdefault(name, function)
+        self.tools: tuple[Tool, ...] = checked(tools)
 
     async def run(self, calls: Sequence[Call]) -> list[Returned]:
         """Run all calls concurrently. Returns their results in the order of the calls.
@@ -89,23 +102,6 @@ class Toolbox:
         except Exception as exc:  # noqa: BLE001 - whatever a tool raises is its result
             return Returned(call, f"{type(exc).__name__}: {exc}", is_error=True)
         return Returned(call, text)
-
-
-def _described(function: Any, where: str) -> tuple[Tool, TypeAdapter[Any]]:
-    name = getattr(function, "__name__", "")
-    if not callable(function) or not name.isidentifier():
-        raise InvalidRequest(f"{where} must be a named function (def or async def)", param=where)
-    try:
-        adapter: TypeAdapter[Any] = TypeAdapter(function)
-        schema = adapter.json_schema()
-    except (PydanticUserError, NameError, TypeError) as exc:
-        why = str(exc).partition("\n")[0]
-        raise InvalidRequest(
-            f"{where}: the arguments of {name} cannot be described to a model ({why}): give each a name and a type "
-            "of JSON's, a pydantic model or a dataclass",
-            param=where,
-        ) from exc
-    return Tool(name, inspect.getdoc(function) or "", schema), adapter
 
 
 def faults(exc: ValidationError) -> str:

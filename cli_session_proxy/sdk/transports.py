@@ -107,10 +107,24 @@ async def served(here: Runtime, sent: AskRequest) -> AsyncGenerator[AskReply, No
     if sent.agent_id is not None:
         headers["X-Agent-Id"] = encoded_agent_id(sent.agent_id)
     root = sent.base_url.rstrip("/").removesuffix("/v1")
+    # A result cannot be marked as an error here, but the result's text says so.
+    items: list[JSON] = [] if sent.system is None else [{"role": "system", "content": sent.system}]
+    if isinstance(sent.said, str):
+        items.append({"role": "user", "content": sent.said})
+    else:
+        items += [{"type": "function_call_output", "call_id": one.call.id, "output": one.text} for one in sent.said]
+    body: JSON = {"model": sent.model, "input": items}
+    if sent.continues is not None:
+        body["previous_response_id"] = response_id(sent.continues)
+    if sent.schema is not None:
+        body["text"] = {"format": {"type": "json_schema", "name": "output", "schema": sent.schema}}
+    if sent.tools:
+        body["tools"] = [
+            {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
+            for tool in sent.tools
+        ]
     try:
-        answer = await here.client().post(
-            f"{root}/v1/responses", json=_body(sent), headers=headers, timeout=sent.timeout
-        )
+        answer = await here.client().post(f"{root}/v1/responses", json=body, headers=headers, timeout=sent.timeout)
         data = answer.json()
     except httpx.TimeoutException as exc:
         raise TurnTimeout(
@@ -142,26 +156,6 @@ async def served(here: Runtime, sent: AskRequest) -> AsyncGenerator[AskReply, No
         answer_text(texts),
         tuple(Call(item["call_id"], item["name"], _arguments(item["arguments"])) for item in calls),
     )
-
-
-def _body(sent: AskRequest) -> JSON:
-    """The body for Responses. It cannot mark a result as an error, but the result's text says so."""
-    items: list[JSON] = [] if sent.system is None else [{"role": "system", "content": sent.system}]
-    if isinstance(sent.said, str):
-        items.append({"role": "user", "content": sent.said})
-    else:
-        items += [{"type": "function_call_output", "call_id": one.call.id, "output": one.text} for one in sent.said]
-    body: JSON = {"model": sent.model, "input": items}
-    if sent.continues is not None:
-        body["previous_response_id"] = response_id(sent.continues)
-    if sent.schema is not None:
-        body["text"] = {"format": {"type": "json_schema", "name": "output", "schema": sent.schema}}
-    if sent.tools:
-        body["tools"] = [
-            {"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema}
-            for tool in sent.tools
-        ]
-    return body
 
 
 def _arguments(text: str) -> JSON:

@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 from ...backends.base import Login
 from ...domain import times
-from ...domain.models import ANSWERED, FINISHED, JSON
+from ...domain.models import ANSWERED, FINISHED, JSON, Agent
 from ...engine.engine import Engine
 from ...errors import DamagedRow
 from ...export import explain, feed, status
 from ...export.explain import Attention
 from ...export.status import ProxyStatus, Remembered
 from ...export.sums import DAY, DAYS, TURNS, summed
-from ...stores.base import Forgotten, TurnFacts
-from .titles import title_of
+from ...stores.base import Forgotten, Store, TurnFacts
+from .views import preview
 
 # Sums are cached for 2 seconds, or for 50 times as long as they took: an open page costs at most 2 % of a core.
 SUMS_KEPT = 2.0
@@ -52,6 +52,14 @@ class _Sums:
     days: list[JSON]
     models: list[JSON]
     keys: list[JSON]
+
+
+async def title_of(store: Store, agent: Agent) -> str:
+    """The title of an agent, for people: its name, or its first question if it is unnamed."""
+    if agent.named:
+        return agent.agent_id
+    first = (await store.page(agent.key, before_seq=None, limit=1, newest=1)).turns
+    return preview(block for turn in first for one in turn.input for block in one.content) or agent.agent_id
 
 
 class Overview:
@@ -139,19 +147,19 @@ class Overview:
                 newest.setdefault(one.agent_key, one.id)
         seen: dict[str, Remembered] = {}
         for turn_id in newest.values():
-            seen[turn_id] = self._compared.get(turn_id) or await self._compare(turn_id)
+            if (known := self._compared.get(turn_id)) is not None:
+                seen[turn_id] = known
+                continue
+            seen[turn_id] = Remembered(0, 0, 0)
+            with suppress(DamagedRow):  # the turn's page shows the damage
+                turn = await self._engine.store.turn(turn_id)
+                ran = turn is not None and turn.session_id is not None  # an imported turn sent no request
+                request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
+                if request is not None:
+                    seen[turn_id] = Remembered(1, request.turns, request.turns - len(request.missing))
         self._compared = seen
         sums = [sum(getattr(one, name) for one in seen.values()) for name in ("agents", "turns", "sent")]
         return Remembered(*sums) if sums[0] else None
-
-    async def _compare(self, turn_id: str) -> Remembered:
-        with suppress(DamagedRow):  # the turn's page shows the damage
-            turn = await self._engine.store.turn(turn_id)
-            ran = turn is not None and turn.session_id is not None  # an imported turn sent no request
-            request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
-            if request is not None:
-                return Remembered(1, request.turns, request.turns - len(request.missing))
-        return Remembered(0, 0, 0)
 
     async def _running(self, owner: str) -> list[JSON]:
         rows = []

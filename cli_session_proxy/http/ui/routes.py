@@ -24,9 +24,8 @@ from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
 from ..large_turns import TurnRenderer
 from . import views
-from .overview import AskLogin, Overview
+from .overview import AskLogin, Overview, title_of
 from .script import joined
-from .titles import title_of
 
 STATIC = Path(__file__).parent / "static"
 FILES: Mapping[str, str] = {

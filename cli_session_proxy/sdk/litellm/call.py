@@ -41,12 +41,21 @@ class ProviderCall:
 def read(kwargs: Mapping[str, Any], *, stream: bool) -> ProviderCall:
     """Convert LiteLLM's keyword arguments. Raises `InvalidRequest` for an invalid agent name."""
     params = _mapping(kwargs.get("litellm_params"))
-    sent = _client_headers(kwargs, params)
-    body = _body(kwargs, stream=stream)
+    proxied = _mapping(params.get("proxy_server_request"))  # the LiteLLM proxy's own request
+    sent: dict[str, str] = {}
+    for source in (_mapping(params.get("metadata")).get("headers"), proxied.get("headers"), kwargs.get("headers")):
+        sent.update({str(key).lower(): str(value) for key, value in _mapping(source).items()})
+    optional = dict(_mapping(kwargs.get("optional_params")))
+    optional.update(_mapping(optional.get("extra_body")))  # the openai client's way to send unknown fields
+    body: JSON = {"model": kwargs["model"], "messages": kwargs["messages"]}
+    body.update({key: value for key, value in optional.items() if key not in NOT_OURS})
+    if stream:
+        body.update(stream=True, stream_options={"include_usage": True})
     name = _agent_id(sent, body.pop("agent_id", None), params)
-    previous = _mapping(_mapping(params.get("proxy_server_request")).get("body")).get("previous_response_id")
-    if isinstance(previous, str):
-        body["previous_response_id"] = original_id(previous)
+    previous = _mapping(proxied.get("body")).get("previous_response_id")
+    if isinstance(previous, str):  # the id that LiteLLM's Responses bridge made of ours
+        decoded = ResponsesAPIRequestUtils._decode_responses_api_response_id(previous)
+        body["previous_response_id"] = str(decoded.get("response_id") or previous)
     headers = {key: sent[key] for key in FORWARDED if key in sent}
     if name is not None:
         headers["x-agent-id"] = encoded_agent_id(name)
@@ -74,57 +83,25 @@ def _seconds(timeout: Any) -> float | None:
     return seconds
 
 
-def original_id(response_id: str) -> str:
-    """The id that we gave, of the one that LiteLLM's Responses bridge made of it."""
-    decoded = ResponsesAPIRequestUtils._decode_responses_api_response_id(response_id)
-    return str(decoded.get("response_id") or response_id)
-
-
-def _body(kwargs: Mapping[str, Any], *, stream: bool) -> JSON:
-    optional = dict(_mapping(kwargs.get("optional_params")))
-    optional.update(_mapping(optional.get("extra_body")))  # the openai client's way to send unknown fields
-    body: JSON = {"model": kwargs["model"], "messages": kwargs["messages"]}
-    body.update({key: value for key, value in optional.items() if key not in NOT_OURS})
-    if stream:
-        body.update(stream=True, stream_options={"include_usage": True})
-    return body
-
-
-def _client_headers(kwargs: Mapping[str, Any], params: Mapping[str, Any]) -> dict[str, str]:
-    """Headers in lower case: those of the LiteLLM proxy's own request, then those given to the call."""
-    found: dict[str, str] = {}
-    proxied = _mapping(params.get("proxy_server_request")).get("headers")
-    for source in (_mapping(params.get("metadata")).get("headers"), proxied, kwargs.get("headers")):
-        found.update({str(key).lower(): str(value) for key, value in _mapping(source).items()})
-    return found
-
-
 def _agent_id(headers: Mapping[str, str], in_body: Any, params: Mapping[str, Any]) -> str | None:
     """The agent's name, first match wins: header, body, metadata, LiteLLM's session id. `user` is never one."""
     if "x-agent-id" in headers:
         return decoded_agent_id(headers["x-agent-id"].encode("utf-8", "surrogatepass"))
     metadata = _mapping(params.get("metadata"))
     sent = _mapping(_mapping(params.get("proxy_server_request")).get("body"))
+    # Not a session id that LiteLLM made up or took from a trace id: those change with each request.
+    session = params.get("litellm_session_id")
+    is_trace = not metadata.get("session_id") and session == metadata.get("trace_id")
     for value in (
         in_body,
         sent.get("agent_id"),
         metadata.get("agent_id"),
         _mapping(metadata.get("requester_metadata")).get("agent_id"),
-        _session(params, metadata),
+        str(session) if session and not metadata.get(GENERATED_SESSION) and not is_trace else None,
     ):
         if value is not None:
             return checked_agent_id(value)
     return None
-
-
-def _session(params: Mapping[str, Any], metadata: Mapping[str, Any]) -> str | None:
-    """LiteLLM's session id, unless LiteLLM made it up or took it from a trace id: those change with each request."""
-    session = params.get("litellm_session_id")
-    if not session or metadata.get(GENERATED_SESSION):
-        return None
-    if not metadata.get("session_id") and session == metadata.get("trace_id"):
-        return None
-    return str(session)
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

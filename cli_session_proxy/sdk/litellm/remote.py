@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncGenerator, AsyncIterator
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
@@ -49,7 +49,8 @@ async def stream(runtime: Runtime, call: ProviderCall) -> AsyncGenerator[ChatRep
     raise UpstreamError(f"the stream of {call.api_base} was cut before its end: make the call again")
 
 
-def _opened(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> AbstractAsyncContextManager[httpx.Response]:
+@asynccontextmanager
+async def _opened(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> AsyncIterator[httpx.Response]:
     headers = dict(call.headers)
     if call.api_key:
         headers["authorization"] = f"Bearer {call.api_key}"
@@ -60,13 +61,6 @@ def _opened(runtime: Runtime, call: ProviderCall, deadline: Deadline) -> Abstrac
         request = client.build_request("POST", url, json=call.body, headers=headers)
     except (httpx.InvalidURL, httpx.UnsupportedProtocol) as exc:
         raise InvalidRequest(f"api_base {call.api_base!r} is no URL: {exc}", param="api_base") from exc
-    return _response(client, request, call, deadline)
-
-
-@asynccontextmanager
-async def _response(
-    client: httpx.AsyncClient, request: httpx.Request, call: ProviderCall, deadline: Deadline
-) -> AsyncIterator[httpx.Response]:
     response = await _reached(call, deadline, client.send(request, stream=True))
     try:
         if response.is_error:
@@ -83,7 +77,7 @@ async def _response(
 
 
 async def _reached(call: ProviderCall, deadline: Deadline, work: Any) -> Any:
-    """`work`'s result within the deadline, and what can go wrong on the way as our errors."""
+    """The result of `work` within the deadline. Raises `ProxyError`, also for errors of the connection."""
     try:
         return await deadline.wait(work)
     except httpx.ConnectError as exc:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import httpx
 from litellm import exceptions
@@ -33,23 +33,20 @@ _BY_STATUS: dict[int, Callable[..., Exception]] = {
 def translate(error: ProxyError, model: str) -> Exception:
     """The LiteLLM exception of the same status; its text ends with our stable code."""
     headers = {name.lower(): value for name, value in retry_headers(error).items()}
-    exception = _exception(error, model, headers)
-    exception.code = error.code  # type: ignore[attr-defined]  # LiteLLM's exceptions take further attributes
-    exception.param = error.param  # type: ignore[attr-defined]
-    exception.headers = headers  # type: ignore[attr-defined]  # what the LiteLLM proxy answers with
-    return exception
-
-
-def _exception(error: ProxyError, model: str, headers: dict[str, str]) -> Exception:
     message = f"{redact.text(error.message)} [{error.code}]"
     common: dict[str, Any] = {"message": message, "model": model, "llm_provider": PROVIDER}
-    if error.status == 504:
-        return exceptions.Timeout(**common, exception_status_code=504, headers=headers)
     request = httpx.Request("POST", "http://claude-cli/v1/chat/completions")  # only to carry the headers
     response = httpx.Response(error.status, headers=headers, request=request)
-    if isinstance(error, ContextTooLong):
-        return exceptions.ContextWindowExceededError(**common, response=response)
-    kind = _BY_STATUS.get(error.status)
-    if kind is None:
-        return exceptions.APIError(error.status, **common)
-    return kind(**common, response=response)
+    exception: Any
+    if error.status == 504:
+        exception = exceptions.Timeout(**common, exception_status_code=504, headers=headers)
+    elif isinstance(error, ContextTooLong):
+        exception = exceptions.ContextWindowExceededError(**common, response=response)
+    elif error.status in _BY_STATUS:
+        exception = _BY_STATUS[error.status](**common, response=response)
+    else:
+        exception = exceptions.APIError(error.status, **common)
+    exception.code = error.code  # LiteLLM's exceptions take further attributes
+    exception.param = error.param
+    exception.headers = headers  # what the LiteLLM proxy answers with
+    return cast(Exception, exception)
