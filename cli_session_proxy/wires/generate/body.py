@@ -66,8 +66,14 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     # 0 turns it off; -1 lets the model decide
     budget = either(thinking, "thinkingBudget", int, "thinkingConfig")
     thinks = None if budget is None or budget < 0 else budget > 0
-    if either(thinking, "thinkingLevel") is not None:
-        thinks = True
+    effort = effort_of_budget(budget) if budget is not None and budget > 0 else None
+    if (level := either(thinking, "thinkingLevel", str, "thinkingConfig")) is not None:
+        if level.upper() not in EFFORTS:
+            raise InvalidRequest(
+                f"thinkingConfig.thinkingLevel must be one of {', '.join(EFFORTS)}",
+                param=f"{_CONFIG}.thinkingConfig.thinkingLevel",
+            )
+        thinks, effort = True, EFFORTS[level.upper()]
     tools, hosted = read_tools(body)
     request = naming.request(
         WIRE,
@@ -76,7 +82,7 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         messages,
         address=f"/{model}",
         system=system,
-        effort=_effort(thinking),
+        effort=effort,
         options=TurnOptions(
             format=_format(config),
             tools=tools,
@@ -108,20 +114,6 @@ def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of
     inner = either(body, "generateContentRequest", dict) or body
     tools, _ = read_tools(inner)
     return {"totalTokens": estimated_tokens(*generate_content.read(inner, answered=False), tools)}
-
-
-def _effort(thinking: Mapping[str, Any]) -> str | None:
-    level = either(thinking, "thinkingLevel", str, "thinkingConfig")
-    if level is not None:
-        if level.upper() not in EFFORTS:
-            raise InvalidRequest(
-                f"thinkingConfig.thinkingLevel must be one of {', '.join(EFFORTS)}",
-                param=f"{_CONFIG}.thinkingConfig.thinkingLevel",
-            )
-        return EFFORTS[level.upper()]
-    budget = either(thinking, "thinkingBudget", int, "thinkingConfig")
-    # -1: the model decides, as without an effort. 0: no thinking.
-    return None if budget is None or budget <= 0 else effort_of_budget(budget)
 
 
 def _format(config: Mapping[str, Any]) -> JSON | None:
@@ -215,10 +207,6 @@ def usage(turn: Turn) -> JSON:
     }
 
 
-def finish_reason(turn: Turn) -> str:
-    return _FINISH_REASONS.get(turn.stop_reason or "", "STOP")
-
-
 def model_info(name: str, since: int, by: str = "anthropic") -> JSON:  # noqa: ARG001 - every wire's entry takes all three
     """One entry of the models list."""
     name = name.removeprefix("models/")
@@ -247,7 +235,7 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
     candidate: JSON = {"content": {"role": "model", "parts": parts}, "index": 0}
     end: JSON = {}
     if finished is not None:
-        candidate["finishReason"] = finish_reason(finished)
+        candidate["finishReason"] = _FINISH_REASONS.get(finished.stop_reason or "", "STOP")
         if (words := refusal_words(finished)) is not None:
             candidate["finishMessage"] = words
         end = {"usageMetadata": usage(finished)}

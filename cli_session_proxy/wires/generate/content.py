@@ -45,10 +45,14 @@ def read(body: Part, *, answered: bool = True) -> tuple[str | None, tuple[Messag
         conversation.append((where, Message("user", without_blank_texts(tuple(_blocks(content, where, calls))))))
     if answer is not None:
         conversation.append((f"contents[{len(contents) - 1}]", Message("assistant", _joined(answer))))
-    system = _system(body)
+    system = either(body, "systemInstruction")
+    if isinstance(system, dict):
+        system = "\n\n".join(block["text"] for block in _blocks(system, "systemInstruction", None))
+    elif system is not None and not isinstance(system, str):
+        raise wrong_type("systemInstruction", "a content or a string")
     if not answered:
-        return system, tuple(message for _, message in conversation)
-    return system, checked_conversation(conversation)
+        return system or None, tuple(message for _, message in conversation)
+    return system or None, checked_conversation(conversation)
 
 
 def _joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
@@ -59,15 +63,6 @@ def _joined(blocks: Sequence[Block]) -> tuple[Block, ...]:
         some = list(group)
         joined += [{"type": "text", "text": "".join(block["text"] for block in some)}] if is_text else some
     return tuple(joined)
-
-
-def _system(body: Part) -> str | None:
-    system = either(body, "systemInstruction")
-    if system is None or isinstance(system, str):
-        return system or None
-    if not isinstance(system, dict):
-        raise wrong_type("systemInstruction", "a content or a string")
-    return "\n\n".join(block["text"] for block in _blocks(system, "systemInstruction", None)) or None
 
 
 def _blocks(content: Part, where: str, calls: OpenCalls | None) -> list[Block]:
@@ -92,9 +87,19 @@ def _block(part: Part, where: str, calls: OpenCalls | None) -> Block | None:
         return {"type": "text", "text": text} if text else None
     if calls is None:
         raise InvalidRequest(f"{where} must be a text", param=where)
-    for name, reader in (("inlineData", _inline), ("fileData", _file)):
-        if (data := either(part, name, dict, where)) is not None:
-            return reader(data, f"{where}.{name}")
+    if (data := either(part, "inlineData", dict, where)) is not None:
+        here = f"{where}.inlineData"
+        mime, encoded = (either(data, name, str, here) or "" for name in ("mimeType", "data"))
+        return base64_file(mime, standard_base64(encoded), f"{here}.data", either(data, "displayName", str, here))
+    if (data := either(part, "fileData", dict, where)) is not None:
+        here = f"{where}.fileData"
+        uri, mime = either(data, "fileUri", str, here) or "", either(data, "mimeType", str, here) or "image/"
+        if not is_web_address(uri) or not mime.startswith("image/"):
+            raise InvalidRequest(
+                f"{here}.fileUri must be the http(s) URL of an image; of other files send inlineData",
+                param=f"{here}.fileUri",
+            )
+        return {"type": "image", "source": {"type": "url", "url": uri}}
     if (call := either(part, "functionCall", dict, where)) is not None:
         name, given = _named(call, f"{where}.functionCall")
         arguments = either(call, "args", dict, f"{where}.functionCall") or {}
@@ -113,21 +118,3 @@ def _named(call: Part, where: str) -> tuple[str, str | None]:
     if not name:
         raise InvalidRequest(f"{where}.name is missing: it must be a string", param=f"{where}.name")
     return name, either(call, "id", str, where) or None
-
-
-def _inline(data: Part, where: str) -> Block:
-    mime = either(data, "mimeType", str, where) or ""
-    encoded = either(data, "data", str, where) or ""
-    name = either(data, "displayName", str, where)
-    return base64_file(mime, standard_base64(encoded), f"{where}.data", name)
-
-
-def _file(data: Part, where: str) -> Block:
-    uri = either(data, "fileUri", str, where) or ""
-    mime = either(data, "mimeType", str, where) or "image/"
-    if not is_web_address(uri) or not mime.startswith("image/"):
-        raise InvalidRequest(
-            f"{where}.fileUri must be the http(s) URL of an image; of other files send inlineData",
-            param=f"{where}.fileUri",
-        )
-    return {"type": "image", "source": {"type": "url", "url": uri}}

@@ -9,7 +9,7 @@ from typing import Any
 from ...domain.client_tools import checked
 from ...domain.models import JSON, Tool, ToolChoice
 from ...errors import InvalidRequest
-from ..fields import Part, objects, optional, required
+from ..fields import objects, optional, required
 from ..google import checked_mode, either, json_schema, lowered
 
 _HOSTED = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -22,26 +22,20 @@ def read_tools(body: Mapping[str, Any]) -> tuple[tuple[Tool, ...], tuple[str, ..
     hosted: list[str] = []
     for where, tool in objects(tools, "tools"):
         declared = either(tool, "functionDeclarations", list, where)
-        found += [_declared(one, here) for here, one in objects(declared or [], f"{where}.functionDeclarations")]
+        for here, one in objects(declared or [], f"{where}.functionDeclarations"):
+            schema: JSON | None = either(one, "parametersJsonSchema", dict, here, expected="a JSON Schema")
+            if schema is not None:
+                schema = lowered(schema)
+            else:
+                older = either(one, "parameters", dict, here, expected="a schema")
+                schema = json_schema(older) if older else {"type": "object", "properties": {}}
+            description = optional(one, "description", str, here) or ""
+            found.append(Tool(required(one, "name", str, here), description, schema))
         others = [name for name in tool if name not in ("functionDeclarations", "function_declarations")]
         if declared is None and not others:
             raise InvalidRequest(f"{where}: send functionDeclarations", param=where)
         hosted += [f"tools.{name}" if _HOSTED.fullmatch(name) else where for name in others]
     return checked(found), tuple(dict.fromkeys(hosted))
-
-
-def _declared(one: Part, where: str) -> Tool:
-    schema: JSON | None = either(one, "parametersJsonSchema", dict, where, expected="a JSON Schema")
-    if schema is None:
-        older = either(one, "parameters", dict, where, expected="a schema")
-        schema = json_schema(older) if older else {"type": "object", "properties": {}}
-    else:
-        schema = lowered(schema)
-    return Tool(
-        name=required(one, "name", str, where),
-        description=optional(one, "description", str, where) or "",
-        schema=schema,
-    )
 
 
 def read_choice(body: Mapping[str, Any], tools: tuple[Tool, ...]) -> ToolChoice:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 
 from ...domain import limits
 from ...domain.models import JSON, Block, Message, Turn
@@ -14,6 +14,7 @@ from ..conversation import checked_conversation, tool_result, without_blank_text
 from ..fields import Part, objects, optional, required, wrong_type
 from ..google import standard_base64
 
+_STEPS = ("user_input", "model_output", "function_call", "function_result")
 _CONTENTS = ("text", "image", "audio", "document", "video")
 
 
@@ -39,15 +40,33 @@ def read(given: object) -> tuple[Message, ...]:
 
 
 def _step(step: Part, where: str) -> Message | None:
-    kind = step.get("type")
-    if kind == "thought":
-        return None
-    role = step.get("role")
+    kind, role = step.get("type"), step.get("role")
     if kind is None and role in ("user", "model"):  # as in this API's first version
         kind = "user_input" if role == "user" else "model_output"
-    if not isinstance(kind, str) or kind not in _STEPS:
+    if kind == "thought":
+        return None
+    if kind == "user_input":
+        return Message("user", without_blank_texts(_content_of(step, where)))
+    if kind == "model_output":
+        return Message("assistant", _content_of(step, where))
+    if kind == "function_call":
+        call_id, name = (required(step, key, str, where) for key in ("id", "name"))
+        given = required(step, "arguments", dict, where)
+        return Message("assistant", ({"type": "tool_use", "id": call_id, "name": name, "input": given},))
+    if kind != "function_result":
         raise InvalidRequest(f"{where}.type must be one of {', '.join(_STEPS)} or thought", param=f"{where}.type")
-    return _STEPS[kind](step, where)
+    result = step.get("result")
+    content: str | list[Block]
+    if isinstance(result, str):
+        content = result
+    elif isinstance(result, list):
+        content = list(_contents(result, f"{where}.result"))
+    elif isinstance(result, dict):
+        content = json.dumps(result, ensure_ascii=False)
+    else:
+        raise wrong_type(f"{where}.result", "a text, an object or a list of contents")
+    call_id = required(step, "call_id", str, where)
+    return Message("user", (tool_result(call_id, content, is_error=optional(step, "is_error", bool, where)),))
 
 
 def _content_of(step: Part, where: str) -> tuple[Block, ...]:
@@ -91,45 +110,7 @@ def _file(part: Part, kind: str, where: str) -> Block:
     return read(mime, standard_base64(data), f"{where}.data")
 
 
-def _user(step: Part, where: str) -> Message:
-    return Message("user", without_blank_texts(_content_of(step, where)))
-
-
-def _model(step: Part, where: str) -> Message:
-    return Message("assistant", _content_of(step, where))
-
-
-def _call(step: Part, where: str) -> Message:
-    block = {
-        "type": "tool_use",
-        "id": required(step, "id", str, where),
-        "name": required(step, "name", str, where),
-        "input": required(step, "arguments", dict, where),
-    }
-    return Message("assistant", (block,))
-
-
-def _result(step: Part, where: str) -> Message:
-    result = step.get("result")
-    content: str | list[Block]
-    if isinstance(result, str):
-        content = result
-    elif isinstance(result, list):
-        content = list(_contents(result, f"{where}.result"))
-    elif isinstance(result, dict):
-        content = json.dumps(result, ensure_ascii=False)
-    else:
-        raise wrong_type(f"{where}.result", "a text, an object or a list of contents")
-    call_id = required(step, "call_id", str, where)
-    return Message("user", (tool_result(call_id, content, is_error=optional(step, "is_error", bool, where)),))
-
-
-_STEPS: dict[str, Callable[[Part, str], Message]] = {
-    "user_input": _user, "model_output": _model, "function_call": _call, "function_result": _result,
-}  # fmt: skip
-
-
-# --- back -------------------------------------------------------------------------------------------------
+# --- writing----------------------------------------------------------------------------------------------
 
 
 def output_steps(turn: Turn, *, summaries: bool) -> list[JSON]:

@@ -22,7 +22,6 @@ from ...domain.models import (
     BlockStop,
     Finished,
     Started,
-    Tool,
     Turn,
     TurnEvent,
     TurnOptions,
@@ -73,24 +72,43 @@ def read(body: JSON, naming: Naming) -> WireCall:
     most = required(body, "max_tokens", int)
     optional(body, "metadata", dict)
     optional(body, "cache_control", dict)  # the CLI uses the cache by itself
-    _refuse_unsupported(body)
+    if (optional(body, "thread", dict) or {}).get("type") == "continue":
+        raise NotFound(
+            "message threads are not kept here: send the whole conversation, its history is recognised",
+            param="thread.previous_message_id",
+            detail={"error_code": "thread_not_found"},
+        )
+    if optional(body, "mcp_servers", list):
+        raise InvalidRequest(
+            "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
+        )
     unread: list[str] = []
     system, messages = messages_content.read(body, unread=unread)
     tools, hosted = read_tools(body)
-    _check_budget(body, most, tools)
+    thinking = optional(body, "thinking", dict) or {}
+    kind, budget = optional(thinking, "type", str, "thinking"), optional(thinking, "budget_tokens", int, "thinking")
+    if budget is not None and budget >= most and not tools:  # with tools a budget may be for several answers
+        raise InvalidRequest(
+            "max_tokens must be greater than thinking.budget_tokens: the budget is a part of it",
+            param="thinking.budget_tokens",
+        )
+    effort = one_of(optional(body, "output_config", dict) or {}, "effort", EFFORTS, "output_config")
+    thinks = None if kind is None and effort is None else kind not in ("disabled", "between_tools")
+    if effort is None and budget is not None:
+        effort = effort_of_budget(budget)
     request = naming.request(
         WIRE,
         body,
         model_name(body.get("model")),
         messages,
         system=system,
-        effort=_effort(body),
+        effort=effort,
         options=TurnOptions(
             format=_format(body),
             tools=tools,
             tool_choice=read_choice(body, tools),
             stop=stop_texts(body.get("stop_sequences") or [], "stop_sequences"),
-            parameters=read_parameters(body, PARAMETERS, thinking=_thinking(body)),
+            parameters=read_parameters(body, PARAMETERS, thinking=thinks),
         ),
     )
     return WireCall(
@@ -117,48 +135,6 @@ def _format(body: Mapping[str, Any]) -> JSON | None:
         if wanted is not None:
             return read_format(wanted, where)
     return None
-
-
-def _effort(body: Mapping[str, Any]) -> str | None:
-    config = optional(body, "output_config", dict) or {}
-    effort = one_of(config, "effort", EFFORTS, "output_config")
-    if effort is not None:
-        return effort
-    thinking = optional(body, "thinking", dict) or {}
-    budget = optional(thinking, "budget_tokens", int, "thinking")
-    return None if budget is None else effort_of_budget(budget)
-
-
-def _thinking(body: Mapping[str, Any]) -> bool | None:
-    thinking = optional(body, "thinking", dict) or {}
-    kind = optional(thinking, "type", str, "thinking")
-    asked = kind is not None or (body.get("output_config") or {}).get("effort") is not None
-    return kind not in ("disabled", "between_tools") if asked else None
-
-
-def _check_budget(body: Mapping[str, Any], most: int, tools: tuple[Tool, ...]) -> None:
-    """With tools, a budget may be for several answers (Anthropic's interleaved thinking)."""
-    thinking = optional(body, "thinking", dict) or {}
-    budget = optional(thinking, "budget_tokens", int, "thinking")
-    if budget is not None and budget >= most and not tools:
-        raise InvalidRequest(
-            "max_tokens must be greater than thinking.budget_tokens: the budget is a part of it",
-            param="thinking.budget_tokens",
-        )
-
-
-def _refuse_unsupported(body: Mapping[str, Any]) -> None:
-    thread = optional(body, "thread", dict) or {}
-    if thread.get("type") == "continue":
-        raise NotFound(
-            "message threads are not kept here: send the whole conversation, its history is recognised",
-            param="thread.previous_message_id",
-            detail={"error_code": "thread_not_found"},
-        )
-    if optional(body, "mcp_servers", list):
-        raise InvalidRequest(
-            "mcp_servers: give the agent servers by a profile in the settings instead", param="mcp_servers"
-        )
 
 
 # --- errors -----------------------------------------------------------------------------------------------

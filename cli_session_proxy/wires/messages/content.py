@@ -136,29 +136,18 @@ def _tool_reference(block: Part, where: str) -> Block:
     return {"type": "text", "text": f"[tool: {name}]"}
 
 
-def _nothing(block: Part, where: str) -> None:
-    """Ignore the block: a tool that Anthropic ran itself, encrypted for its own models."""
-
-
-def _thinking(block: Part, where: str) -> Block:
-    return {
-        "type": "thinking",
-        "thinking": optional(block, "thinking", str, where) or "",
-        "signature": optional(block, "signature", str, where) or "",
-    }
-
-
-def _redacted_thinking(block: Part, where: str) -> Block:
-    return {"type": "redacted_thinking", "data": required(block, "data", str, where)}
-
-
-def _tool_use(block: Part, where: str) -> Block:
-    return {
-        "type": "tool_use",
-        "id": required(block, "id", str, where),
-        "name": required(block, "name", str, where),
-        "input": required(block, "input", dict, where),
-    }
+def _answer_block(block: Part, where: str) -> Block | None:
+    """A block of the model's answer. Tools that Anthropic ran itself are ignored: they are encrypted for its models."""
+    kind = block["type"]
+    if kind == "thinking":
+        thinking, signature = (optional(block, name, str, where) or "" for name in ("thinking", "signature"))
+        return {"type": kind, "thinking": thinking, "signature": signature}
+    if kind == "redacted_thinking":
+        return {"type": kind, "data": required(block, "data", str, where)}
+    if kind == "tool_use":
+        call_id, name = (required(block, key, str, where) for key in ("id", "name"))
+        return {"type": kind, "id": call_id, "name": name, "input": required(block, "input", dict, where)}
+    return None
 
 
 def _tool_result(block: Part, where: str, *, kinds: Mapping[str, Reader]) -> Block:
@@ -175,10 +164,11 @@ def _tool_result(block: Part, where: str, *, kinds: Mapping[str, Reader]) -> Blo
 
 
 _ASSISTANT: dict[str, Reader] = {
-    "text": read_text, "thinking": _thinking, "redacted_thinking": _redacted_thinking, "tool_use": _tool_use,
+    "text": read_text,
     **dict.fromkeys(
-        ("server_tool_use", "web_search_tool_result", "web_fetch_tool_result", "tool_search_tool_result",
-         "code_execution_tool_result", "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
-        _nothing,
+        ("thinking", "redacted_thinking", "tool_use", "server_tool_use", "web_search_tool_result",
+         "web_fetch_tool_result", "tool_search_tool_result", "code_execution_tool_result",
+         "bash_code_execution_tool_result", "text_editor_code_execution_tool_result"),
+        _answer_block,
     ),
 }  # fmt: skip

@@ -38,8 +38,8 @@ WIRE = "ollama"
 
 # The tag that Ollama appends to names without a tag.
 TAG = ":latest"
-# `think` → the CLI's efforts. With `true` the model decides.
-EFFORTS = {"low": "low", "medium": "medium", "high": "high", "max": "max"}
+# The CLI's efforts that `think` may name. With `true` the model decides.
+EFFORTS = ("low", "medium", "high", "max")
 
 # Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 _NUMBERS = (
@@ -122,10 +122,12 @@ def _read(
         return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
     options = Fields(optional(fields, "options", dict) or {})
     check_types(options, {NUMBER: _NUMBERS, bool: _FLAGS}, "options")
-    effort, thoughts = _think(fields.get("think"))
+    think = fields.get("think")
+    if not (think is None or isinstance(think, bool) or (isinstance(think, str) and think in EFFORTS)):
+        raise InvalidRequest(f"think must be true, false or one of {', '.join(EFFORTS)}", param="think")
+    thinks = None if think is None else think is not False
     stop = options.get("stop")
     offered = read_tools(fields) if door == "chat" else Offered()
-    thinks = None if fields.get("think") is None else fields.get("think") is not False
     request = naming.request(
         WIRE,
         fields,
@@ -133,7 +135,7 @@ def _read(
         messages,
         address=f"/{door}",
         system=system,
-        effort=effort,
+        effort="low" if think is False else think if isinstance(think, str) else None,
         options=TurnOptions(
             format=_format(fields.get("format")),
             tools=offered.tools,
@@ -149,7 +151,7 @@ def _read(
         door=door,
         model=model or named,
         stream=stream is not False,
-        thoughts=thoughts,
+        thoughts=think is not False,
         ignored=(
             *offered.hosted,
             *(f"options.{name}" for name in options.given((*_NUMBERS, *_FLAGS))),
@@ -167,15 +169,6 @@ def _option(options: Mapping[str, Any], name: str) -> Any:
     return None if unbound else value
 
 
-def _think(wanted: object) -> tuple[str | None, bool]:
-    """(the CLI's effort, whether thoughts are shown)."""
-    if wanted is None or isinstance(wanted, bool):
-        return ("low", False) if wanted is False else (None, True)
-    if not isinstance(wanted, str) or wanted not in EFFORTS:
-        raise InvalidRequest(f"think must be true, false or one of {', '.join(EFFORTS)}", param="think")
-    return EFFORTS[wanted], True
-
-
 def _format(wanted: object) -> JSON | None:
     if wanted is None or wanted == "":
         return None
@@ -187,11 +180,6 @@ def _format(wanted: object) -> JSON | None:
 
 
 # --- the context of a generate ----------------------------------------------------------------------------
-
-
-def context_of(turn_id: str) -> list[int]:
-    """The turn's id as a list of numbers, which is Ollama's form of a context."""
-    return list(turn_id.encode())
 
 
 def _continues(context: object) -> str | None:
@@ -221,10 +209,6 @@ def loaded(load: Load) -> JSON:
     return {**_head(load.model, time.time()), **_part(load.door, ""), "done": True, "done_reason": load.done_reason}
 
 
-def done_reason(turn: Turn) -> str:
-    return _FINISH_REASONS.get(turn.stop_reason or "", "stop")
-
-
 def _head(model: str, at: float) -> JSON:
     return {"model": model, "created_at": timestamp(at)}
 
@@ -246,12 +230,13 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
     ended = turn.finished_at or time.time()
     total = max(0.0, ended - turn.created_at)
     ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
-    context = {"context": context_of(turn.id)} if call.door == "generate" else {}
+    # A context is a list of numbers: the bytes of the turn's id.
+    context = {"context": list(turn.id.encode())} if call.door == "generate" else {}
     return {
         **_head(turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
         **_part(call.door, text, thinking, calls),
         "done": True,
-        "done_reason": done_reason(turn),
+        "done_reason": _FINISH_REASONS.get(turn.stop_reason or "", "stop"),
         **({} if (words := refusal_words(turn)) is None else {"refusal": words}),
         **context,
         "total_duration": _nanoseconds(total),

@@ -70,7 +70,8 @@ def test_calls_are_handed_over_when_the_turn_waits_for_them() -> None:
 
 def test_why_it_stopped_is_told_in_the_wires_words() -> None:
     for reason, shown in (("max_tokens", "MAX_TOKENS"), ("refusal", "SAFETY"), ("end_turn", "STOP"), (None, "STOP")):
-        assert generate.finish_reason(replace(TURN, stop_reason=reason)) == shown
+        answer = generate.answer(replace(TURN, stop_reason=reason), thoughts=False)
+        assert answer["candidates"][0]["finishReason"] == shown
 
 
 def test_an_error_ends_a_stream_as_the_client_knows_it() -> None:

@@ -101,7 +101,7 @@ def test_a_prompt_is_one_turn_and_a_context_names_the_one_before() -> None:
     first = generate(system="be brief").request
     assert (first.continues, first.system, len(first.messages)) == (None, "be brief", 1)
     assert generate(context=[]).request.continues is None
-    assert generate(context=ollama.context_of("turn_abc")).request.continues == "turn_abc"
+    assert generate(context=list(b"turn_abc")).request.continues == "turn_abc"
 
 
 @pytest.mark.parametrize("context", [[1, 2, 3], "turn_abc", [True] * 5, [1e3], [300] * 8, [116] * 129, {"a": 1}])
