@@ -8,10 +8,8 @@ A response is a turn, with the turn's id: `turn_abc` is `resp_abc`. Data that th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 from ... import redact
 from ...domain.models import JSON, Status, Turn, TurnOptions, Usage
@@ -102,8 +100,17 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     body = fields = Fields(body)
     if body.get("prompt") is not None:
         raise InvalidRequest("prompt: templates are not kept here; send instructions and input", param="prompt")
-    _check_types(body)
-    previous, conversation = body.get("previous_response_id"), _conversation(body.get("conversation"))
+    check_types(body, _TYPES)
+    if _LOGPROBS in (optional(body, "include", list) or []):
+        raise InvalidRequest(f"include: {_LOGPROBS}: the Claude CLI gives none; leave it out", param="include")
+    checked_metadata(body.get("metadata"))
+    if body.get("background") and body.get("store") is False:
+        raise InvalidRequest("background needs store: a response that is not kept cannot be asked for", param="store")
+    previous, conversation = body.get("previous_response_id"), body.get("conversation")
+    if isinstance(conversation, dict):
+        conversation = required(conversation, "id", str, "conversation")
+    elif not (conversation is None or isinstance(conversation, str)):
+        raise wrong_type("conversation", "an id or an object with an id")
     if previous is not None and conversation is not None:
         raise InvalidRequest(
             "previous_response_id and conversation are mutually exclusive: send one of them",
@@ -114,8 +121,11 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
     offered = responses_tools.read(body, responses_items.brought(given))
     text = Fields(optional(body, "text", dict) or {})
     reasoning = Fields(optional(body, "reasoning", dict) or {})
-    wanted = optional(text, "format", dict, "text") or {"type": "text"}
-    effort = _effort(reasoning)
+    text_format: JSON = optional(text, "format", dict, "text") or {"type": "text"}
+    effort = one_of(reasoning, "effort", EFFORTS, "reasoning")
+    summary = optional(reasoning, "summary", str, "reasoning")
+    if summary not in (None, "auto", "concise", "detailed", "none"):
+        raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")
     request = naming.request(
         WIRE,
         body,
@@ -124,12 +134,12 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
         keep_system=False,
         effort=None if effort is None else EFFORTS[effort],
         options=TurnOptions(
-            format=read_format(wanted, "text.format"),
+            format=read_format(text_format, "text.format"),
             tools=offered.tools,
             tool_choice=read_choice(responses_tools.choice(body), offered.tools),
             parameters=read_parameters(body, PARAMETERS, thinking=None if effort is None else effort != "none"),
         ),
-        call=_call(body, wanted, reasoning, parsed.system, conversation, offered),
+        call=_call(body, text_format, reasoning, parsed.system, conversation, offered),
     )
     return ResponsesCall(
         request=request,
@@ -184,15 +194,6 @@ def _call(
     }
 
 
-def _check_types(body: Mapping[str, Any]) -> None:
-    check_types(body, _TYPES)
-    if _LOGPROBS in (optional(body, "include", list) or []):
-        raise InvalidRequest(f"include: {_LOGPROBS}: the Claude CLI gives none; leave it out", param="include")
-    checked_metadata(body.get("metadata"))
-    if body.get("background") and body.get("store") is False:
-        raise InvalidRequest("background needs store: a response that is not kept cannot be asked for", param="store")
-
-
 def checked_metadata(value: object) -> JSON:
     """Valid metadata: up to 16 pairs of texts. Raises `InvalidRequest`."""
     if value is None:
@@ -202,23 +203,6 @@ def checked_metadata(value: object) -> JSON:
     if len(value) > METADATA_PAIRS:
         raise InvalidRequest(f"metadata takes at most {METADATA_PAIRS} pairs", param="metadata")
     return value
-
-
-def _conversation(value: object) -> str | None:
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, dict):
-        raise wrong_type("conversation", "an id or an object with an id")
-    found: str = required(value, "id", str, "conversation")
-    return found
-
-
-def _effort(reasoning: Mapping[str, Any]) -> str | None:
-    effort = one_of(reasoning, "effort", EFFORTS, "reasoning")
-    summary = optional(reasoning, "summary", str, "reasoning")
-    if summary not in (None, "auto", "concise", "detailed", "none"):
-        raise InvalidRequest("reasoning.summary must be auto, concise, detailed or none", param="reasoning.summary")
-    return effort
 
 
 # --- ids --------------------------------------------------------------------------------------------------
@@ -250,6 +234,15 @@ def response(turn: Turn, status: str | None = None) -> JSON:
     incomplete = None if reason is None else {"reason": reason}
     if incomplete is not None and (words := common.refusal_words(turn)) is not None:
         incomplete["message"] = words  # our own field: the provider's message
+    text_format = call.get("format", {"type": "text"})
+    if text_format.get("type") == "json_schema":
+        inner = text_format if "schema" in text_format else text_format.get("json_schema", {})
+        text_format = {
+            "type": "json_schema", "name": inner.get("name") or "output", "schema": inner.get("schema"),
+            "strict": inner.get("strict"), "description": inner.get("description"),
+        }  # fmt: skip
+    else:
+        text_format = {"type": text_format.get("type", "text")}
     conversation = call.get("conversation")
     error = turn.error or {}
     # With our own code, as on every wire: OpenAI's clients accept any, although their types have a fixed list.
@@ -272,21 +265,11 @@ def response(turn: Turn, status: str | None = None) -> JSON:
         "conversation": None if conversation is None else {"id": conversation},
         "reasoning": call.get("reasoning", {"effort": None, "summary": None}),
         "store": call.get("store", True),
-        "text": {"format": _shown_format(call.get("format", {"type": "text"})), "verbosity": VERBOSITY},
+        "text": {"format": text_format, "verbosity": VERBOSITY},
         "tools": call.get("tools", []),
         "usage": usage(turn.usage) if ended else None,
         **echo,
     }
-
-
-def _shown_format(format: JSON) -> JSON:
-    if format.get("type") != "json_schema":
-        return {"type": format.get("type", "text")}
-    inner = format if "schema" in format else format.get("json_schema", {})
-    return {
-        "type": "json_schema", "name": inner.get("name") or "output", "schema": inner.get("schema"),
-        "strict": inner.get("strict"), "description": inner.get("description"),
-    }  # fmt: skip
 
 
 def usage(used: Usage) -> JSON:

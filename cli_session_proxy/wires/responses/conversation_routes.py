@@ -1,4 +1,4 @@
-"""The routes of OpenAI Conversations."""
+"""The routes of OpenAI Conversations, and the bodies that `/openapi.json` shows for them."""
 
 from __future__ import annotations
 
@@ -15,11 +15,19 @@ from ...errors import NotFound
 from ...settings import Settings
 from ..answers import ignored_header
 from ..asgi import About, JSONAnswer, add, named, read_call
-from . import conversations, schema
+from ..schemas import COUNT, TEXT, body, message
+from . import conversations
 from . import items as responses_items
 from .dialogues import Dialogues, new_id
 
 T = TypeVar("T")
+
+METADATA: JSON = {"type": ["object", "null"], "additionalProperties": {"type": "string"}, "maxProperties": 16}
+MESSAGE = message("input_text", "user", "assistant", "system", "developer")
+_ITEMS: JSON = {"type": "array", "maxItems": 20, "items": MESSAGE}
+_CONVERSATION = body({}, items={**_ITEMS, "type": ["array", "null"]}, metadata=METADATA)
+# The query of a list.
+PAGE = {"limit": COUNT, "after": TEXT, "order": {"enum": ["asc", "desc"]}}
 
 ID = "/v1/conversations/{conversation_id}"
 ITEM = f"{ID}/items/{{item_id}}"
@@ -29,12 +37,12 @@ class ConversationsRoutes:
     def __init__(self, app: Starlette, settings: Settings, dialogues: Dialogues) -> None:
         self._settings = settings
         self._dialogues = dialogues
-        add(app, "POST", "/v1/conversations", self.create, About(schema.CONVERSATION))
+        add(app, "POST", "/v1/conversations", self.create, About(_CONVERSATION))
         add(app, "GET", ID, self.retrieve)
-        add(app, "POST", ID, self.update, About(schema.NOTES))
+        add(app, "POST", ID, self.update, About(body({"metadata": METADATA})))
         add(app, "DELETE", ID, self.delete)
-        add(app, "POST", f"{ID}/items", self.add_items, About(schema.ITEMS))
-        add(app, "GET", f"{ID}/items", self.items, About(query=schema.PAGE))
+        add(app, "POST", f"{ID}/items", self.add_items, About(body({"items": _ITEMS})))
+        add(app, "GET", f"{ID}/items", self.items, About(query=PAGE))
         add(app, "GET", ITEM, self.item)
         add(app, "DELETE", ITEM, self.delete_item)
 
@@ -47,15 +55,15 @@ class ConversationsRoutes:
 
     async def update(self, request: Request, conversation_id: str) -> Response:
         metadata, headers = await self._read(request, conversations.read_metadata)
-        noted = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
-        return JSONAnswer(noted, headers=headers)
+        annotated = await self._dialogues.annotate(named(request).owner, conversation_id, metadata)
+        return JSONAnswer(annotated, headers=headers)
 
     async def delete(self, request: Request, conversation_id: str) -> JSON:
         await self._dialogues.delete(named(request).owner, conversation_id)
         return conversations.deleted(conversation_id)
 
     async def add_items(self, request: Request, conversation_id: str) -> Response:
-        new, headers = await self._read(request, partial(conversations.read_added, new_id=new_id))
+        new, headers = await self._read(request, partial(conversations.read_items, new_id=new_id))
         added = await self._dialogues.add_items(named(request).owner, conversation_id, new)
         return JSONAnswer(responses_items.listed(added), headers=headers)
 
@@ -77,5 +85,7 @@ class ConversationsRoutes:
 
         `read` must be importable by name: a large body is parsed in another process.
         """
-        meant, unread = await read_call(request, self._settings.max_body, partial(conversations.noted, read=read))
-        return meant, ignored_header(unread)
+        parsed, unread = await read_call(
+            request, self._settings.max_body, partial(conversations.read_with_ignored, read=read)
+        )
+        return parsed, ignored_header(unread)

@@ -34,7 +34,7 @@ class NewConversation:
     items: tuple[Item, ...]
 
 
-def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
+def read_with_ignored(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T, tuple[str, ...]]:
     """Parse a body with one of the functions below; also returns its ignored fields. Raises `InvalidRequest`.
 
     Invalid numbers and texts are refused here. For other bodies that happens when their fingerprint is computed.
@@ -45,20 +45,17 @@ def noted(body: JSON, _naming: Naming, *, read: Callable[[JSON], T]) -> tuple[T,
 
 
 def read(body: JSON, new_id: Callable[[str], str]) -> NewConversation:
-    """The body of a new conversation. Raises `InvalidRequest`."""
-    given = body.get("items")
-    return NewConversation(checked_metadata(body.get("metadata")), read_items(given or [], new_id))
+    """The metadata and items of a new conversation. Raises `InvalidRequest`."""
+    items = read_items(body, new_id) if body.get("items") else ()
+    return NewConversation(read_metadata(body), items)
 
 
 def read_metadata(body: JSON) -> JSON:
     return checked_metadata(body.get("metadata"))
 
 
-def read_added(body: JSON, new_id: Callable[[str], str]) -> tuple[Item, ...]:
-    return read_items(body.get("items"), new_id)
-
-
-def read_items(given: object, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+def read_items(body: JSON, new_id: Callable[[str], str]) -> tuple[Item, ...]:
+    given = body.get("items")
     if isinstance(given, list) and len(given) > ITEMS_LIMIT:
         raise InvalidRequest(f"items takes at most {ITEMS_LIMIT} in one call: send the rest after them", param="items")
     return tuple(written(given, new_id))

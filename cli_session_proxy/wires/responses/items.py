@@ -66,13 +66,13 @@ def read(given: object, where: str = "input", *, references: bool = False) -> In
             raise InvalidRequest(
                 f"{here}: items of type {kind!r} are not supported; send {', '.join(_READERS)}", param=f"{here}.type"
             )
-        said = _READERS[kind](item, here)
-        if isinstance(said, Message):
-            messages.append(said)
-        elif messages and said.strip():
-            messages.append(reminder(said))
+        parsed = _READERS[kind](item, here)  # the text of a system or developer item, else a message
+        if isinstance(parsed, Message):
+            messages.append(parsed)
+        elif messages and parsed.strip():
+            messages.append(reminder(parsed))
         else:
-            system.append(said)
+            system.append(parsed)
     checked_arguments(messages, where)
     return Input(tuple(text for text in system if text.strip()), tuple(messages))
 
@@ -100,10 +100,10 @@ def _message(item: Mapping[str, Any], where: str) -> Message | str:
         raise InvalidRequest(f"{where}.role must be system, developer, user or assistant", param=f"{where}.role")
     blocks = read_content(item, where, _PARTS)
     # The Messages API refuses blank text blocks; beside other blocks they can be dropped.
-    said = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
-    if not said:
+    blocks = tuple(block for block in blocks if block["type"] != "text" or block["text"].strip())
+    if not blocks:
         raise InvalidRequest(f"{where}.content is empty: send a text or an image", param=f"{where}.content")
-    return Message("user", said)
+    return Message("user", blocks)
 
 
 def _call(item: Mapping[str, Any], where: str) -> Message:
@@ -227,28 +227,25 @@ def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> li
     """An item for each shown block of the answer, in order; a client's own item may have several blocks."""
     brought = turn.evidence.brought is not None and turn.evidence.brought.by == "client"
     blocks = shown(turn.output, calls=brought or turn.status == "requires_action")
+    key = hex_of(turn.id)
     ids = dict(zip(map(id, turn.output), _ids(turn, "output"), strict=False))
     entries: list[ConversationItem] = []
     for item_id, group in groupby(enumerate(blocks), lambda numbered: ids.get(id(numbered[1]))):
         numbered = list(group)
         if item_id is not None and item_id in written:
-            said = Message("assistant", tuple(block for _, block in numbered))
-            entries.append(ConversationItem(written[item_id].data, said))
-        else:
-            entries += [_told(turn, block, n).under(item_id) for n, block in numbered]
+            message = Message("assistant", tuple(block for _, block in numbered))
+            entries.append(ConversationItem(written[item_id].data, message))
+            continue
+        for n, block in numbered:
+            if block["type"] == "text":
+                item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
+            elif block["type"] == "thinking":
+                thought = {"type": "summary_text", "text": block["thinking"]}
+                item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
+            else:
+                item = Shapes((turn.call or {}).get("shapes", {})).item(block, key, n)
+            entries.append(ConversationItem(item, Message("assistant", (block,))).under(item_id))
     return entries
-
-
-def _told(turn: Turn, block: Block, n: int) -> ConversationItem:
-    key = hex_of(turn.id)
-    if block["type"] == "text":
-        item = message_item(f"msg_{key}_{n}", "completed", [text_part(block["text"])])
-    elif block["type"] == "thinking":
-        thought = {"type": "summary_text", "text": block["thinking"]}
-        item = reasoning_item(f"rs_{key}_{n}", "completed", [thought])
-    else:
-        item = Shapes((turn.call or {}).get("shapes", {})).item(block, key, n)
-    return ConversationItem(item, Message("assistant", (block,)))
 
 
 def _ids(turn: Turn, part: str) -> Sequence[str | None]:
@@ -324,8 +321,8 @@ def _input_part(block: Block) -> JSON:
 
 def entry_of(item: Item) -> ConversationItem:
     """A client's own item with its message."""
-    said = read([item.data], "items").messages
-    return ConversationItem(item.data, said[0] if said else None)
+    messages = read([item.data], "items").messages
+    return ConversationItem(item.data, messages[0] if messages else None)
 
 
 def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
@@ -333,26 +330,20 @@ def written(given: object, new_id: Callable[[str], str], where: str = "items") -
     if not isinstance(given, list):
         raise wrong_type(where, "a list of items")
     read(given, where)
-    return [_written(dict(item), new_id) for item in given]
-
-
-def _written(item: JSON, new_id: Callable[[str], str]) -> Item:
-    kind = item.get("type") or "message"
-    prefix = _PREFIXES.get(kind, "item")
-    item_id = new_id(prefix)
-    item |= {"id": item_id, "type": kind}
-    if kind == "message":
-        item["status"] = "completed"
-        if isinstance(item["content"], str):
+    items: list[Item] = []
+    for sent in given:
+        kind = sent.get("type") or "message"
+        item: JSON = {**sent, "id": new_id(_PREFIXES.get(kind, "item")), "type": kind}
+        if kind == "reasoning":
+            item.setdefault("summary", [])
+        else:
+            item["status"] = "completed"
+        if kind == "message" and isinstance(item["content"], str):
             text = item["content"]
-            item["content"] = (
-                [text_part(text)] if item["role"] == "assistant" else [_input_part({"type": "text", "text": text})]
-            )
-    elif kind == "reasoning":
-        item.setdefault("summary", [])
-    else:
-        item["status"] = "completed"
-    return Item(item_id, item)
+            part = text_part(text) if item["role"] == "assistant" else _input_part({"type": "text", "text": text})
+            item["content"] = [part]
+        items.append(Item(item["id"], item))
+    return items
 
 
 def page(items: Sequence[JSON], query: Mapping[str, str]) -> JSON:

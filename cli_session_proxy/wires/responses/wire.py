@@ -21,15 +21,21 @@ from ..asgi import STREAMED, About, JSONAnswer, add, has_left, named, read_call
 from ..base import AddressClaim, Wire
 from ..blocks import estimated_tokens
 from ..openai import OPENAI
-from ..schemas import YES_OR_NO
+from ..schemas import CHOICE, FLAG, MODEL, NUMBER, OBJECT, OBJECTS, TEXT_OR_NULL, TEXT_OR_OBJECT, YES_OR_NO, body
 from . import body as responses
-from . import compaction, schema
+from . import compaction
 from . import items as responses_items
-from .conversation_routes import ConversationsRoutes
+from .conversation_routes import MESSAGE, METADATA, PAGE, ConversationsRoutes
 from .dialogues import Dialogues
 from .socket import ResponsesSocket
 from .stream import ResponsesWriter
 
+BODY = body(
+    {"input": {"anyOf": [{"type": "string"}, {"type": "array", "items": MESSAGE}]}},
+    model=MODEL, instructions=TEXT_OR_NULL, previous_response_id=TEXT_OR_NULL, conversation=TEXT_OR_OBJECT,
+    store=FLAG, stream=FLAG, background=FLAG, metadata=METADATA, reasoning=OBJECT, text=OBJECT, tools=OBJECTS,
+    tool_choice=CHOICE, agent_id=TEXT_OR_NULL, temperature=NUMBER, max_output_tokens=NUMBER,
+)  # fmt: skip
 SOCKET = "/v1/responses"
 ID = "/v1/responses/{response_id}"
 RETIRED = ("/v1/assistants", "/v1/threads")
@@ -42,15 +48,15 @@ class ResponsesRoutes:
         self._settings = settings
         self._dialogues = Dialogues(engine)
         self._socket = ResponsesSocket(engine, self._dialogues)
-        add(app, "POST", "/v1/responses", self.create, About(schema.BODY, media=STREAMED, turn=True))
+        add(app, "POST", "/v1/responses", self.create, About(BODY, media=STREAMED, turn=True))
         app.router.routes.append(WebSocketRoute(SOCKET, self._socket.talk))
-        add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(schema.BODY))
-        add(app, "POST", "/v1/responses/compact", self.compact, About(schema.BODY))
+        add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(BODY))
+        add(app, "POST", "/v1/responses/compact", self.compact, About(BODY))
         again = {"stream": YES_OR_NO, "starting_after": {"type": "integer", "minimum": 0}}
         add(app, "GET", ID, self.retrieve, About(query=again, media=STREAMED))
         add(app, "DELETE", ID, self.delete)
         add(app, "POST", f"{ID}/cancel", self.cancel)
-        add(app, "GET", f"{ID}/input_items", self.input_items, About(query=schema.PAGE))
+        add(app, "GET", f"{ID}/input_items", self.input_items, About(query=PAGE))
         for path in RETIRED:
             for rest in ("", "/{rest:path}"):
                 for method in METHODS:
@@ -70,8 +76,7 @@ class ResponsesRoutes:
         tokens = estimated_tokens(system or None, call.request.messages, call.request.options.tools)
         if parent is not None:
             tokens += parent.usage.prompt_tokens + parent.usage.output_tokens
-        body = {"object": "response.input_tokens", "input_tokens": tokens}
-        return JSONAnswer(body, headers=ESTIMATED)
+        return JSONAnswer({"object": "response.input_tokens", "input_tokens": tokens}, headers=ESTIMATED)
 
     async def compact(self, request: Request) -> JSONAnswer:
         """The conversation as one item, which replaces it in a later input. No model is asked."""
