@@ -20,7 +20,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
-from ..domain.models import JSON, Finished, Started, Turn, TurnEvent, Waits
+from ..domain.models import JSON, Finished, Started, Turn, Waits
 from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..engine.live import PATIENCE
@@ -68,7 +68,16 @@ class Client:
         here = asyncio.current_task()
         assert here is not None
         before = here.cancelling()
-        watching = asyncio.create_task(self._watch(here))
+
+        async def watch() -> None:
+            while (await self._receive())["type"] != "http.disconnect":
+                pass
+            if not self.finished:  # the server also sends "disconnect" after a complete answer
+                self._gone = self._cut = True
+                self._leaves()
+                here.cancel()
+
+        watching = asyncio.create_task(watch())
         try:
             await work
         except asyncio.CancelledError:
@@ -78,14 +87,6 @@ class Client:
         finally:
             watching.cancel()
             await asyncio.gather(watching, return_exceptions=True)
-
-    async def _watch(self, working: asyncio.Task[Any]) -> None:
-        while (await self._receive())["type"] != "http.disconnect":
-            pass
-        if not self.finished:  # the server also sends "disconnect" after a complete answer
-            self._gone = self._cut = True
-            self._leaves()
-            working.cancel()
 
     async def write(self, data: bytes, headers: dict[str, str], *, last: bool = False) -> None:
         """Send a piece of the body, and the head before the first one. Ignored after the last one.
@@ -227,7 +228,14 @@ class StreamAnswer(TurnResponse):
             async for events in batches:
                 if any(isinstance(event, Waits) for event in events):
                     await self._tell_wait(client)
-                data = b"".join(piece for event in events for piece in self._bytes_of(event))
+                pieces: list[bytes] = []
+                for event in events:
+                    if isinstance(event, Waits):
+                        continue
+                    if isinstance(event, Started | Finished):
+                        self._in_session(event.turn if isinstance(event, Finished) else event)
+                    pieces += self._writer.feed(event)
+                data = b"".join(pieces)
                 # The finish event and the end of the body are sent together: a client that closes after the event
                 # has the whole answer.
                 last = isinstance(events[-1], Finished)
@@ -251,15 +259,6 @@ class StreamAnswer(TurnResponse):
         words = self._writer.keep_alive(f"waits for the provider's limit to be over at {at}")
         await client.write(words, {} if client.started else self._head())
         del self._head_fields["Retry-After"]
-
-    def _bytes_of(self, event: TurnEvent) -> Iterable[bytes]:
-        if isinstance(event, Started):
-            self._in_session(event)
-        elif isinstance(event, Finished):
-            self._in_session(event.turn)
-        elif isinstance(event, Waits):
-            return ()
-        return self._writer.feed(event)
 
     def _head(self) -> dict[str, str]:
         return {

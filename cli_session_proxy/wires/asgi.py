@@ -237,7 +237,16 @@ class Address(Route):
     `shown`: the documented paths of a route whose path has a special form, such as `{model}:{method}`."""
 
     def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
-        super().__init__(path, _endpoint(handler, self), methods=[method])
+        names = tuple(inspect.signature(handler).parameters)
+
+        async def endpoint(request: Request) -> Response:
+            if (audit := request.scope["state"].get("audit")) is not None:  # the gate's
+                audit.begins(path.replace(":path}", "}"))
+            arguments = {**request.path_params, "request": request}
+            answer = await handler(**{name: arguments[name] for name in names})
+            return answer if isinstance(answer, Response) else JSONAnswer(answer)
+
+        super().__init__(path, endpoint, methods=[method])
         self.methods = {method}  # without HEAD, which Starlette adds: it would render a whole dump
         self.description = inspect.getdoc(handler) or ""
         self.shown = shown
@@ -284,19 +293,6 @@ def methods_of(app: Starlette, scope: Scope) -> set[str]:
     return {method for route in found for method in route.methods or ()}
 
 
-def _endpoint(handler: Handler, address: Address) -> Callable[[Request], Awaitable[Response]]:
-    names = tuple(inspect.signature(handler).parameters)
-
-    async def endpoint(request: Request) -> Response:
-        if (audit := request.scope["state"].get("audit")) is not None:  # the gate's
-            audit.begins(address.path.replace(":path}", "}"))
-        arguments = {**request.path_params, "request": request}
-        answer = await handler(**{name: arguments[name] for name in names})
-        return answer if isinstance(answer, Response) else JSONAnswer(answer)
-
-    return endpoint
-
-
 class JSONAnswer(Response):
     """JSON in ASCII, because a model's text may have half a surrogate pair."""
 
@@ -341,13 +337,10 @@ def error_body(scope: Scope, error: ProxyError) -> JSON:
 
 async def send_error(send: Send, scope: Scope, error: ProxyError, headers: Mapping[str, str] | None = None) -> None:
     """Send an error as the whole answer; nothing else may have been sent."""
-    await send_json(send, error.status, error_body(scope, error), {**(headers or {}), **retry_headers(error)})
-
-
-async def send_json(send: Send, status: int, body: Any, headers: Mapping[str, str] | None = None) -> None:
-    data = compact(body)
+    data = compact(error_body(scope, error))
     sent = {"Content-Type": "application/json", "Content-Length": str(len(data)), **(headers or {})}
-    await send({"type": "http.response.start", "status": status, "headers": encoded(sent)})
+    sent |= retry_headers(error)
+    await send({"type": "http.response.start", "status": error.status, "headers": encoded(sent)})
     await send({"type": "http.response.body", "body": data, "more_body": False})
 
 
