@@ -12,9 +12,10 @@ from typing import Any, Literal
 
 from .. import redact
 from ..domain.client_tools import checked, checked_choice
-from ..domain.models import JSON, Tool, ToolChoice
+from ..domain.models import JSON, Block, Tool, ToolChoice
 from ..errors import InvalidRequest, ProxyError
 from .base import ErrorShape
+from .blocks import BY_DATA, named_file
 from .fields import objects, optional, required, wrong_type
 from .schemas import TEXT, TEXT_OR_NULL, error_schema
 
@@ -32,6 +33,14 @@ FREEFORM: JSON = {
 }  # fmt: skip
 _KIND = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _MODES: Mapping[str, Literal["auto", "none", "required"]] = {"auto": "auto", "none": "none", "required": "required"}
+
+
+def read_file(fields: Mapping[str, Any], where: str) -> Block:
+    """A file by its `file_data`. Raises `InvalidRequest`, also for a file by its id."""
+    data = optional(fields, "file_data", str, where)
+    if data is None:
+        raise InvalidRequest(f"{where}: {BY_DATA}", param=f"{where}.file_data")
+    return named_file(data, optional(fields, "filename", str, where), f"{where}.file_data")
 
 
 def openai_error(error: ProxyError) -> JSON:

@@ -32,7 +32,7 @@ from ...domain.models import (
 )
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
-from ..blocks import BY_DATA, effort_of_budget, image_block, named_file
+from ..blocks import effort_of_budget, image_block
 from ..common import Naming, WireCall, refusal_words
 from ..conversation import (
     Instructions,
@@ -61,7 +61,7 @@ from ..fields import (
     required,
     stop_texts,
 )
-from ..openai import EFFORTS, Offered, openai_error, read_choice, read_tools, refuse_logprobs
+from ..openai import EFFORTS, Offered, openai_error, read_choice, read_file, read_tools, refuse_logprobs
 from ..streams import SSE_DONE, EventStream, SentTexts, sse
 
 ID_PREFIX = "chatcmpl-"
@@ -258,22 +258,14 @@ def _assistant(message: Part, where: str) -> Message:
     return Message("assistant", blocks + uses)
 
 
-def _image(part: Part, where: str) -> Block:
-    image = required(part, "image_url", dict, where)
-    url: str = required(image, "url", str, f"{where}.image_url")
-    return image_block(url, f"{where}.image_url.url")
+def _image_or_file(part: Part, where: str) -> Block:
+    if part["type"] == "file":
+        return read_file(required(part, "file", dict, where), f"{where}.file")
+    image, here = required(part, "image_url", dict, where), f"{where}.image_url"
+    return image_block(required(image, "url", str, here), f"{here}.url")
 
 
-def _file(part: Part, where: str) -> Block:
-    file = required(part, "file", dict, where)
-    data = optional(file, "file_data", str, f"{where}.file")
-    if data is None:
-        raise InvalidRequest(f"{where}.file: {BY_DATA}", param=f"{where}.file.file_data")
-    name = optional(file, "filename", str, f"{where}.file")
-    return named_file(data, name, f"{where}.file.file_data")
-
-
-_PARTS: Mapping[str, Reader] = {"text": read_text, "image_url": _image, "file": _file}
+_PARTS: Mapping[str, Reader] = {"text": read_text, "image_url": _image_or_file, "file": _image_or_file}
 
 
 def _tool_use(call: Part, where: str) -> Block:

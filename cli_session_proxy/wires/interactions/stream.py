@@ -54,7 +54,13 @@ class InteractionsWriter(ReplayedStream):
         text = str(delta.get(kind) or "")
         if not text or (kind == "thinking" and not self._summaries):
             return []
-        events = self._step(index)
+        events: list[bytes] = []
+        if index not in self._open:
+            self._open[index] = self._steps
+            self._steps += 1
+            opening: JSON = {"type": "model_output", "content": []}
+            opening = opening if self._kinds[index] == "text" else {"type": "thought"}
+            events = self._send("step.start", index=self._open[index], step=opening)
         step = self._open[index]
         if kind == "signature":
             thought: JSON = {"type": "thought_signature", "signature": signature(text)}
@@ -68,14 +74,6 @@ class InteractionsWriter(ReplayedStream):
         if kind == "thinking":
             thought = {"type": "thought_summary", "content": thought}
         return [*events, self._event("step.delta", index=step, delta=thought)]
-
-    def _step(self, index: int) -> list[bytes]:
-        if index in self._open:
-            return []
-        step = {"type": "model_output", "content": []} if self._kinds[index] == "text" else {"type": "thought"}
-        self._open[index] = self._steps
-        self._steps += 1
-        return self._send("step.start", index=self._open[index], step=step)
 
     def _stop(self, index: int) -> list[bytes]:
         self._kinds.pop(index, None)

@@ -37,7 +37,12 @@ def read(
     Names of fields without effect are added to `unread`. System messages at the start of `messages` are appended to
     `system`; later ones stay where they are.
     """
-    system = system_text(body.get("system"))
+    system = body.get("system")
+    if isinstance(system, list):
+        system_blocks = typed_blocks(system, "system", {"text": read_text})
+        system = "\n\n".join(block["text"] for block in system_blocks if not block["text"].startswith(BILLING))
+    elif not (system is None or isinstance(system, str)):
+        raise wrong_type("system", "a string or a list of text blocks")
     instructions = Instructions()
     cited: list[str] = [] if unread is None else unread
     document, found = partial(_document, cited=cited), partial(_search_result, cited=cited)
@@ -60,19 +65,10 @@ def read(
         else:
             raise InvalidRequest(f"{where}.role must be user or assistant", param=f"{where}.role")
     instructions.use_as_prompt("messages", conversation)
-    joined = "\n\n".join(text for text in (system, *instructions.system) if text.strip()) or None
+    joined = "\n\n".join(text for text in (system or "", *instructions.system) if text.strip()) or None
     if not answered:
         return joined, tuple(message for _, message in conversation)
     return joined, checked_conversation(conversation)
-
-
-def system_text(system: object) -> str:
-    if system is None or isinstance(system, str):
-        return system or ""
-    if not isinstance(system, list):
-        raise wrong_type("system", "a string or a list of text blocks")
-    texts = (block["text"] for block in typed_blocks(system, "system", {"text": read_text}))
-    return "\n\n".join(text for text in texts if not text.startswith(BILLING))
 
 
 def _image(block: Part, where: str) -> Block:

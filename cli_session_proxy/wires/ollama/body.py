@@ -284,7 +284,13 @@ class LineWriter:
     def feed(self, event: TurnEvent) -> list[bytes]:
         """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Finished):
-            return self._end(event.turn)
+            turn = event.turn
+            kinds = ("thinking", "text")
+            lines = [line for kind in kinds for line in self._text_line(kind, self._texts.rest(turn, kind))]
+            if calls := _calls(turn):
+                part = _part("chat", "", "", calls)
+                lines.append(_line({**_head(self._call.model, time.time()), **part, "done": False}))
+            return [*lines, _line(_final(turn, self._call, "", "", []))]
         return self._text_line(*self._texts.piece(event))
 
     def error(self, error: ProxyError) -> list[bytes]:
@@ -301,12 +307,6 @@ class LineWriter:
             return []
         before, after = self._frames[kind]
         return [before + json.dumps(text).encode() + after]
-
-    def _end(self, turn: Turn) -> list[bytes]:
-        lines = [line for kind in ("thinking", "text") for line in self._text_line(kind, self._texts.rest(turn, kind))]
-        if calls := _calls(turn):
-            lines.append(_line({**_head(self._call.model, time.time()), **_part("chat", "", "", calls), "done": False}))
-        return [*lines, _line(_final(turn, self._call, "", "", []))]
 
 
 def _line(data: JSON) -> bytes:

@@ -103,7 +103,7 @@ class OllamaRoutes:
 
     async def show(self, request: Request) -> JSON:
         """A model's abilities and context length, which clients check before they send tools, images or long texts."""
-        name = await read_call(request, self._settings.max_body, _shown)
+        name = await read_call(request, self._settings.max_body, _model_name)
         if not self._settings.knows_model(name):
             raise NotFound(f"model {name!r} not found: GET /api/tags lists what there is", param="model")
         return {
@@ -122,7 +122,7 @@ class OllamaRoutes:
         return {"version": API_VERSION}
 
 
-def _shown(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
+def _model_name(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `read` of a body takes both
     """The model's name, which older clients send as `name`."""
     given = optional(body, "model", str) or optional(body, "name", str)
     return model_name(given.removesuffix(ollama.TAG) if given else None)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Collection, Sequence
+from contextlib import suppress
 from dataclasses import replace
-from functools import partial
 
 from ...domain.identifiers import agent_id_of
 from ...domain.models import (
@@ -17,7 +17,6 @@ from ...domain.models import (
     FINISHED,
     JSON,
     Agent,
-    Block,
     Conversation,
     Item,
     Message,
@@ -82,7 +81,14 @@ class Dialogues:
         request = compose(call, head, continues=head.id if delta and head else None, delta=delta)
         request = replace(request, continues=None)
         if delta and asked.agent_id is not None and not asked.fresh:
-            request = replace(request, compose=partial(_behind_head, call, request), composed=request)
+            accepted = request
+
+            async def after_head(before: Turn | None) -> TurnRequest:
+                """The prompt after the agent's head, which may have moved since acceptance."""
+                continues = before.id if before else None
+                return accepted if continues == accepted.continues else compose(call, before, continues=continues)
+
+            request = replace(request, compose=after_head, composed=accepted)
         if own is None and asked.agent_id is None and not (asked.call or {})["store"] and asked.kept:
             request = replace(request, client=call.client)
         return await self._engine.submit(request, has_left)
@@ -102,22 +108,21 @@ class Dialogues:
         for message in call.request.messages:
             block = message.content[0] if message.content else {}
             is_id = block.get("type") == "item_reference"  # with its `id` and `where`, as `items` read it
-            messages.append(await self._referred(call.request.owner, block) if is_id else message)
-        return replace(call, request=replace(call.request, messages=tuple(messages)))
-
-    async def _referred(self, owner: str, reference: Block) -> Message:
-        item_id = reference["id"]
-        turn_id = responses_items.turn_id_of_item(item_id)
-        try:
-            turn = await self.kept.turn(owner, response_id(turn_id)) if turn_id else None
-        except NotFound:
+            if not is_id:
+                messages.append(message)
+                continue
             turn = None
-        for entry in entries_of(turn) if turn else ():
-            if entry.id == item_id and entry.message is not None:
-                return entry.message
-        raise InvalidRequest(
-            f"Item with id '{item_id}' not found: send the item itself", param=f"{reference['where']}.id"
-        )
+            if turn_id := responses_items.turn_id_of_item(block["id"]):
+                with suppress(NotFound):
+                    turn = await self.kept.turn(call.request.owner, response_id(turn_id))
+            entries = entries_of(turn) if turn is not None else []
+            found = next((one.message for one in entries if one.id == block["id"] and one.message is not None), None)
+            if found is None:
+                raise InvalidRequest(
+                    f"Item with id '{block['id']}' not found: send the item itself", param=f"{block['where']}.id"
+                )
+            messages.append(found)
+        return replace(call, request=replace(call.request, messages=tuple(messages)))
 
     async def _head(self, call: ResponsesCall) -> Turn | None:
         if call.request.agent_id is None or call.request.fresh:
@@ -222,24 +227,18 @@ class Dialogues:
         The prompt is composed when the turn runs: then no other turn, in any proxy, moves the head.
         """
         call = replace(call, request=replace(call.request, agent_id=agent.agent_id))
-        decide = partial(self._composed, call, agent.key)
+
+        async def decide(before: Turn | None) -> TurnRequest:
+            held = await self._behind(agent.key, before)
+            last, rest = held.rest() if held.removed else (before, [])
+            # Options that still apply come from a turn that was run here, not from imported ones.
+            ran = before
+            while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
+                ran = await self._engine.store.turn(ran.parent_id)
+            return compose(call, ran, continues=last.id if last else None, held=held, rest=rest)
+
         if call.request.messages:
             request = compose(call, None)  # preliminary, until it runs
         else:  # the client's own items are the prompt
             request = replace(await decide(await self._engine.tip(agent)), messages=(), continues=None)
         return await self._engine.submit(replace(request, compose=decide), has_left)
-
-    async def _composed(self, call: ResponsesCall, agent_key: int, before: Turn | None) -> TurnRequest:
-        held = await self._behind(agent_key, before)
-        last, rest = held.rest() if held.removed else (before, [])
-        # Options that still apply come from a turn that was run here, not from imported ones.
-        ran = before
-        while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
-            ran = await self._engine.store.turn(ran.parent_id)
-        return compose(call, ran, continues=last.id if last else None, held=held, rest=rest)
-
-
-async def _behind_head(call: ResponsesCall, accepted: TurnRequest, before: Turn | None) -> TurnRequest:
-    """The prompt after the agent's head, which may have moved since acceptance."""
-    continues = before.id if before else None
-    return accepted if continues == accepted.continues else compose(call, before, continues=continues)

@@ -16,9 +16,10 @@ from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
 from ...domain.reminders import reminded, reminder
 from ...errors import InvalidRequest
-from ..blocks import BY_DATA, image_block, named_file
+from ..blocks import image_block
 from ..conversation import Reader, read_content, read_text, tool_result
 from ..fields import arguments, checked_arguments, objects, optional, required, wrong_type
+from ..openai import read_file
 from . import published
 from .compaction import unsealed
 from .tools import Shapes, flat
@@ -153,18 +154,10 @@ def _image(part: Mapping[str, Any], where: str) -> Block:
     return image_block(url, f"{where}.image_url")
 
 
-def _file(part: Mapping[str, Any], where: str) -> Block:
-    data = optional(part, "file_data", str, where)
-    if data is None:
-        raise InvalidRequest(f"{where}: {BY_DATA}", param=f"{where}.file_data")
-    name = optional(part, "filename", str, where)
-    return named_file(data, name, f"{where}.file_data")
-
-
 _TEXTS: Mapping[str, Reader] = {
     "input_text": read_text, "output_text": read_text, "text": read_text, "refusal": partial(read_text, name="refusal"),
 }  # fmt: skip
-_PARTS: Mapping[str, Reader] = {**_TEXTS, "input_image": _image, "input_file": _file}
+_PARTS: Mapping[str, Reader] = {**_TEXTS, "input_image": _image, "input_file": read_file}
 
 
 # --- writing ----------------------------------------------------------------------------------------------
