@@ -251,13 +251,13 @@ def expires(audit: Audit, agent: Agent) -> None:
     note(audit, "delete", "serve", f"retention_days {agent.agent_id}", agent.owner)
 
 
-def of_command(audit: Audit, name: str, given: Mapping[str, object], login: Callable[[], str]) -> None:
+def of_command(audit: Audit, name: str, arguments: Mapping[str, object], login: Callable[[], str]) -> None:
     """Log a command of ours before it runs. Of its arguments only owner and agent are logged."""
     if (action := COMMANDS.get(name)) is None:
         return
-    named = next((str(given[one]) for one in ("agent_id", "name", "session") if given.get(one)), "")
-    owner = given.get("owner")
-    what = redact.text(f"{name} {named}".strip())
+    subject = next((str(arguments[one]) for one in ("agent_id", "name", "session") if arguments.get(one)), "")
+    owner = arguments.get("owner")
+    what = redact.text(f"{name} {subject}".strip())
     audit.write(AuditLine(action, time.time(), "command", what, str(owner) if owner else None, address=login()))
 
 

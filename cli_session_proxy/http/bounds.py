@@ -35,8 +35,8 @@ LEAST_CONNECTIONS = 4
 def raise_open_files() -> None:
     """Raise this process's limit of open files: the default is 256 or 1024."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    for wanted in OPEN_FILES:
-        limit = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    for requested in OPEN_FILES:
+        limit = requested if hard == resource.RLIM_INFINITY else min(requested, hard)
         if soft == resource.RLIM_INFINITY or soft >= limit:
             return
         with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kern.maxfilesperproc

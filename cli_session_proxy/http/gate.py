@@ -107,10 +107,10 @@ class Gate:
             request_id = f"req_{os.urandom(12).hex()}"
         agent, inner = self._inside(scope, headers, request_id)
         wire: Wire = inner["state"]["wire"]
-        noted: RequestAudit | None = None
+        request_audit: RequestAudit | None = None
         if self._audit is not None and not is_socket:
-            noted = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
-            inner["state"]["audit"] = noted
+            request_audit = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
+            inner["state"]["audit"] = request_audit
         added = {"x-request-id": request_id}
         started = False
         is_signed = False  # by another proxy, which needs a signed answer
@@ -121,22 +121,22 @@ class Gate:
         async def out(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.accept"):
-                if noted is not None:
-                    noted.answers(message.get("status", 0))
+                if request_audit is not None:
+                    request_audit.answers(message.get("status", 0))
                 started = True
-                given = list(message.get("headers", ()))
-                named = dict(given)
+                sent = list(message.get("headers", ()))
+                named = dict(sent)
                 for name, value in _PROTECTION:
                     if name not in named:
-                        given.append((name, value))
+                        sent.append((name, value))
                 fields["status"] = message.get("status")
                 if is_signed and self._relay is not None:
                     added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
                 if TURN_ID in named:
                     fields["turn_id"] = named[TURN_ID].decode()
                     if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy has set it
-                        given += encoded(dict(plan.headers()))
-                message["headers"] = [*given, *encoded(added)]
+                        sent += encoded(dict(plan.headers()))
+                message["headers"] = [*sent, *encoded(added)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
@@ -149,8 +149,8 @@ class Gate:
             for name in (b"host", b"origin"):
                 # Another parser may take the other of two equal headers (RFC 9112, 3.2).
                 if names.count(name) > 1:
-                    shown = name.decode()
-                    raise InvalidRequest(f"the {shown} header occurs twice: send it once", param=shown.title())
+                    header = name.decode()
+                    raise InvalidRequest(f"the {header} header occurs twice: send it once", param=header.title())
             if self._relay is not None and (HOP_MARK in headers or OLD_MARK in headers):
                 self._relay.signer.check(scope, headers)
                 is_signed = True
@@ -214,7 +214,7 @@ class Gate:
         except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
             error = as_proxy_error(exc)
             if error.code == Unauthorized.code or error.param in _WHO_ASKS:
-                # The given key is not logged: it may be a secret.
+                # The key is not logged: it may be a secret.
                 log.info("refused", code=error.code, param=error.param, wire=wire.errors.name)
             if started:
                 # An unfinished body makes the server close the connection, so that the client notices.

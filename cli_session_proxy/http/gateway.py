@@ -46,22 +46,22 @@ class Gateway:
     def owner_of(self, scope: Scope) -> str:
         """The owner that the gateway names. Raises `Unauthorized` if it names none, `InvalidRequest` for several or an
         invalid name."""
-        wanted = self.header.lower().encode()
-        given = [value.decode("latin-1").strip() for name, value in scope["headers"] if name.lower() == wanted]
-        if not any(given):
+        header = self.header.lower().encode()
+        names = [value.decode("latin-1").strip() for name, value in scope["headers"] if name.lower() == header]
+        if not any(names):
             raise Unauthorized(f"the gateway sent no {self.header}: it has to name the owner")
-        if len(given) > 1:
+        if len(names) > 1:
             raise InvalidRequest(
-                f"the {self.header} header occurs {len(given)} times: the gateway has to replace what a client sends",
+                f"the {self.header} header occurs {len(names)} times: the gateway has to replace what a client sends",
                 param=self.header,
             )
-        if not OWNER_NAME.fullmatch(given[0]) or given[0] == LOCAL_OWNER:
+        if not OWNER_NAME.fullmatch(names[0]) or names[0] == LOCAL_OWNER:
             raise InvalidRequest(
                 f"the {self.header} header does not hold one owner: up to 64 letters, digits and . _ @ -, and not "
                 f"{LOCAL_OWNER!r}, who is this machine's own",
                 param=self.header,
             )
-        return str(given[0])
+        return str(names[0])
 
 
 def peer_of(scope: Scope) -> Address | None:
@@ -95,9 +95,9 @@ async def is_among(peer: Address, urls: Iterable[str]) -> bool:
     """Whether the peer has the address of one of these servers. A name that does not resolve matches every peer."""
     for url in urls:
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(urlsplit(url).hostname, None)
+            addresses = await asyncio.get_running_loop().getaddrinfo(urlsplit(url).hostname, None)
         except OSError:
             return True
-        if any(ip_address(str(address[0]).partition("%")[0]) == peer for *_, address in found):
+        if any(ip_address(str(address[0]).partition("%")[0]) == peer for *_, address in addresses):
             return True
     return False

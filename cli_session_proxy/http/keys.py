@@ -44,31 +44,31 @@ class Keys:
     """The named keys of the settings. Raises `ConfigError` for an invalid one."""
 
     def __init__(self, settings: Settings) -> None:
-        given = {name: secret.get_secret_value() for name, secret in settings.keys.items()}
+        keys = {name: secret.get_secret_value() for name, secret in settings.keys.items()}
         if settings.keys_file is not None:
-            given |= _read(settings.keys_file)
-        for name, secret in given.items():
+            keys |= _read(settings.keys_file)
+        for name, secret in keys.items():
             _check(name, secret)
-        self._owners = {_digest(secret): name for name, secret in given.items()}
-        if len(self._owners) < len(given):
+        self._owners = {_digest(secret): name for name, secret in keys.items()}
+        if len(self._owners) < len(keys):
             raise ConfigError("two [keys] have the same secret: give each name its own")
-        made = _made(settings.var / MADE_KEY)
-        if made is not None:
-            _check(str(settings.var / MADE_KEY), made, named=False)
-            self._owners[_digest(made)] = LOCAL_OWNER
+        made_key = _made(settings.var / MADE_KEY)
+        if made_key is not None:
+            _check(str(settings.var / MADE_KEY), made_key, named=False)
+            self._owners[_digest(made_key)] = LOCAL_OWNER
         self._gateway = None if settings.trusted_header is None else Gateway(settings)
-        unknown = sorted(set(settings.operators) - given.keys())
+        unknown = sorted(set(settings.operators) - keys.keys())
         if unknown and self._gateway is None:
-            raise ConfigError(f"operators: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(given))}")
-        if unlike := sorted(settings.budgets.keys.keys() - {*given, LOCAL_OWNER}):
-            raise ConfigError(f"budgets.keys: there is no key {unlike[0]!r}{did_you_mean(unlike[0], list(given))}")
+            raise ConfigError(f"operators: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(keys))}")
+        if unknown := sorted(settings.budgets.keys.keys() - {*keys, LOCAL_OWNER}):
+            raise ConfigError(f"budgets.keys: there is no key {unknown[0]!r}{did_you_mean(unknown[0], list(keys))}")
         self._operators = {*settings.operators}
-        if made is not None and LOCAL_OWNER not in given:
+        if made_key is not None and LOCAL_OWNER not in keys:
             # Whoever can read this file can read the store.
-            given[LOCAL_OWNER] = made
+            keys[LOCAL_OWNER] = made_key
             self._operators.add(LOCAL_OWNER)
-        self._secrets = given
-        redact.know([*given.values(), *([made] if made else [])])
+        self._secrets = keys
+        redact.know([*keys.values(), *([made_key] if made_key else [])])
 
     def __bool__(self) -> bool:
         """Whether requests need a key."""

@@ -63,12 +63,12 @@ class Origins:
 
         `page`: the requested path; the Host was checked. Raises `InvalidRequest` for other pages.
         """
-        given = headers.get("origin")
-        if given is not None:
-            named = origin(given)
-            if named in self._allowed:
-                return self._allowed[named]
-            if named is None or named != origin(f"{scheme}://{headers['host']}"):
+        sent_origin = headers.get("origin")
+        if sent_origin is not None:
+            parsed = origin(sent_origin)
+            if parsed in self._allowed:
+                return self._allowed[parsed]
+            if parsed is None or parsed != origin(f"{scheme}://{headers['host']}"):
                 raise InvalidRequest(
                     "requests from pages of other origins are not served: name this one in allowed_origins, exactly, "
                     "if you trust it",

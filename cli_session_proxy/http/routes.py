@@ -1,4 +1,4 @@
-"""The routes: read a request, hand it to the engine, answer in the wire's words."""
+"""The routes that belong to no wire: models, chains and their dumps, approvals, health."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ COMMITTED: JSON = {
 COMMIT_LIMIT = 16 * 1024
 APPROVE_LIMIT = 16 * 1024
 REWIND_LIMIT = 4096  # bytes of the body of a rewind, and of a cancellation
-# Seconds between two polls of a running turn: often enough that its text looks live.
-WATCHED = 0.1
+# Seconds between two polls of a running turn, so that its text looks live.
+LIVE_POLL = 0.1
 SEQ_DIGITS = 19  # a seq is a 64-bit number
 # A browser gives a dump an opaque origin: nothing in it could send requests to the proxy.
 DUMP_POLICY = "sandbox; default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; frame-ancestors 'none'"
 PIECE = 64 * 1024  # the fewest characters of a dump that are sent at once
 
-# For somebody who has only the address. It needs no key: it has nothing of this machine.
+# The answer of `GET /`. It needs no key, because it has no data of this machine.
 OVERVIEW: JSON = {
     "name": "cli-session-proxy",
     "what": "a local proxy that gives the Claude CLI a memory you can rely on",
@@ -152,7 +152,7 @@ class Routes:
         return models.info(name, self._since, "anthropic" if known is None else known.litellm.partition("/")[0])
 
     async def root(self, request: Request) -> Response:
-        """What there is here; a browser is led to the page."""
+        """An overview of the addresses. A browser is redirected to the page."""
         headers = {"Vary": "Accept"}
         if "text/html" in request.headers.get("accept", ""):
             return RedirectResponse("/ui", 303, headers)
@@ -161,42 +161,43 @@ class Routes:
     # --- administration
 
     async def healthz(self, request: Request) -> Response:
-        """With a challenge, it is proved that this is the server that `var` names."""
+        """Whether the server runs. With a challenge, the answer proves that it is the server that `var` names."""
         secret, challenge = getattr(request.app.state, "served_secret", None), request.headers.get(CHALLENGE)
         headers = {PROOF: proof(secret, challenge)} if secret and challenge else {}
         return JSONAnswer({"status": "ok"}, headers=headers)
 
     async def readyz(self) -> Response:
-        """For load balancers: the store has written and read something, a moment ago at most. A registry that is away
-        is told, and takes nothing away."""
+        """For load balancers: whether the store could be written and read a moment ago. The state of the registry is
+        shown, but does not count."""
         state = await self._engine.state()
         registry = None if self._engine.registry is None else self._engine.registry.state
         beside = {} if registry is None else {"registry": registry}
         return JSONAnswer({"status": state, **beside}, 200 if state == "ready" else 503)
 
     async def chains(self, request: Request) -> JSON:
-        """Last active first; `?search=` for a part of the name, `?limit=N` (1000), `?side=1` with those of side calls
-        only, `?one_shots=1` with those that are told in one number else."""
-        words = request.query_params.get("search", "").casefold()
+        """The agents, last active first. `?search=`: a part of the name; `?limit=N` (1000); `?side=1`: also agents that
+        only have side calls; `?one_shots=1`: also agents of a single turn, which are only counted otherwise."""
+        searched = request.query_params.get("search", "").casefold()
         limit = whole_number(request, "limit", LISTED)
-        all_of_them = is_on(request, "side", default=False)
+        with_side_calls = is_on(request, "side", default=False)
         now = time.time()
-        folded = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
+        # Older agents of a single turn are only counted.
+        until = None if is_on(request, "one_shots", default=False) else now - ONE_SHOT_SHOWN
         data: list[JSON] = []
         more = False
-        async for row in self._engine.view.summaries(owner_of(request), folded=folded):
-            if words in row.agent.agent_id.casefold() and (all_of_them or not row.side):
+        async for row in self._engine.view.summaries(owner_of(request), folded=until):
+            if searched in row.agent.agent_id.casefold() and (with_side_calls or not row.side):
                 if more := len(data) == limit:
                     break
                 data.append(summary_json(row))
         answer: JSON = {"object": "list", "data": data, "has_more": more}
-        if folded is not None:
-            count, cost = await self._engine.view.one_shots(owner_of(request), since=now - DAY, until=folded)
+        if until is not None:
+            count, cost = await self._engine.view.one_shots(owner_of(request), since=now - DAY, until=until)
             answer["one_shots"] = {"count": count, "cost_usd": cost, "hours": 24}
         return answer
 
     async def dump(self, request: Request) -> Response:
-        """`?format=`; `?redact=0` shows what was said as it is."""
+        """The dump of a chain. `?format=`; `?redact=0`: with secrets as they are."""
         name = request.query_params.get("format", "json")
         if name not in FORMATS:
             raise InvalidRequest(f"format must be one of {', '.join(FORMATS)}", param="format")
@@ -211,8 +212,8 @@ class Routes:
     async def events(self, request: Request) -> Response:
         """Server-sent events: `turn` for each that began or ended, from `Last-Event-ID` (a seq) or from now on.
 
-        `?live=1`: also `progress`, what the turns that run do, wait for and have said so far; of those in another
-        proxy, where this one reaches it.
+        `?live=1`: also `progress`: the steps and texts of running turns, also of those in other proxies that this one
+        can reach.
         """
         live = is_on(request, "live", default=False)
         agent = await self._agent(request, EVENTS)
@@ -230,7 +231,7 @@ class Routes:
         if live and self._relay is not None and ORIGIN.get() != "forwarded":
             elsewhere = self._relay.watched(agent)
         try:
-            async for happened in follower.follow(WATCHED if live else POLL):
+            async for happened in follower.follow(LIVE_POLL if live else POLL):
                 if not self._engine.ready:
                     return
                 for one in happened:
@@ -272,17 +273,17 @@ class Routes:
         return {"object": "chain.cancelled", "agent_id": agent_id, "cancelled": ended}
 
     async def approvals(self, request: Request) -> JSON:
-        """The tools that wait for this owner's word."""
+        """The tool calls that wait for this owner's approval."""
         enabled = any(profile.approve for profile in self._settings.profiles.values())
-        return {"object": "list", "enabled": enabled, "data": await self._asked(owner_of(request))}
+        return {"object": "list", "enabled": enabled, "data": await self._waiting_approvals(owner_of(request))}
 
     async def approval_events(self, request: Request) -> Response:
-        """Server-sent events: `approvals` with the same list, at once and each time that it is another one."""
+        """Server-sent events: `approvals` with the same list, at once and whenever it changes."""
         request.scope["state"]["held"].stream()
-        return StreamingResponse(self._asked_texts(owner_of(request)), media_type="text/event-stream")
+        return StreamingResponse(self._approval_texts(owner_of(request)), media_type="text/event-stream")
 
-    async def _asked(self, owner: str) -> list[JSON]:
-        """Those that wait here; of those at other proxies what the store knows."""
+    async def _waiting_approvals(self, owner: str) -> list[JSON]:
+        """The tool calls that wait here and, as far as the store knows them, at other proxies."""
         waiting = [
             {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **approvals.request_json(one.waiting, most=None)}
             for one in self._engine.asked(owner)
@@ -291,11 +292,11 @@ class Routes:
             waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **approvals.stored_request_json(approval)})
         return waiting
 
-    async def _asked_texts(self, owner: str) -> AsyncIterator[bytes]:
+    async def _approval_texts(self, owner: str) -> AsyncIterator[bytes]:
         last: list[JSON] | None = None
         quiet = time.monotonic()
         while self._engine.ready:
-            now = await self._asked(owner)
+            now = await self._waiting_approvals(owner)
             if now != last or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
                 yield b": alive\n\n" if now == last else approvals.event(now).encode("utf-8", "replace")
@@ -305,7 +306,7 @@ class Routes:
     async def approve(self, request: Request) -> JSON:
         """Allow or deny a tool call that waits for approval. The first decision counts."""
         body = parse_body(await read_body(request, APPROVE_LIMIT))
-        named = required(body, "approval", str, expected="the id of what waits")
+        approval = required(body, "approval", str, expected="the id of what waits")
         decision, word = body.get("decision"), body.get("word")
         if decision not in DECISIONS:
             raise InvalidRequest(f"decision must be one of {', '.join(DECISIONS)}", param="decision")
@@ -313,15 +314,15 @@ class Routes:
             raise InvalidRequest(f"word takes {LONGEST_WORD} characters, and goes with deny", param="word")
         owner, agent_id = owner_of(request), _agent_in_path(request, APPROVE)
         verdict = Verdict(OUTCOMES[decision], owner, word)
-        ended = await self._engine.approve(owner, agent_id, named, verdict)
+        ended = await self._engine.approve(owner, agent_id, approval, verdict)
         _note(request, approval=ended.id, tool=ended.tool, outcome=ended.outcome)
         about: JSON = {"object": "chain.approval", "agent_id": agent_id}
         return about | {"approval": ended.id, "tool": ended.tool, "outcome": ended.outcome}
 
     async def commit(self, request: Request) -> JSON:
         """Write the agent's attempt into the repository of its profile. A request cannot choose another one."""
-        wanted = CommitOrder.read(parse_body(await read_body(request, COMMIT_LIMIT)))
-        return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), wanted)).as_json()
+        order = CommitOrder.read(parse_body(await read_body(request, COMMIT_LIMIT)))
+        return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), order)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
         return await self._engine.named(owner_of(request), _agent_in_path(request, after))

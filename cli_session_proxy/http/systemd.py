@@ -28,8 +28,8 @@ class Systemd:
     def of(environ: Mapping[str, str]) -> Systemd:
         address = environ.get("NOTIFY_SOCKET") or None
         every = environ.get("WATCHDOG_USEC", "")
-        meant = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())  # not for a child that inherited it
-        interval = int(every) / 2_000_000 if meant and every.isascii() and every.isdigit() and int(every) else None
+        is_ours = environ.get("WATCHDOG_PID", str(os.getpid())) == str(os.getpid())  # not for a child that inherited it
+        interval = int(every) / 2_000_000 if is_ours and every.isascii() and every.isdigit() and int(every) else None
         return Systemd(address, None if address is None else interval)
 
     def tell(self, **state: str) -> None:

@@ -158,9 +158,9 @@ def on_signals(do: Callable[[], None], at_once: Callable[[], None]) -> Iterator[
 
 def where(frame: FrameType | None) -> str:
     """The innermost frames, as `file:line function`, without their variables."""
-    found: list[str] = []
-    while frame is not None and len(found) < FRAMES:
+    frames: list[str] = []
+    while frame is not None and len(frames) < FRAMES:
         code = frame.f_code
-        found.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}")
+        frames.append(f"{code.co_filename.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}")
         frame = frame.f_back
-    return " < ".join(found)
+    return " < ".join(frames)

@@ -72,8 +72,8 @@ class ChainSessionStore(SessionStore):
         return None if lines is None else await asyncio.to_thread(lambda: [json.loads(line) for line in lines])
 
     async def list_sessions(self, project_key: str) -> list[SessionStoreListEntry]:
-        found = await _on_engine(lambda engine: engine.mirrors.sessions(self.agent_id, project_key))
-        return [{"session_id": session_id, "mtime": int(at * 1000)} for session_id, at in found.items()]
+        sessions = await _on_engine(lambda engine: engine.mirrors.sessions(self.agent_id, project_key))
+        return [{"session_id": session_id, "mtime": int(at * 1000)} for session_id, at in sessions.items()]
 
     async def list_subkeys(self, key: SessionListSubkeysKey) -> list[str]:
         asked = key["project_key"], key["session_id"]

@@ -106,5 +106,5 @@ class Toolbox:
 
 def faults(exc: ValidationError) -> str:
     """The validation errors in one line, without the values, which may be long."""
-    found = exc.errors(include_url=False, include_input=False, include_context=False)
-    return "; ".join(f"{'.'.join(str(part) for part in one['loc']) or 'it'}: {one['msg']}" for one in found)
+    errors = exc.errors(include_url=False, include_input=False, include_context=False)
+    return "; ".join(f"{'.'.join(str(part) for part in one['loc']) or 'it'}: {one['msg']}" for one in errors)

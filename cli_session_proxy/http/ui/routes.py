@@ -101,8 +101,8 @@ class Ui:
     # --- its data
 
     async def overview(self, request: Request) -> Response:
-        """What needs a look, what runs just now, and what the last days cost: an operator is told of every key.
-        `?wait=0`: without asking the CLI for its login, which takes up to two seconds once in a while."""
+        """Agents that need attention, running turns, and the costs of the last days; for operators, of all keys.
+        `?wait=0`: do not ask the CLI for its login, which may take two seconds."""
         owner, wait = owner_of(request), is_on(request, "wait", default=True)
         return JSONAnswer(await self._overview.of(owner, of_all=self._keys.is_operator(owner), wait=wait))
 
@@ -114,9 +114,9 @@ class Ui:
         data = []
         for name in names:
             agent = await self._engine.view.agent(owner_of(request), name)
-            found = await self._engine.view.page(agent.key, before_seq=None, limit=1) if agent is not None else None
-            if agent is not None and found is not None:
-                data += [views.newest(agent, turn, await title_of(self._engine.view, agent)) for turn in found.turns]
+            page = await self._engine.view.page(agent.key, before_seq=None, limit=1) if agent is not None else None
+            if agent is not None and page is not None:
+                data += [views.newest(agent, turn, await title_of(self._engine.view, agent)) for turn in page.turns]
         return JSONAnswer({"object": "list", "data": data})
 
     async def turns(self, request: Request) -> Response:
@@ -125,12 +125,12 @@ class Ui:
         before = whole_number(request, "before", None)
         newest = whole_number(request, "from", None)
         limit = min(whole_number(request, "limit", PAGE) or PAGE, MAX_PAGE)
-        named = request.query_params.get("with")
+        turn_id = request.query_params.get("with")
         agent = await self._agent(request)
-        if named is not None:
-            place = (await self._engine.view.places(agent.key, [named])).get(named)
+        if turn_id is not None:
+            place = (await self._engine.view.places(agent.key, [turn_id])).get(turn_id)
             if place is None:
-                raise NotFound(f"agent {agent.agent_id!r} has no turn {named!r}")
+                raise NotFound(f"agent {agent.agent_id!r} has no turn {turn_id!r}")
             newest = -(-place // limit) * limit
         page = await self._engine.view.page(
             agent.key, before_seq=before, limit=limit, newest=newest, most_bytes=PAGE_BYTES
@@ -144,11 +144,11 @@ class Ui:
         and the places of those with repairs. `?after=N`: without the first N."""
         agent = await self._agent(request)
         after = whole_number(request, "after", None) or 0
-        found = await self._engine.view.tree(agent.key, after=after)
-        return JSONAnswer({"object": "tree", "after": after, "parents": found.parents, "marked": found.marked})
+        tree = await self._engine.view.tree(agent.key, after=after)
+        return JSONAnswer({"object": "tree", "after": after, "parents": tree.parents, "marked": tree.marked})
 
     async def turn(self, request: Request) -> Response:
-        """`?redact=0` shows what was said as it is."""
+        """One turn with its links and children. `?redact=0`: with secrets as they are."""
         verbatim = not is_on(request, "redact", default=True)
         agent = await self._agent(request)
         turn = await self._turn(request, agent)
@@ -173,33 +173,34 @@ class Ui:
     async def image(self, request: Request) -> Response:
         """An image in this turn, by its hash. Only of kinds that a browser draws and that cannot run code."""
         turn = await self._turn(request, await self._agent(request))
-        wanted = request.path_params["sha256"]
-        found = await asyncio.to_thread(views.image, turn, wanted)
-        if found is None or found[0] not in IMAGES:
-            raise NotFound(f"turn {turn.id!r} has no image {wanted[:64]!r} that can be shown", param="sha256")
-        return Response(found[1], media_type=found[0])
+        sha256 = request.path_params["sha256"]
+        image = await asyncio.to_thread(views.image, turn, sha256)
+        if image is None or image[0] not in IMAGES:
+            raise NotFound(f"turn {turn.id!r} has no image {sha256[:64]!r} that can be shown", param="sha256")
+        return Response(image[1], media_type=image[0])
 
     async def transcript(self, request: Request) -> Response:
         """The difference between the chain and the transcript at this turn."""
         agent = await self._agent(request)
-        found = await self._engine.backend.compare(agent, await self._turn(request, agent))
-        compared, large = await asyncio.to_thread(views.compared, found)
-        return await self._shown(large, views.comparison, compared, len(found.records))
+        whole = await self._engine.backend.compare(agent, await self._turn(request, agent))
+        compared, large = await asyncio.to_thread(views.compared, whole)
+        return await self._shown(large, views.comparison, compared, len(whole.records))
 
     async def seen(self, request: Request) -> Response:
-        """What the model was sent in this turn, beside the chain. `verdict` is null if there are no records."""
+        """The messages that the model was sent in this turn, compared with the chain. Without records `verdict` is
+        null."""
         turn = await self._turn(request, await self._agent(request))
-        found = await self._engine.backend.request_of(turn)
-        if found is None:
+        request_seen = await self._engine.backend.request_of(turn)
+        if request_seen is None:
             return JSONAnswer({"verdict": None, "forgotten": False, "missing": [], "total": 0, "messages": []})
-        newest, large = await asyncio.to_thread(views.newest_sent, found)
-        return await self._shown(large, views.seen, turn.usage, newest, len(found.messages))
+        newest, large = await asyncio.to_thread(views.newest_sent, request_seen)
+        return await self._shown(large, views.seen, turn.usage, newest, len(request_seen.messages))
 
-    async def _shown(self, large: bool, show: Callable[..., JSON], *given: Any) -> Response:
-        if not large:
-            return JSONAnswer(await asyncio.to_thread(show, *given))
+    async def _shown(self, is_large: bool, render: Callable[..., JSON], *arguments: Any) -> Response:
+        if not is_large:
+            return JSONAnswer(await asyncio.to_thread(render, *arguments))
         try:
-            return JSONAnswer(await self._render.aside(show, *given))
+            return JSONAnswer(await self._render.aside(render, *arguments))
         except OutOfBoundsError as exc:
             raise InvalidRequest(f"this cannot be shown: {exc}") from exc
 

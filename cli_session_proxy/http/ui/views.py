@@ -34,24 +34,24 @@ SHOWN, _NAME = 2000, 64
 MOST_RECORDS, MOST_OF_RECORDS = 1000, 2_000_000
 
 
-def page(agent: Agent, found: TurnPage, title: str = "", budgets: Sequence[JSON] = ()) -> JSON:
+def page(agent: Agent, stored: TurnPage, title: str = "", budgets: Sequence[JSON] = ()) -> JSON:
     """`next`: the value of `?before=` for older turns; None if there are none."""
     links: dict[str | None, list[Link]] = defaultdict(list)
-    for link in found.links:
+    for link in stored.links:
         links[link.turn_id].append(link)
-    rows = [row(turn, found.newest - at, links[turn.id]) for at, turn in enumerate(found.turns)]
+    rows = [row(turn, stored.newest - at, links[turn.id]) for at, turn in enumerate(stored.turns)]
     return {
         "object": "list",
         "agent_id": agent.agent_id,
         "title": title,
         "head": agent.head,
         "created_at": agent.created_at,
-        "total": found.total,
-        "cost_usd": found.cost_usd,
+        "total": stored.total,
+        "cost_usd": stored.cost_usd,
         "budgets": budgets,
-        "link_counts": found.link_counts,
+        "link_counts": stored.link_counts,
         "data": rows,
-        "next": found.turns[-1].seq if found.turns and found.newest > len(found.turns) else None,
+        "next": stored.turns[-1].seq if stored.turns and stored.newest > len(stored.turns) else None,
     }
 
 
@@ -199,8 +199,8 @@ def _texts(blocks: Iterable[Block]) -> Iterator[str]:
             yield f"[{kind}]"
 
 
-class _Room:
-    """Limits the shown contents of records: a note replaces what exceeds the limit."""
+class _ContentLimit:
+    """Limits the shown contents of records: a note replaces contents beyond the limit."""
 
     def __init__(self) -> None:
         self._left = MOST_OF_RECORDS
@@ -215,57 +215,57 @@ class _Room:
         return MOST_OF_RECORDS - self._left > LARGE
 
 
-def compared(found: Comparison) -> tuple[Comparison, bool]:
-    """The part that is shown, with differing records first if there are too many; and whether the part is large."""
-    records: Sequence[ComparedRecord] = found.records
+def compared(whole: Comparison) -> tuple[Comparison, bool]:
+    """(the records to show, differing ones first if there are too many; whether they are large)."""
+    records: Sequence[ComparedRecord] = whole.records
     if len(records) > MOST_RECORDS:
         records = sorted(records, key=lambda one: one.state == "equal")[:MOST_RECORDS]
-    room = _Room()
+    limit = _ContentLimit()
     chosen = tuple(
-        ComparedRecord((one.uuid or "")[:_NAME], one.kind[:_NAME], one.state, room.of(one.chain), room.of(one.file))
+        ComparedRecord((one.uuid or "")[:_NAME], one.kind[:_NAME], one.state, limit.of(one.chain), limit.of(one.file))
         for one in records
     )
-    return replace(found, records=chosen), room.is_large
+    return replace(whole, records=chosen), limit.is_large
 
 
-def comparison(found: Comparison, total: int) -> JSON:
-    """`differences` and `records` of a turn's session, redacted. `found`: from `compared`, of `total` records."""
+def comparison(part: Comparison, total: int) -> JSON:
+    """`differences` and `records` of a turn's session, redacted. `part`: from `compared`, of `total` records."""
     answer: JSON = {
-        "found": found.found,
-        "differences": [redact.data({"kind": kind, "text": text}) for kind, text in found.differences],
+        "found": part.found,
+        "differences": [redact.data({"kind": kind, "text": text}) for kind, text in part.differences],
         "records": [
             {
                 "uuid": one.uuid, "kind": one.kind, "state": one.state,
                 "chain": _record_text(one.chain), "file": _record_text(one.file),
             }
-            for one in found.records
+            for one in part.records
         ],
         "total": total,
     }  # fmt: skip
-    if found.session_id is None:
+    if part.session_id is None:
         return answer
     return answer | {
-        "session_id": found.session_id, "transcript": found.transcript, "tip_turn_id": found.tip_turn_id,
-        "by_hand": found.by_hand,
+        "session_id": part.session_id, "transcript": part.transcript, "tip_turn_id": part.tip_turn_id,
+        "by_hand": part.by_hand,
     }  # fmt: skip
 
 
-def newest_sent(found: RequestSeen) -> tuple[RequestSeen, bool]:
+def newest_sent(request: RequestSeen) -> tuple[RequestSeen, bool]:
     """The request with only its newest messages; and whether these are large."""
-    room = _Room()
-    newest = tuple((role, *(room.of([block]) or ())) for role, block in found.messages[-NEWEST_SENT:])
-    return replace(found, messages=newest), room.is_large
+    limit = _ContentLimit()
+    newest = tuple((role, *(limit.of([block]) or ())) for role, block in request.messages[-NEWEST_SENT:])
+    return replace(request, messages=newest), limit.is_large
 
 
-def seen(usage: Usage, found: RequestSeen, total: int) -> JSON:
-    """The verdict, and the messages, without secrets. `found` is from `newest_sent`, of `total` messages."""
-    missing, summarised = len(found.missing), found.summarised
+def seen(usage: Usage, request: RequestSeen, total: int) -> JSON:
+    """The verdict, and the messages, without secrets. `request` is from `newest_sent`, of `total` messages."""
+    missing, summarised = len(request.missing), request.summarised
     return {
-        "verdict": explain.context(found.turns, missing, summarised, usage, extends=found.extends),
+        "verdict": explain.context(request.turns, missing, summarised, usage, extends=request.extends),
         "forgotten": bool(missing),
-        "missing": list(found.missing),
+        "missing": list(request.missing),
         "total": total,
-        "messages": [{"role": role, "text": _record_text([block])} for role, block in found.messages],
+        "messages": [{"role": role, "text": _record_text([block])} for role, block in request.messages],
     }
 
 
