@@ -23,7 +23,7 @@ from ..engine.engine import Engine
 from ..engine.live import Observer
 from ..errors import ProxyError, StoreUnavailable
 from ..export.explain import MARKED_REASONS
-from ..wires.asgi import About, add, owner_of
+from ..wires.asgi import RouteDoc, add, owner_of
 from .keys import Keys
 
 MEDIA_TYPE = CONTENT_TYPE_PLAIN_0_0_4
@@ -230,4 +230,4 @@ def add_metrics(app: Starlette, engine: Engine, keys: Keys) -> None:
             budgets.rows = []
         return Response(metrics.text(), media_type=MEDIA_TYPE)
 
-    add(app, "GET", "/metrics", handle, About(media=("text/plain",)))
+    add(app, "GET", "/metrics", handle, RouteDoc(media=("text/plain",)))

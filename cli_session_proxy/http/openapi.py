@@ -14,7 +14,7 @@ from starlette.applications import Starlette
 from starlette.routing import BaseRoute
 
 from ..domain.models import JSON
-from ..wires.asgi import About, Address, JSONAnswer, Table, add
+from ..wires.asgi import Address, JSONAnswer, RouteDoc, Table, add
 from ..wires.base import ErrorShape
 from ..wires.schemas import TEXT
 from .gate import OPEN, OPEN_BELOW
@@ -46,7 +46,7 @@ def document(routes: Iterable[BaseRoute], wires: Table) -> JSON:
     paths: dict[str, JSON] = {}
     for route in routes:
         if isinstance(route, Address):
-            for path, about in route.shown.items():
+            for path, about in route.documented.items():
                 for method in sorted(route.methods or ()):
                     paths.setdefault(path, {})[method.lower()] = _operation(route, about, path, method, wires)
     shapes = {wire.errors.name: wire.errors for wire in wires.wires}
@@ -70,7 +70,7 @@ def document(routes: Iterable[BaseRoute], wires: Table) -> JSON:
     }
 
 
-def _operation(route: Address, about: About, path: str, method: str, wires: Table) -> JSON:
+def _operation(route: Address, about: RouteDoc, path: str, method: str, wires: Table) -> JSON:
     summary = route.description.partition("\n")[0]
     parameters = [_parameter("path", name, TEXT) for name in re.findall(r"\{(\w+)\}", path)]
     parameters += [_parameter("query", name, schema) for name, schema in about.query.items()]

@@ -26,8 +26,8 @@ from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
     EVENT_STREAM,
-    About,
     JSONAnswer,
+    RouteDoc,
     add,
     error_body,
     is_on,
@@ -117,18 +117,18 @@ class Routes:
         add(app, "GET", "/v1/models/{model:path}", self.model)
         add(app, "GET", "/v1beta/models", self.models)
         add(app, "GET", "/v1beta/models/{model:path}", self.model)
-        listed = About(query={"search": TEXT, "limit": COUNT, "side": SWITCH, "one_shots": SWITCH})
+        listed = RouteDoc(query={"search": TEXT, "limit": COUNT, "side": SWITCH, "one_shots": SWITCH})
         add(app, "GET", "/v1/chains", self.chains, listed)
-        followed = About(query={"live": SWITCH}, media=(EVENT_STREAM,))
+        followed = RouteDoc(query={"live": SWITCH}, media=(EVENT_STREAM,))
         add(app, "GET", "/v1/chains/{agent_id}/events", self.events, followed)
-        shown = About(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
-        add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, shown)
-        add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, About(body=REWIND))
-        add(app, "POST", "/v1/chains/{agent_id:path}/cancel", self.cancel, About(body=CANCEL))
-        add(app, "POST", "/v1/chains/{agent_id:path}/commit", self.commit, About(body=COMMITTED))
-        add(app, "POST", "/v1/chains/{agent_id:path}/approve", self.approve, About(body=APPROVED))
+        dumped = RouteDoc(query={"format": {"enum": list(FORMATS)}, "redact": SWITCH}, media=dumps)
+        add(app, "GET", "/v1/chains/{agent_id:path}", self.dump, dumped)
+        add(app, "POST", "/v1/chains/{agent_id:path}/rewind", self.rewind, RouteDoc(body=REWIND))
+        add(app, "POST", "/v1/chains/{agent_id:path}/cancel", self.cancel, RouteDoc(body=CANCEL))
+        add(app, "POST", "/v1/chains/{agent_id:path}/commit", self.commit, RouteDoc(body=COMMITTED))
+        add(app, "POST", "/v1/chains/{agent_id:path}/approve", self.approve, RouteDoc(body=APPROVED))
         add(app, "GET", "/v1/approvals", self.approvals)
-        add(app, "GET", "/v1/approvals/events", self.approval_events, About(media=(EVENT_STREAM,)))
+        add(app, "GET", "/v1/approvals/events", self.approval_events, RouteDoc(media=(EVENT_STREAM,)))
         add(app, "DELETE", "/v1/chains/{agent_id:path}", self.delete)
         add(app, "GET", "/healthz", self.healthz)
         add(app, "GET", "/readyz", self.readyz)

@@ -15,7 +15,7 @@ from ..domain.searching import MAX_TEXT, Search, moment
 from ..engine.engine import Engine
 from ..errors import InvalidRequest
 from ..export import search_results
-from ..wires.asgi import About, add, is_on, owner_of, whole_number
+from ..wires.asgi import RouteDoc, add, is_on, owner_of, whole_number
 from ..wires.schemas import COUNT, SWITCH, TEXT
 
 # Seconds for indexing new turns before a search; the answer says up to which time turns are indexed.
@@ -59,7 +59,7 @@ def add_search(app: Starlette, engine: Engine) -> None:
         indexed = await engine.store.index(INDEXING)
         return search_results.as_json(query, await engine.store.search(query), indexed)
 
-    add(app, "GET", "/v1/search", search, About(query=QUERY))
+    add(app, "GET", "/v1/search", search, RouteDoc(query=QUERY))
 
 
 def _time(request: Request, name: str) -> float | None:

@@ -123,7 +123,7 @@ class Client:
             await send_error(self._send, scope, error, headers)
 
 
-def named_by(answer: Answer) -> dict[str, str]:
+def identity_headers(answer: Answer) -> dict[str, str]:
     return {"X-Agent-Id": encoded_agent_id(answer.agent_id), "X-Turn-Id": answer.turn_id}
 
 
@@ -138,7 +138,7 @@ class TurnResponse(Response):
         self._answer = answer
         self._call = call
         # Headers that are known before the turn runs; its session and ignored parameters are added later.
-        self._head_fields = named_by(answer)
+        self._head_fields = identity_headers(answer)
         if call is not None and call.ignored:
             self._head_fields |= ignored_header(call.ignored)
 
@@ -227,7 +227,7 @@ class StreamAnswer(TurnResponse):
         try:
             async for events in batches:
                 if any(isinstance(event, Waits) for event in events):
-                    await self._tell_wait(client)
+                    await self._announce_wait(client)
                 pieces: list[bytes] = []
                 for event in events:
                     if isinstance(event, Waits):
@@ -249,7 +249,7 @@ class StreamAnswer(TurnResponse):
         if not client.finished:
             raise RuntimeError("a turn's events ended without Finished")
 
-    async def _tell_wait(self, client: Client) -> None:
+    async def _announce_wait(self, client: Client) -> None:
         """Tell the client at once until when the turn waits for a limit."""
         wait = self._answer.wait
         if wait is None:  # it no longer waits
@@ -338,7 +338,9 @@ def kept_reply(
     if call.background:
         engine.keep(answer.another() if call.stream else answer)
         if not call.stream:
-            return JSONAnswer(render(answer.accepted), headers={**named_by(answer), **ignored_header(call.ignored)})
+            return JSONAnswer(
+                render(answer.accepted), headers={**identity_headers(answer), **ignored_header(call.ignored)}
+            )
     return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
 
 

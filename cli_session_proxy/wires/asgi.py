@@ -48,14 +48,14 @@ async def read_call(request: Request, limit: int, read: Callable[[JSON, Naming],
     return await read_aside(request.app.state.aside, await read_body(request, limit), named(request), read)
 
 
-async def read_aside(aside: Aside, raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+async def read_aside(aside: Aside, raw: bytes, naming: Naming, read: Callable[[JSON, Naming], T]) -> T:
     """Parse a received body with `read`, outside the event loop if it is large."""
     if len(raw) <= SMALL:
-        return read_bytes(raw, about, read)
+        return read_bytes(raw, naming, read)
     if len(raw) <= MIDDLING:
-        return await aside.thread(read_bytes, raw, about, read)
+        return await aside.thread(read_bytes, raw, naming, read)
     try:
-        return await aside.reading.call(read_bytes, raw, about, read)
+        return await aside.reading.call(read_bytes, raw, naming, read)
     except OutOfBoundsError as exc:
         raise InvalidRequest(f"the body cannot be read: {exc}; send less, or simpler JSON") from exc
 
@@ -218,7 +218,7 @@ STREAMED = ("application/json", EVENT_STREAM)
 
 
 @dataclass(frozen=True, slots=True)
-class About:
+class RouteDoc:
     """Data for `/openapi.json` about a route: the schemas of its body and query, the media types of its answers.
 
     `turn`: it creates a turn, so its headers may name an agent.
@@ -234,9 +234,9 @@ class Address(Route):
     """A route with one method. `handler` takes `request` and the path parameters in its signature. It returns a
     `Response` or the object of a JSON answer. Its docstring is the route's description.
 
-    `shown`: the documented paths of a route whose path has a special form, such as `{model}:{method}`."""
+    `documented`: the documented paths of a route whose path has a special form, such as `{model}:{method}`."""
 
-    def __init__(self, method: str, path: str, handler: Handler, shown: Mapping[str, About]) -> None:
+    def __init__(self, method: str, path: str, handler: Handler, documented: Mapping[str, RouteDoc]) -> None:
         names = tuple(inspect.signature(handler).parameters)
 
         async def endpoint(request: Request) -> Response:
@@ -249,7 +249,7 @@ class Address(Route):
         super().__init__(path, endpoint, methods=[method])
         self.methods = {method}  # without HEAD, which Starlette adds: it would render a whole dump
         self.description = inspect.getdoc(handler) or ""
-        self.shown = shown
+        self.documented = documented
 
 
 class Exact:
@@ -280,11 +280,11 @@ def add(
     method: str,
     path: str,
     handler: Handler,
-    about: About | None = None,
-    shown: Mapping[str, About] | None = None,
+    about: RouteDoc | None = None,
+    documented: Mapping[str, RouteDoc] | None = None,
 ) -> None:
     plain = re.sub(r"\{(\w+):path\}", r"{\1}", path)
-    app.router.routes.append(Address(method, path, handler, shown or {plain: about or About()}))
+    app.router.routes.append(Address(method, path, handler, documented or {plain: about or RouteDoc()}))
 
 
 def methods_of(app: Starlette, scope: Scope) -> set[str]:

@@ -23,9 +23,9 @@ T = TypeVar("T")
 # The longest idempotency key: Stripe's documented limit.
 MAX_IDEMPOTENCY_KEY = 255
 # Limits for stored `metadata`: OpenAI takes 16 pairs of 64 and 512 characters; LiteLLM adds its own.
-MAX_NOTES = 32
-NOTE_NAME = 64
-NOTE_LENGTH = 512
+MAX_METADATA = 32
+METADATA_NAME = 64
+METADATA_TEXT = 512
 # Made once: `json.dumps` with options makes an encoder at each call.
 _CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _COMPACT = json.JSONEncoder(separators=(",", ":"))
@@ -103,7 +103,7 @@ class Naming:
             is_retry=self.is_retry,
             wire=wire,
             request_id=self.request_id,
-            options=replace(options, window=self.window, metadata=noted(body)),
+            options=replace(options, window=self.window, metadata=stored_metadata(body)),
             # A deleted answer cannot be asked for later.
             call=call if call is None or self.keep else {**call, "store": False},
             kept=self.keep,
@@ -194,23 +194,23 @@ class KeptCall(WireCall):
 # --- the body and its fields
 
 
-def read_bytes(raw: bytes, about: Naming, read: Callable[[JSON, Naming], T]) -> T:
+def read_bytes(raw: bytes, naming: Naming, read: Callable[[JSON, Naming], T]) -> T:
     """Parse a body with a wire's `read`. Raises `InvalidRequest`."""
-    return read(parse_body(raw), about)
+    return read(parse_body(raw), naming)
 
 
-def noted(body: Mapping[str, Any]) -> JSON:
+def stored_metadata(body: Mapping[str, Any]) -> JSON:
     """The client's `metadata`: short values by short names, stored with the turn for people.
 
     It has no effect, except for `agent_id` and `litellm_session_id` (see `Naming`).
     """
     given = body.get("metadata")
-    notes = islice(given.items(), MAX_NOTES) if isinstance(given, dict) else ()
+    pairs = islice(given.items(), MAX_METADATA) if isinstance(given, dict) else ()
     return {
         name: value
-        for name, value in notes
-        if len(name) <= NOTE_NAME
-        and (isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= NOTE_LENGTH))
+        for name, value in pairs
+        if len(name) <= METADATA_NAME
+        and (isinstance(value, bool | int | float) or (isinstance(value, str) and len(value) <= METADATA_TEXT))
     }
 
 
@@ -256,7 +256,7 @@ def status_of(turn: Turn, names: Mapping[Status, str]) -> str:
     return names[turn.status]
 
 
-def refusal_words(turn: Turn) -> str | None:
+def refusal_message(turn: Turn) -> str | None:
     """The message for the client of a refused turn; None for other turns."""
     return turn.evidence.refusal.words if turn.status == "refused" and turn.evidence.refusal is not None else None
 

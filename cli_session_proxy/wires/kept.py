@@ -38,7 +38,7 @@ class KeptTurns:
             raise self._unknown(given)
         return turn
 
-    async def about(self, turn: Turn) -> dict[str, str]:
+    async def headers_of(self, turn: Turn) -> dict[str, str]:
         """The headers for a turn that another request has run."""
         agent = await self._engine.store.agent_by_key(turn.agent_key)
         known = {
@@ -58,7 +58,9 @@ class KeptTurns:
             return StreamAnswer(answer, None, writer(answer.accepted), keepalive)
         turn = await self.turn(owner, given)  # it may have just ended
         written = writer(turn)
-        return Response(b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.about(turn))
+        return Response(
+            b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.headers_of(turn)
+        )
 
     async def cancel(self, owner: str, given: str) -> Turn:
         """Cancel the turn, and wait for its end. Raises `SessionBusy` if another proxy does not end it."""

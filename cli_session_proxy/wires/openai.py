@@ -64,7 +64,7 @@ OPENAI = ErrorShape(
 
 
 @dataclass(frozen=True, slots=True)
-class Offered:
+class OfferedTools:
     """The tools of a body. `custom`: the names of those that take a text. `hosted`: tools that the vendor would run, as
     X-Ignored-Params names them; the model is not offered these."""
 
@@ -73,7 +73,7 @@ class Offered:
     hosted: tuple[str, ...] = ()
 
 
-def read_tools(body: Mapping[str, Any]) -> Offered:
+def read_tools(body: Mapping[str, Any]) -> OfferedTools:
     """The tools of a body. Raises `InvalidRequest`, which names the field."""
     own: list[Tool] = []
     custom: list[str] = []
@@ -88,7 +88,7 @@ def read_tools(body: Mapping[str, Any]) -> Offered:
             custom.append(own[-1].name)
         else:
             hosted.append(hosted_name(kind, here))
-    return Offered(checked(own), tuple(custom), tuple(dict.fromkeys(hosted)))
+    return OfferedTools(checked(own), tuple(custom), tuple(dict.fromkeys(hosted)))
 
 
 def hosted_name(kind: str, where: str) -> str:

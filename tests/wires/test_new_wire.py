@@ -18,7 +18,7 @@ from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import Overloaded, ProxyError
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.wires.answers import answered
-from cli_session_proxy.wires.asgi import About, Table, add
+from cli_session_proxy.wires.asgi import RouteDoc, Table, add
 from cli_session_proxy.wires.base import ANY, AddressClaim, ErrorShape, Wire
 from cli_session_proxy.wires.common import Naming, WireCall
 from cli_session_proxy.wires.fields import required
@@ -60,7 +60,7 @@ class Words:
 
 def routes(app: Starlette, engine: Engine, settings: Settings) -> None:
     ask = answered(engine, settings, read, written, lambda *_: Words())
-    add(app, "POST", "/toy/ask", ask, About(ASKED, media=("application/json", Words.media_type), turn=True))
+    add(app, "POST", "/toy/ask", ask, RouteDoc(ASKED, media=("application/json", Words.media_type), turn=True))
 
 
 TOY = Wire(

@@ -18,7 +18,7 @@ from ...domain.models import JSON, Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...export import brief, explain, shown
-from ...wires.asgi import About, JSONAnswer, add, is_on, owner_of, whole_number
+from ...wires.asgi import JSONAnswer, RouteDoc, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
 from ..keys import Keys
@@ -71,17 +71,21 @@ class Ui:
         modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}
         self._files["main.js"] = joined(modules, "main").encode()
         chain = "/v1/chains/{agent_id}"
-        page = About(media=("text/html",))
+        page = RouteDoc(media=("text/html",))
         for path, handler, about in (
             ("/ui", self.page, page),
             ("/ui/", self.page, page),
-            ("/ui/{name}", self.file, About(media=("text/html", "text/css", "text/javascript"))),
-            ("/v1/overview", self.overview, About(query={"wait": SWITCH})),
-            ("/v1/previews", self.previews, About(query={"agent": TEXT})),
-            (f"{chain}/turns", self.turns, About(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT})),
-            (f"{chain}/tree", self.tree, About(query={"after": COUNT})),
-            (f"{chain}/turns/{{turn_id}}", self.turn, About(query={"redact": SWITCH})),
-            (f"{chain}/turns/{{turn_id}}/images/{{sha256}}", self.image, About(media=tuple(sorted(IMAGES)))),
+            ("/ui/{name}", self.file, RouteDoc(media=("text/html", "text/css", "text/javascript"))),
+            ("/v1/overview", self.overview, RouteDoc(query={"wait": SWITCH})),
+            ("/v1/previews", self.previews, RouteDoc(query={"agent": TEXT})),
+            (
+                f"{chain}/turns",
+                self.turns,
+                RouteDoc(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT}),
+            ),
+            (f"{chain}/tree", self.tree, RouteDoc(query={"after": COUNT})),
+            (f"{chain}/turns/{{turn_id}}", self.turn, RouteDoc(query={"redact": SWITCH})),
+            (f"{chain}/turns/{{turn_id}}/images/{{sha256}}", self.image, RouteDoc(media=tuple(sorted(IMAGES)))),
             (f"{chain}/turns/{{turn_id}}/transcript", self.transcript, None),
             (f"{chain}/turns/{{turn_id}}/seen", self.seen, None),
             (f"{chain}/repairs", self.repairs, None),

@@ -33,7 +33,7 @@ from ...domain.models import (
 from ...domain.structured import read_format
 from ...errors import InvalidRequest, ProxyError
 from ..blocks import effort_of_budget, image_block
-from ..common import Naming, WireCall, refusal_words
+from ..common import Naming, WireCall, refusal_message
 from ..conversation import (
     Instructions,
     Reader,
@@ -61,7 +61,7 @@ from ..fields import (
     required,
     stop_texts,
 )
-from ..openai import EFFORTS, Offered, openai_error, read_choice, read_file, read_tools, refuse_logprobs
+from ..openai import EFFORTS, OfferedTools, openai_error, read_choice, read_file, read_tools, refuse_logprobs
 from ..streams import SSE_DONE, EventStream, SentTexts, sse
 
 ID_PREFIX = "chatcmpl-"
@@ -115,7 +115,7 @@ def read(body: JSON, naming: Naming) -> ChatCall:
     if fields.given(CHECKED):
         _check(body)
     system, messages = read_messages(body.get("messages"))
-    offered = read_tools(body) if body.get("tools") is not None else Offered()
+    offered = read_tools(body) if body.get("tools") is not None else OfferedTools()
     chooses = fields.given(("tool_choice", "parallel_tool_calls"))
     effort, thinks, unread = _thinking(body) if fields.given(THINKING) else (None, None, ())
     names = OLDER if body.get("max_completion_tokens") is None else PARAMETERS
@@ -310,7 +310,7 @@ def completion(turn: Turn) -> JSON:
     message: JSON = {
         "role": "assistant",
         "content": None if calls and not text else text,
-        "refusal": refusal_words(turn),
+        "refusal": refusal_message(turn),
     }
     if thinking:
         message["reasoning_content"] = thinking
@@ -437,7 +437,7 @@ class ChunkWriter(EventStream):
         calls = [{"index": at, **call} for at, call in enumerate(unsent, len(self._sent_calls))]
         if calls:
             chunks.append(self._chunk({"tool_calls": calls}))
-        if (refusal := refusal_words(turn)) is not None:
+        if (refusal := refusal_message(turn)) is not None:
             chunks.append(self._chunk({"refusal": refusal}))
         chunks.append(self._chunk({}, finish_reason(turn)))
         if self._include_usage:

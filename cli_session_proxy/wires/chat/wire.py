@@ -7,7 +7,7 @@ from starlette.applications import Starlette
 from ...engine.engine import Engine
 from ...settings import Settings
 from ..answers import answered
-from ..asgi import STREAMED, About, add
+from ..asgi import STREAMED, RouteDoc, add
 from ..base import ANY, AddressClaim, Models, Wire
 from ..openai import OPENAI
 from ..schemas import (
@@ -36,7 +36,7 @@ BODY = body(
 
 def routes(app: Starlette, engine: Engine, settings: Settings) -> None:
     completions = answered(engine, settings, chat.read, chat.completion, chat.writer)
-    add(app, "POST", "/v1/chat/completions", completions, About(BODY, media=STREAMED, turn=True))
+    add(app, "POST", "/v1/chat/completions", completions, RouteDoc(BODY, media=STREAMED, turn=True))
 
 
 WIRE = Wire(

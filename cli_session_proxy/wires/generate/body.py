@@ -17,7 +17,7 @@ from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
 from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Naming, WireCall, refusal_words
+from ..common import Naming, WireCall, refusal_message
 from ..fields import NUMBER, Fields, Names, read_parameters, stop_texts
 from ..google import checked_model, either, json_schema, lowered
 from ..schemas import TEXT, error_schema
@@ -236,7 +236,7 @@ def _response(turn_id: str, model: str, parts: list[JSON], finished: Turn | None
     end: JSON = {}
     if finished is not None:
         candidate["finishReason"] = _FINISH_REASONS.get(finished.stop_reason or "", "STOP")
-        if (words := refusal_words(finished)) is not None:
+        if (words := refusal_message(finished)) is not None:
             candidate["finishMessage"] = words
         end = {"usageMetadata": usage(finished)}
     return {"candidates": [candidate], **end, "modelVersion": model, "responseId": turn_id}

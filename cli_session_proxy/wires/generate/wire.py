@@ -13,7 +13,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, reply
-from ..asgi import EVENT_STREAM, About, JSONAnswer, add, has_left, read_call
+from ..asgi import EVENT_STREAM, JSONAnswer, RouteDoc, add, has_left, read_call
 from ..base import AddressClaim, Models, Wire
 from ..google import checked_model
 from ..schemas import OBJECT, OBJECTS, TEXT_OR_NULL, body
@@ -34,13 +34,13 @@ class GenerateRoutes:
         self._settings = settings
         for version in ("v1", "v1beta"):
             model = f"/{version}/models/{{model}}"
-            events = About(BODY, {"alt": {"const": "sse"}}, (EVENT_STREAM,), turn=True)
-            shown = {
-                f"{model}:generateContent": About(BODY, turn=True),
+            events = RouteDoc(BODY, {"alt": {"const": "sse"}}, (EVENT_STREAM,), turn=True)
+            documented = {
+                f"{model}:generateContent": RouteDoc(BODY, turn=True),
                 f"{model}:streamGenerateContent": events,
-                f"{model}:countTokens": About(COUNTED),
+                f"{model}:countTokens": RouteDoc(COUNTED),
             }
-            add(app, "POST", f"/{version}/models/{{target:path}}", self.call, shown=shown)
+            add(app, "POST", f"/{version}/models/{{target:path}}", self.call, documented=documented)
 
     async def call(self, request: Request, target: str) -> Response:
         """`target` is `{model}:{method}`."""

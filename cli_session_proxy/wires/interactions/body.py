@@ -180,7 +180,7 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
             shown[name] = call[name]
     if include_input:
         shown["input"] = interactions_steps.input_steps(turn)
-    if (words := common.refusal_words(turn)) is not None:
+    if (words := common.refusal_message(turn)) is not None:
         shown["errors"] = [{"code": "refused", "message": redact.text(words)}]
     if status == "failed":
         error = turn.error or {}

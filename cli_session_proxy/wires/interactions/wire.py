@@ -14,7 +14,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import kept_reply
-from ..asgi import STREAMED, About, JSONAnswer, add, has_left, named, read_call
+from ..asgi import STREAMED, JSONAnswer, RouteDoc, add, has_left, named, read_call
 from ..base import AddressClaim, ErrorShape, Wire
 from ..common import KeptCall
 from ..kept import KeptTurns
@@ -39,9 +39,9 @@ class InteractionsRoutes:
         self._kept = KeptTurns(engine, interactions.turn_id_of, unknown)
         for version in ("v1", "v1beta"):
             root = f"/{version}/interactions"
-            add(app, "POST", root, self.create, About(BODY, media=STREAMED, turn=True))
+            add(app, "POST", root, self.create, RouteDoc(BODY, media=STREAMED, turn=True))
             asked = {"stream": YES_OR_NO, "last_event_id": TEXT, "include_input": YES_OR_NO}
-            add(app, "GET", f"{root}/{{name}}", self.retrieve, About(query=asked, media=STREAMED))
+            add(app, "GET", f"{root}/{{name}}", self.retrieve, RouteDoc(query=asked, media=STREAMED))
             add(app, "DELETE", f"{root}/{{name}}", self.delete)
             add(app, "POST", f"{root}/{{name}}/cancel", self.cancel)
 
@@ -76,7 +76,7 @@ class InteractionsRoutes:
             return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
         shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
-        return JSONAnswer(shown, headers=await self._kept.about(turn))
+        return JSONAnswer(shown, headers=await self._kept.headers_of(turn))
 
     async def delete(self, request: Request, name: str) -> JSON:
         await self._kept.delete(named(request).owner, name)

@@ -31,7 +31,7 @@ from ...domain.structured import read_format
 from ...errors import InvalidRequest, NotFound, ProxyError
 from ..base import ErrorShape
 from ..blocks import effort_of_budget, estimated_tokens
-from ..common import Naming, WireCall, refusal_words
+from ..common import Naming, WireCall, refusal_message
 from ..fields import (
     MODEL_PREFIXES,
     Fields,
@@ -63,7 +63,7 @@ PARAMETERS: Names = {
 }  # fmt: skip
 _STOP_REASONS = ("end_turn", "max_tokens", "stop_sequence", "pause_turn", "refusal", "model_context_window_exceeded")
 # Blocks for the client. Calls of the CLI's own tools are not among them.
-_SPOKEN = ("text", "thinking", "redacted_thinking")
+_ANSWER_KINDS = ("text", "thinking", "redacted_thinking")
 
 
 def read(body: JSON, naming: Naming) -> WireCall:
@@ -175,7 +175,7 @@ def message_id(turn_id: str) -> str:
 
 def message(turn: Turn) -> JSON:
     """The `message` object of a committed turn."""
-    kinds = (*_SPOKEN, "tool_use") if turn.status == "requires_action" else _SPOKEN
+    kinds = (*_ANSWER_KINDS, "tool_use") if turn.status == "requires_action" else _ANSWER_KINDS
     return {
         **_head(turn.id, turn.reported_model),
         "container": None,
@@ -196,7 +196,7 @@ def stop_reason(turn: Turn) -> str:
 
 def _stop_details(turn: Turn) -> JSON | None:
     """The details of a refusal, in Anthropic's form."""
-    words, refusal = refusal_words(turn), turn.evidence.refusal
+    words, refusal = refusal_message(turn), turn.evidence.refusal
     if words is None or refusal is None:
         return None
     return {"type": "refusal", "category": refusal.category, "explanation": words}
@@ -277,7 +277,7 @@ class MessagesWriter(EventStream):
         """The bytes of this event; none for events without a form on this wire."""
         if isinstance(event, Started):
             self._model = event.model or self._model
-        if isinstance(event, BlockStart) and event.block.get("type") in (*_SPOKEN, "tool_use"):
+        if isinstance(event, BlockStart) and event.block.get("type") in (*_ANSWER_KINDS, "tool_use"):
             self._calls.add(str(event.block.get("id")))
             index = self._indices[event.index] = self._next
             self._next += 1
@@ -305,7 +305,7 @@ class MessagesWriter(EventStream):
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
         if self._next == 0:  # a CLI without partial messages
-            blocks = (block for block in turn.output if block.get("type") in _SPOKEN)
+            blocks = (block for block in turn.output if block.get("type") in _ANSWER_KINDS)
             events += [piece for block in blocks for piece in self._block(block)]
         if turn.status == "requires_action":
             calls = [block for block in turn.output if block.get("type") == "tool_use"]

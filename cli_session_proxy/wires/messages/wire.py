@@ -9,7 +9,7 @@ from starlette.responses import Response
 from ...engine.engine import Engine
 from ...settings import Settings
 from ..answers import ESTIMATED, answered
-from ..asgi import STREAMED, About, JSONAnswer, add, read_call
+from ..asgi import STREAMED, JSONAnswer, RouteDoc, add, read_call
 from ..base import AddressClaim, Models, Wire
 from ..schemas import FLAG, MODEL, NUMBER, OBJECT, OBJECTS, TEXT_OR_OBJECTS, TEXTS, THINKING, body
 from ..schemas import messages as conversation
@@ -29,8 +29,8 @@ def routes(app: Starlette, engine: Engine, settings: Settings) -> None:
         return JSONAnswer(counted, headers=ESTIMATED)
 
     create = answered(engine, settings, messages.read, messages.message, messages.writer)
-    add(app, "POST", "/v1/messages", create, About(BODY, media=STREAMED, turn=True))
-    add(app, "POST", "/v1/messages/count_tokens", count_tokens, About(COUNTED))
+    add(app, "POST", "/v1/messages", create, RouteDoc(BODY, media=STREAMED, turn=True))
+    add(app, "POST", "/v1/messages/count_tokens", count_tokens, RouteDoc(COUNTED))
 
 
 WIRE = Wire(

@@ -28,9 +28,9 @@ from ...domain.models import (
 )
 from ...domain.structured import checked_schema
 from ...errors import InvalidRequest, ProxyError
-from ..common import Naming, WireCall, refusal_words
+from ..common import Naming, WireCall, refusal_message
 from ..fields import NUMBER, Fields, Names, check_types, model_name, optional, read_parameters, stop_texts, wrong_type
-from ..openai import Offered, read_tools, refuse_logprobs
+from ..openai import OfferedTools, read_tools, refuse_logprobs
 from ..streams import SentTexts
 from . import messages as ollama_messages
 
@@ -58,20 +58,20 @@ _FLAGS = (
 IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
 
 # The placeholder of a text, while the bytes around it are made.
-_HERE = "here"
+_PLACEHOLDER = "here"
 # More than the longest id of a turn.
 _LONGEST_CONTEXT = 128
 # Ollama has no reason for a refusal; its clients accept any.
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
 
-Door = Literal["chat", "generate"]
+Endpoint = Literal["chat", "generate"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OllamaCall(WireCall):
-    """`model`: as the client wrote it. `door`: the requested address. `thoughts`: whether to show the thinking."""
+    """`model`: as the client wrote it. `endpoint`: the requested address. `thoughts`: whether to show the thinking."""
 
-    door: Door
+    endpoint: Endpoint
     model: str
     thoughts: bool
 
@@ -80,7 +80,7 @@ class OllamaCall(WireCall):
 class Load:
     """A request without a prompt, which makes Ollama load or unload the model. Nothing is done here."""
 
-    door: Door
+    endpoint: Endpoint
     model: str
     done_reason: Literal["load", "unload"]
 
@@ -109,7 +109,7 @@ def read_generate(body: JSON, naming: Naming) -> OllamaCall | Load:
 
 
 def _read(
-    fields: Fields, naming: Naming, door: Door, system: str | None, messages: tuple[Message, ...]
+    fields: Fields, naming: Naming, endpoint: Endpoint, system: str | None, messages: tuple[Message, ...]
 ) -> OllamaCall | Load:
     model = optional(fields, "model", str)
     named = model_name(model.removesuffix(TAG) if model else None)
@@ -119,7 +119,7 @@ def _read(
     if keep_alive is not None and (isinstance(keep_alive, bool) or not isinstance(keep_alive, str | int | float)):
         raise wrong_type("keep_alive", "a number of seconds or a duration")
     if not messages:
-        return Load(door, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
+        return Load(endpoint, model or named, "unload" if keep_alive in (0, "0", "0s") else "load")
     options = Fields(optional(fields, "options", dict) or {})
     check_types(options, {NUMBER: _NUMBERS, bool: _FLAGS}, "options")
     think = fields.get("think")
@@ -127,13 +127,13 @@ def _read(
         raise InvalidRequest(f"think must be true, false or one of {', '.join(EFFORTS)}", param="think")
     thinks = None if think is None else think is not False
     stop = options.get("stop")
-    offered = read_tools(fields) if door == "chat" else Offered()
+    offered = read_tools(fields) if endpoint == "chat" else OfferedTools()
     request = naming.request(
         WIRE,
         fields,
         named,
         messages,
-        address=f"/{door}",
+        address=f"/{endpoint}",
         system=system,
         effort="low" if think is False else think if isinstance(think, str) else None,
         options=TurnOptions(
@@ -142,13 +142,13 @@ def _read(
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
             parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         ),
-        continues=_continues(fields.get("context")) if door == "generate" else None,
-        call={"store": True} if door == "generate" else None,  # its `context` is an id to continue it
+        continues=_continues(fields.get("context")) if endpoint == "generate" else None,
+        call={"store": True} if endpoint == "generate" else None,  # its `context` is an id to continue it
     )
     return OllamaCall(
         request=request,
         parameters=PARAMETERS,
-        door=door,
+        endpoint=endpoint,
         model=model or named,
         stream=stream is not False,
         thoughts=think is not False,
@@ -206,7 +206,7 @@ def answer(turn: Turn, call: OllamaCall) -> JSON:
 
 
 def loaded(load: Load) -> JSON:
-    return {**_head(load.model, time.time()), **_part(load.door, ""), "done": True, "done_reason": load.done_reason}
+    return {**_head(load.model, time.time()), **_part(load.endpoint, ""), "done": True, "done_reason": load.done_reason}
 
 
 def _head(model: str, at: float) -> JSON:
@@ -217,10 +217,10 @@ def timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _part(door: Door, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
+def _part(endpoint: Endpoint, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
     """An object's text, thinking and calls, in the fields of its address."""
     thought = {"thinking": thinking} if thinking else {}
-    if door == "generate":
+    if endpoint == "generate":
         return {"response": text, **thought}
     return {"message": {"role": "assistant", "content": text, **thought, **({"tool_calls": calls} if calls else {})}}
 
@@ -231,13 +231,13 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
     total = max(0.0, ended - turn.created_at)
     ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
     # A context is a list of numbers: the bytes of the turn's id.
-    context = {"context": list(turn.id.encode())} if call.door == "generate" else {}
+    context = {"context": list(turn.id.encode())} if call.endpoint == "generate" else {}
     return {
         **_head(turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
-        **_part(call.door, text, thinking, calls),
+        **_part(call.endpoint, text, thinking, calls),
         "done": True,
         "done_reason": _FINISH_REASONS.get(turn.stop_reason or "", "stop"),
-        **({} if (words := refusal_words(turn)) is None else {"refusal": words}),
+        **({} if (words := refusal_message(turn)) is None else {"refusal": words}),
         **context,
         "total_duration": _nanoseconds(total),
         "load_duration": _nanoseconds(ready),
@@ -274,10 +274,10 @@ class LineWriter:
         self._call = call
         self._frames: dict[str, tuple[bytes, bytes]] = {}
         for kind in ("text", "thinking"):
-            content = _part(call.door, *((_HERE, "") if kind == "text" else ("", _HERE)))
+            content = _part(call.endpoint, *((_PLACEHOLDER, "") if kind == "text" else ("", _PLACEHOLDER)))
             line = _line({**_head(call.model, time.time()), **content, "done": False})
             # The last occurrence: before it is the model's name, as the client wrote it.
-            before, _, after = line.rpartition(json.dumps(_HERE).encode())
+            before, _, after = line.rpartition(json.dumps(_PLACEHOLDER).encode())
             self._frames[kind] = before, after
         self._texts = SentTexts()
 

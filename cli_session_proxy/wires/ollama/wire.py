@@ -16,7 +16,7 @@ from ...engine.engine import Engine
 from ...errors import NotFound
 from ...settings import MODELS, Settings
 from ..answers import reply
-from ..asgi import About, JSONAnswer, add, has_left, read_call
+from ..asgi import JSONAnswer, RouteDoc, add, has_left, read_call
 from ..base import AddressClaim, ErrorShape, Wire
 from ..common import Naming
 from ..fields import model_name, optional
@@ -62,10 +62,10 @@ class OllamaRoutes:
         self._engine = engine
         self._settings = settings
         self._since = ollama.timestamp(time.time())
-        add(app, "POST", "/api/chat", self.chat, About(CHAT, media=LINES, turn=True))
-        add(app, "POST", "/api/generate", self.generate, About(GENERATE, media=LINES, turn=True))
+        add(app, "POST", "/api/chat", self.chat, RouteDoc(CHAT, media=LINES, turn=True))
+        add(app, "POST", "/api/generate", self.generate, RouteDoc(GENERATE, media=LINES, turn=True))
         add(app, "GET", "/api/tags", self.tags)
-        add(app, "POST", "/api/show", self.show, About(SHOW))
+        add(app, "POST", "/api/show", self.show, RouteDoc(SHOW))
         add(app, "GET", "/api/ps", self.ps)
         add(app, "GET", "/api/version", self.version)
 

@@ -32,7 +32,7 @@ from ..fields import (
 from ..openai import EFFORTS, read_choice
 from . import items as responses_items
 from . import tools as responses_tools
-from .tools import Given
+from .tools import ParsedTools
 
 WIRE = "responses"
 
@@ -169,7 +169,7 @@ def _call(
     reasoning: JSON,
     system: tuple[str, ...],
     conversation: str | None,
-    offered: Given,
+    offered: ParsedTools,
 ) -> JSON:
     """The data that is stored with the turn. Names of our own: `wire`, `store`, `background`, `system_sent`,
     `shapes`."""
@@ -232,7 +232,7 @@ def response(turn: Turn, status: str | None = None) -> JSON:
             echo[name] = DEFAULTS[name]
     reason = _INCOMPLETE.get(turn.stop_reason or "") if status == "incomplete" else None
     incomplete = None if reason is None else {"reason": reason}
-    if incomplete is not None and (words := common.refusal_words(turn)) is not None:
+    if incomplete is not None and (words := common.refusal_message(turn)) is not None:
         incomplete["message"] = words  # our own field: the provider's message
     text_format = call.get("format", {"type": "text"})
     if text_format.get("type") == "json_schema":

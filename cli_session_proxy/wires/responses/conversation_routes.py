@@ -14,7 +14,7 @@ from ...domain.models import JSON
 from ...errors import NotFound
 from ...settings import Settings
 from ..answers import ignored_header
-from ..asgi import About, JSONAnswer, add, named, read_call
+from ..asgi import JSONAnswer, RouteDoc, add, named, read_call
 from ..schemas import COUNT, TEXT, body, message
 from . import conversations
 from . import items as responses_items
@@ -37,12 +37,12 @@ class ConversationsRoutes:
     def __init__(self, app: Starlette, settings: Settings, dialogues: Dialogues) -> None:
         self._settings = settings
         self._dialogues = dialogues
-        add(app, "POST", "/v1/conversations", self.create, About(_CONVERSATION))
+        add(app, "POST", "/v1/conversations", self.create, RouteDoc(_CONVERSATION))
         add(app, "GET", ID, self.retrieve)
-        add(app, "POST", ID, self.update, About(body({"metadata": METADATA})))
+        add(app, "POST", ID, self.update, RouteDoc(body({"metadata": METADATA})))
         add(app, "DELETE", ID, self.delete)
-        add(app, "POST", f"{ID}/items", self.add_items, About(body({"items": _ITEMS})))
-        add(app, "GET", f"{ID}/items", self.items, About(query=PAGE))
+        add(app, "POST", f"{ID}/items", self.add_items, RouteDoc(body({"items": _ITEMS})))
+        add(app, "GET", f"{ID}/items", self.items, RouteDoc(query=PAGE))
         add(app, "GET", ITEM, self.item)
         add(app, "DELETE", ITEM, self.delete_item)
 

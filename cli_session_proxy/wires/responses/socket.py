@@ -113,12 +113,12 @@ class _Connection:
         self._dialogues = dialogues
         self._socket = socket
         self._inbox: deque[tuple[bytes | ProxyError, ExitStack]] = deque()
-        self._came = asyncio.Event()
+        self._arrived = asyncio.Event()
         self._about = replace(named(socket), idempotency_key=None, is_retry=False)  # they are for a single request
         self._count = 0
         self._own: deque[str] = deque(maxlen=CONTINUABLE)
         self._ahead: tuple[str, bytes] | None = None
-        self._ahead_held = ExitStack()  # what it takes of the owner's bounds
+        self._ahead_bounds = ExitStack()  # what it takes of the owner's bounds
         self._bounds, self._owner = socket.scope["state"]["held"].bounds, owner_of(socket)
         self._most = engine.settings.max_body
 
@@ -154,13 +154,13 @@ class _Connection:
             await asyncio.gather(reading, return_exceptions=True)
             for _, held in self._inbox:
                 held.close()
-            self._ahead_held.close()
+            self._ahead_bounds.close()
 
     async def _next(self, reading: asyncio.Task[None]) -> bool:
         """Wait for a message; False at the end."""
-        self._came.clear()
+        self._arrived.clear()
         if not self._inbox and not reading.done():
-            came = asyncio.create_task(self._came.wait())
+            came = asyncio.create_task(self._arrived.wait())
             await asyncio.wait({came, reading}, return_when=asyncio.FIRST_COMPLETED)
             came.cancel()
         if reading.done():
@@ -184,7 +184,7 @@ class _Connection:
                 await self._socket.close(POLICY_VIOLATION, f"more than {AHEAD} messages wait: take the answers first")
                 return
             self._inbox.append((message, held))
-            self._came.set()
+            self._arrived.set()
 
     async def _answer(self, message: bytes | ProxyError) -> None:
         self._count += 1
@@ -206,7 +206,7 @@ class _Connection:
                 message = b'{"ahead":%b,"message":%b}' % (before, message)
             asked = await read_aside(self._aside, message, about, partial(read, ahead=ahead))
             if asked.ahead is not None:
-                await self._say(asked, self._kept_ahead(asked.call, asked.ahead))
+                await self._send_events(asked, self._kept_ahead(asked.call, asked.ahead))
                 return
             answer = await self._dialogues.submit(asked.call, own=self._own)
             try:
@@ -216,7 +216,7 @@ class _Connection:
                         await asyncio.sleep(0)  # notice an earlier disconnect first
                         if (asked.call.request.call or {})["store"] is False:
                             self._own.append(response_id(answer.turn_id))
-                    await self._say(asked, (piece for event in events for piece in writer.feed(event)))
+                    await self._send_events(asked, (piece for event in events for piece in writer.feed(event)))
                     if isinstance(events[-1], Finished):
                         answer.acknowledge()
             finally:
@@ -225,14 +225,14 @@ class _Connection:
             raise
         except Exception as exc:  # noqa: BLE001 - whatever it is, the client is told, and may ask again
             error = as_proxy_error(exc)
-            await self._say(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
+            await self._send_events(asked, [_frame(error_event(error))] if writer is None else writer.error(error))
 
     def _kept_ahead(self, call: ResponsesCall, body: bytes) -> Iterable[bytes]:
         """The events of a response without an answer: its input is kept for the next request. Raises `QueueFull`."""
         with ExitStack() as held:
             held.enter_context(self._bounds.request(self._owner)).body(len(body))
-            self._ahead_held.close()
-            self._ahead_held = held.pop_all()
+            self._ahead_bounds.close()
+            self._ahead_bounds = held.pop_all()
         now, asked = time.time(), call.request
         turn = Turn(
             id=f"turn_{uuid.uuid4().hex}", seq=0, agent_key=0, parent_id=None, status="completed", model=asked.model,
@@ -241,7 +241,7 @@ class _Connection:
         self._ahead = response_id(turn.id), body
         return ResponsesWriter(turn, frame=_frame, end=()).whole(turn)
 
-    async def _say(self, asked: SocketRequest | None, pieces: Iterable[bytes]) -> None:
+    async def _send_events(self, asked: SocketRequest | None, pieces: Iterable[bytes]) -> None:
         for piece in pieces:
             text = piece.decode()
             if asked is not None and asked.stream_id is not None:

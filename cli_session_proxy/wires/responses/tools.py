@@ -41,7 +41,7 @@ class Shapes:
 
 
 @dataclass(frozen=True, slots=True)
-class Given:
+class ParsedTools:
     """Parsed tools: `tools` for the model, `shown` for the Response, and names of tools that are not offered. The last
     `brought` of `shown` came with an item, and so apply to later turns, too."""
 
@@ -65,13 +65,13 @@ def flat(namespace: str, name: str) -> str:
     return f"{namespace}{'' if namespace.endswith('__') else '__'}{name}"
 
 
-def read(body: Mapping[str, Any], more: list[object]) -> Given:
+def read(body: Mapping[str, Any], more: list[object]) -> ParsedTools:
     """Parse the tools. `more`: from items of the conversation. Raises `InvalidRequest`, which names the field."""
-    offers = _Offers()
+    collector = _ToolCollector()
     for here, tool in objects([*(optional(body, "tools", list) or []), *more], "tools"):
-        offers.add(tool, here)
-    ignored = tuple(dict.fromkeys(offers.ignored))
-    return Given(checked(offers.tools), Shapes(offers.shapes), offers.shown, ignored, len(more))
+        collector.add(tool, here)
+    ignored = tuple(dict.fromkeys(collector.ignored))
+    return ParsedTools(checked(collector.tools), Shapes(collector.shapes), collector.shown, ignored, len(more))
 
 
 def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any]) -> tuple[tuple[Tool, ...], JSON]:
@@ -89,7 +89,7 @@ def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any])
     return offered, {**call, "tools": shown, "brought": held, **({"shapes": shapes} if shapes else {})}
 
 
-class _Offers:
+class _ToolCollector:
     """Collects the tools of one body."""
 
     def __init__(self) -> None:

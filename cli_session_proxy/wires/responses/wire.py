@@ -17,7 +17,7 @@ from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
 from ...settings import Settings
 from ..answers import ESTIMATED, kept_reply
-from ..asgi import STREAMED, About, JSONAnswer, add, has_left, named, read_call
+from ..asgi import STREAMED, JSONAnswer, RouteDoc, add, has_left, named, read_call
 from ..base import AddressClaim, Wire
 from ..blocks import estimated_tokens
 from ..openai import OPENAI
@@ -48,15 +48,15 @@ class ResponsesRoutes:
         self._settings = settings
         self._dialogues = Dialogues(engine)
         self._socket = ResponsesSocket(engine, self._dialogues)
-        add(app, "POST", "/v1/responses", self.create, About(BODY, media=STREAMED, turn=True))
+        add(app, "POST", "/v1/responses", self.create, RouteDoc(BODY, media=STREAMED, turn=True))
         app.router.routes.append(WebSocketRoute(SOCKET, self._socket.talk))
-        add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, About(BODY))
-        add(app, "POST", "/v1/responses/compact", self.compact, About(BODY))
+        add(app, "POST", "/v1/responses/input_tokens", self.input_tokens, RouteDoc(BODY))
+        add(app, "POST", "/v1/responses/compact", self.compact, RouteDoc(BODY))
         again = {"stream": YES_OR_NO, "starting_after": {"type": "integer", "minimum": 0}}
-        add(app, "GET", ID, self.retrieve, About(query=again, media=STREAMED))
+        add(app, "GET", ID, self.retrieve, RouteDoc(query=again, media=STREAMED))
         add(app, "DELETE", ID, self.delete)
         add(app, "POST", f"{ID}/cancel", self.cancel)
-        add(app, "GET", f"{ID}/input_items", self.input_items, About(query=PAGE))
+        add(app, "GET", f"{ID}/input_items", self.input_items, RouteDoc(query=PAGE))
         for path in RETIRED:
             for rest in ("", "/{rest:path}"):
                 for method in METHODS:
@@ -96,7 +96,7 @@ class ResponsesRoutes:
             writer = partial(ResponsesWriter, starting_after=int(given))
             return await dialogues.stream(owner, response_id, writer, self._settings.keepalive)
         turn = await dialogues.turn(owner, response_id)
-        return JSONAnswer(responses.response(turn), headers=await dialogues.about(turn))
+        return JSONAnswer(responses.response(turn), headers=await dialogues.headers_of(turn))
 
     async def delete(self, request: Request, response_id: str) -> JSON:
         await self._dialogues.kept.delete(named(request).owner, response_id)

@@ -12,7 +12,7 @@ from cli_session_proxy.domain.models import Finished, Turn, TurnEvent, Usage
 from cli_session_proxy.engine.live import answer_events
 from cli_session_proxy.errors import QueueFull
 from cli_session_proxy.wires.ollama import body as ollama
-from cli_session_proxy.wires.ollama.body import Door, OllamaCall
+from cli_session_proxy.wires.ollama.body import Endpoint, OllamaCall
 
 from ...fakes import TURN, started
 from .test_read import chat, generate
@@ -24,13 +24,13 @@ DONE = replace(
     usage=Usage(input_tokens=3, output_tokens=5, cache_read_tokens=30, cache_write_tokens=400, thinking_tokens=1),
     timings={"queued": 1.0, "session_ready": 100.0, "first_block": 600.0}, finished_at=TURN.created_at + 2.0,
 )  # fmt: skip
-CALLS: dict[Door, OllamaCall] = {"chat": chat(model="sonnet:latest"), "generate": generate(model="here")}
+CALLS: dict[Endpoint, OllamaCall] = {"chat": chat(model="sonnet:latest"), "generate": generate(model="here")}
 
 
 def lines(turn: Turn, events: list[TurnEvent], call: OllamaCall) -> list[ChatResponse | GenerateResponse]:
     writer = ollama.LineWriter(call)
     raw = b"".join(piece for event in [started(), *events, Finished(turn)] for piece in writer.feed(event)).decode()
-    kind = ChatResponse if call.door == "chat" else GenerateResponse
+    kind = ChatResponse if call.endpoint == "chat" else GenerateResponse
     return [kind.model_validate(json.loads(line)) for line in raw.splitlines()]
 
 
@@ -40,11 +40,11 @@ def words(one: ChatResponse | GenerateResponse, kind: str = "text") -> str:
     return getattr(where, name) or ""
 
 
-@pytest.mark.parametrize("door", CALLS)
-def test_a_stream_tells_the_same_as_the_whole(door: Door) -> None:
+@pytest.mark.parametrize("endpoint", CALLS)
+def test_a_stream_tells_the_same_as_the_whole(endpoint: Endpoint) -> None:
     for thoughts in (True, False):
-        call = replace(CALLS[door], thoughts=thoughts)
-        kind = ChatResponse if door == "chat" else GenerateResponse
+        call = replace(CALLS[endpoint], thoughts=thoughts)
+        kind = ChatResponse if endpoint == "chat" else GenerateResponse
         whole = kind.model_validate(ollama.answer(DONE, call))
         assert words(whole) == "One.\n\nTwo."
         assert words(whole, "thinking") == ("Hm." if thoughts else "")
@@ -85,12 +85,12 @@ def test_a_context_comes_back_from_a_generate_only() -> None:
     assert "context" not in ollama.answer(DONE, CALLS["chat"])
 
 
-@pytest.mark.parametrize("door", CALLS)
-def test_a_keep_alive_is_a_line_without_words(door: Door) -> None:
-    writer = ollama.LineWriter(CALLS[door])
+@pytest.mark.parametrize("endpoint", CALLS)
+def test_a_keep_alive_is_a_line_without_words(endpoint: Endpoint) -> None:
+    writer = ollama.LineWriter(CALLS[endpoint])
     kept = writer.keep_alive()
     assert kept.endswith(b"\n")
-    kind = ChatResponse if door == "chat" else GenerateResponse
+    kind = ChatResponse if endpoint == "chat" else GenerateResponse
     one = kind.model_validate(json.loads(kept))
     assert (words(one), one.done) == ("", False)
 
