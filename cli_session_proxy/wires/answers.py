@@ -338,9 +338,8 @@ def kept_reply(
     if call.background:
         engine.keep(answer.another() if call.stream else answer)
         if not call.stream:
-            return JSONAnswer(
-                render(answer.accepted), headers={**identity_headers(answer), **ignored_header(call.ignored)}
-            )
+            headers = identity_headers(answer) | ignored_header(call.ignored)
+            return JSONAnswer(render(answer.accepted), headers=headers)
     return reply(answer, call, keepalive, render, lambda: writer(answer.accepted))
 
 

@@ -57,10 +57,8 @@ class KeptTurns:
         if answer is not None:
             return StreamAnswer(answer, None, writer(answer.accepted), keepalive)
         turn = await self.turn(owner, given)  # it may have just ended
-        written = writer(turn)
-        return Response(
-            b"".join(written.whole(turn)), media_type=written.media_type, headers=await self.headers_of(turn)
-        )
+        stream, headers = writer(turn), await self.headers_of(turn)
+        return Response(b"".join(stream.whole(turn)), media_type=stream.media_type, headers=headers)
 
     async def cancel(self, owner: str, given: str) -> Turn:
         """Cancel the turn, and wait for its end. Raises `SessionBusy` if another proxy does not end it."""

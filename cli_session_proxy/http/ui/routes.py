@@ -71,6 +71,7 @@ class Ui:
         modules = {path.stem: path.read_text() for path in STATIC.glob("*.js")}
         self._files["main.js"] = joined(modules, "main").encode()
         chain = "/v1/chains/{agent_id}"
+        turns = RouteDoc(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT})
         page = RouteDoc(media=("text/html",))
         for path, handler, about in (
             ("/ui", self.page, page),
@@ -78,11 +79,7 @@ class Ui:
             ("/ui/{name}", self.file, RouteDoc(media=("text/html", "text/css", "text/javascript"))),
             ("/v1/overview", self.overview, RouteDoc(query={"wait": SWITCH})),
             ("/v1/previews", self.previews, RouteDoc(query={"agent": TEXT})),
-            (
-                f"{chain}/turns",
-                self.turns,
-                RouteDoc(query={"before": COUNT, "from": COUNT, "with": TEXT, "limit": COUNT}),
-            ),
+            (f"{chain}/turns", self.turns, turns),
             (f"{chain}/tree", self.tree, RouteDoc(query={"after": COUNT})),
             (f"{chain}/turns/{{turn_id}}", self.turn, RouteDoc(query={"redact": SWITCH})),
             (f"{chain}/turns/{{turn_id}}/images/{{sha256}}", self.image, RouteDoc(media=tuple(sorted(IMAGES)))),

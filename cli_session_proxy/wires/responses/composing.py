@@ -11,46 +11,49 @@ from ...domain.reminders import reminder
 from ...errors import InvalidRequest
 from . import body as responses
 from .body import ResponsesCall
-from .items import NONE_WRITTEN, ConversationItem, entry_of, input_entries, output_entries
+from .items import NO_ITEMS, ConversationItem, entry_of, input_entries, output_entries
 from .tools import with_brought
 
 
 @dataclass(frozen=True, slots=True)
 class OpenDialogue:
-    """A conversation: the turns of its path with their items, and the `free` items, which no turn on the path has sent
-    yet. `removed`: ids of removed items."""
+    """A conversation at one of its turns.
+
+    `path` and `items_by_turn`: the turns so far, and the items of each. `unsent`: the client's own items that no turn
+    on the path has sent yet. `own_items`: all of the client's own, by id. `removed`: ids of removed items.
+    """
 
     metadata: JSON
     removed: frozenset[str]
     path: Sequence[Turn]
-    said: Sequence[Sequence[ConversationItem]]
-    free: Sequence[Item]
-    written: Mapping[str, Item] = field(default_factory=lambda: NONE_WRITTEN)
+    items_by_turn: Sequence[Sequence[ConversationItem]]
+    unsent: Sequence[Item]
+    own_items: Mapping[str, Item] = field(default_factory=lambda: NO_ITEMS)
 
     @property
     def entries(self) -> list[ConversationItem]:
-        on_path = [entry for entries in self.said for entry in entries if entry.id not in self.removed]
-        return on_path + [entry_of(item) for item in self.free]
+        on_path = [entry for entries in self.items_by_turn for entry in entries if entry.id not in self.removed]
+        return on_path + [entry_of(item) for item in self.unsent]
 
-    def rest(self) -> tuple[Turn | None, list[ConversationItem]]:
-        """The last turn before any removed item, and the remaining items after it."""
-        touched = (at for at, said in enumerate(self.said) if any(entry.id in self.removed for entry in said))
-        start = next(touched, len(self.path))
-        left = [[entry for entry in said if entry.id not in self.removed] for said in self.said]
+    def split_at_removed(self) -> tuple[Turn | None, list[ConversationItem]]:
+        """The last turn before any removed item, and the remaining items after that turn."""
+        has_removed = (any(entry.id in self.removed for entry in entries) for entries in self.items_by_turn)
+        start = next((at for at, touched in enumerate(has_removed) if touched), len(self.path))
+        kept = [[entry for entry in entries if entry.id not in self.removed] for entries in self.items_by_turn]
         # An answer whose prompt was removed belongs to the answer before it.
         while start:
-            roles = (entry.message.role for said in left[start:] for entry in said if entry.message is not None)
+            roles = (entry.message.role for entries in kept[start:] for entry in entries if entry.message is not None)
             if next(roles, "user") == "user":
                 break
             start -= 1
-        return self.path[start - 1] if start else None, [entry for said in left[start:] for entry in said]
+        return self.path[start - 1] if start else None, [entry for entries in kept[start:] for entry in entries]
 
 
-def entries_of(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
-    return [*input_entries(turn, written), *output_entries(turn, written)]
+def entries_of(turn: Turn, own_items: Mapping[str, Item] = NO_ITEMS) -> list[ConversationItem]:
+    return [*input_entries(turn, own_items), *output_entries(turn, own_items)]
 
 
-def carried(parent: Turn | None) -> tuple[str, ...]:
+def lasting_system_texts(parent: Turn | None) -> tuple[str, ...]:
     """System texts that still apply after a turn: items, and another wire's system prompt, but not `instructions`."""
     if parent is None:
         return ()
@@ -71,15 +74,15 @@ def compose(
 ) -> TurnRequest:
     """The request that follows the turn `ran`. With `delta` the system texts and tools of that turn still apply.
 
-    `rest`: the conversation's items after the turn `continues`. They come first, then the free items.
+    `rest`: the conversation's items after the turn `continues`. They come first, then the unsent items.
     """
-    composed = _Composition(dict.fromkeys(carried(ran)) if delta else {}, begun=delta and ran is not None)
+    composed = _Composition(dict.fromkeys(lasting_system_texts(ran)) if delta else {}, begun=delta and ran is not None)
     if held is not None:
-        for entry in itertools.chain.from_iterable(held.said):
+        for entry in itertools.chain.from_iterable(held.items_by_turn):
             if entry.id in held.removed and entry.system is not None:
                 composed.system_texts.pop(entry.system, None)
-        composed.add_path(rest, held.written)
-        composed.add_free_items(held.free)
+        composed.add_path(rest, held.own_items)
+        composed.add_unsent_items(held.unsent)
     composed.add_input(call)
     if not composed.messages or composed.messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")
@@ -115,20 +118,20 @@ class _Composition:
         self._system_sent: list[tuple[str, str | None]] = []  # system texts that this turn lists, with their item ids
         self._other_items: list[str] = []  # the client's own items that are no messages
 
-    def add_path(self, entries: Sequence[ConversationItem], written: Mapping[str, Item]) -> None:
+    def add_path(self, entries: Sequence[ConversationItem], own_items: Mapping[str, Item]) -> None:
         """Add items of the path. Thinking is left out: its signature is only valid in its own answer."""
         for entry in entries:
-            if entry.id in written:
+            if entry.id in own_items:
                 self.takes.append(entry.id)
             if entry.message is not None:
                 if any(block.get("type") not in THINKING for block in entry.message.content):
                     self._add(entry.message, entry.id)
-            elif entry.id in written:
+            elif entry.id in own_items:
                 self._other_items.append(entry.id)
             elif entry.system is not None:
                 self._system_sent.append((entry.system, entry.id))
 
-    def add_free_items(self, items: Sequence[Item]) -> None:
+    def add_unsent_items(self, items: Sequence[Item]) -> None:
         for item in items:
             entry = entry_of(item)
             self.takes.append(item.id)

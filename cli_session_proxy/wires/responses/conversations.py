@@ -16,7 +16,7 @@ from ...errors import InvalidRequest, NotFound
 from ..common import Naming, canonical
 from ..fields import Fields
 from .body import checked_metadata
-from .items import written
+from .items import stored_items
 
 T = TypeVar("T")
 
@@ -58,7 +58,7 @@ def read_items(body: JSON, new_id: Callable[[str], str]) -> tuple[Item, ...]:
     given = body.get("items")
     if isinstance(given, list) and len(given) > ITEMS_LIMIT:
         raise InvalidRequest(f"items takes at most {ITEMS_LIMIT} in one call: send the rest after them", param="items")
-    return tuple(written(given, new_id))
+    return tuple(stored_items(given, new_id))
 
 
 def conversation(agent: Agent, metadata: JSON) -> JSON:

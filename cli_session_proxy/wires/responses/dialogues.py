@@ -206,17 +206,17 @@ class Dialogues:
         """
         store = self._engine.store
         notes = await store.conversation(agent_key) or Conversation({})
-        free = await store.items_off(agent_key, None if tip is None else tip.id)
+        unsent = await store.items_off(agent_key, None if tip is None else tip.id)
         removed = frozenset(notes.removed)
-        if tip is None or not (whole or removed or any(item.turn_id is not None for item in free)):
-            return OpenDialogue(notes.metadata, removed, (), (), [item for item in free if item.id not in removed])
+        if tip is None or not (whole or removed or any(item.turn_id is not None for item in unsent)):
+            return OpenDialogue(notes.metadata, removed, (), (), [item for item in unsent if item.id not in removed])
         path = await store.path(tip.id)
-        written = {item.id: item for item in await store.items(agent_key)}
-        request = [entries_of(turn, written) for turn in path]
+        own_items = {item.id: item for item in await store.items(agent_key)}
+        request = [entries_of(turn, own_items) for turn in path]
         # After a rewind another turn off the path may have used the items last.
         known_ids = removed | {entry.id for entries in request for entry in entries}
         return OpenDialogue(
-            notes.metadata, removed, path, request, [item for item in free if item.id not in known_ids], written
+            notes.metadata, removed, path, request, [item for item in unsent if item.id not in known_ids], own_items
         )
 
     # --- a turn in a conversation
@@ -230,7 +230,7 @@ class Dialogues:
 
         async def decide(before: Turn | None) -> TurnRequest:
             held = await self._behind(agent.key, before)
-            last, rest = held.rest() if held.removed else (before, [])
+            last, rest = held.split_at_removed() if held.removed else (before, [])
             # Options that still apply come from a turn that was run here, not from imported ones.
             ran = before
             while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:

@@ -186,7 +186,7 @@ class ConversationItem:
         return "".join(str(part.get("text", "")) for part in self.item["content"])
 
 
-NONE_WRITTEN: Mapping[str, Item] = {}
+NO_ITEMS: Mapping[str, Item] = {}
 
 
 def hex_of(turn_id: str) -> str:
@@ -216,7 +216,7 @@ def shown(output: Iterable[Block], *, calls: bool) -> list[Block]:
     ]
 
 
-def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
+def output_entries(turn: Turn, own_items: Mapping[str, Item] = NO_ITEMS) -> list[ConversationItem]:
     """An item for each shown block of the answer, in order; a client's own item may have several blocks."""
     brought = turn.evidence.brought is not None and turn.evidence.brought.by == "client"
     blocks = shown(turn.output, calls=brought or turn.status == "requires_action")
@@ -225,9 +225,9 @@ def output_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> li
     entries: list[ConversationItem] = []
     for item_id, group in groupby(enumerate(blocks), lambda numbered: ids.get(id(numbered[1]))):
         numbered = list(group)
-        if item_id is not None and item_id in written:
+        if item_id is not None and item_id in own_items:
             message = Message("assistant", tuple(block for _, block in numbered))
-            entries.append(ConversationItem(written[item_id].data, message))
+            entries.append(ConversationItem(own_items[item_id].data, message))
             continue
         for n, block in numbered:
             if block["type"] == "text":
@@ -247,15 +247,15 @@ def _ids(turn: Turn, part: str) -> Sequence[str | None]:
     return ids
 
 
-def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> list[ConversationItem]:
-    """The items of the turn's input. `written`: the client's own items of its conversation."""
+def input_entries(turn: Turn, own_items: Mapping[str, Item] = NO_ITEMS) -> list[ConversationItem]:
+    """The items of the turn's input. `own_items`: the client's own items of its conversation."""
     call = turn.call or {}
     ids, beside = _ids(turn, "input"), call.get("beside", ())
     if "shown" in call:  # a turn of 0.1
-        known = [item_id for item_id in call["shown"] if item_id in written]
-        ids = [item_id for item_id in known if read([written[item_id].data]).messages]
+        known = [item_id for item_id in call["shown"] if item_id in own_items]
+        ids = [item_id for item_id in known if read([own_items[item_id].data]).messages]
         beside = [item_id for item_id in known if item_id not in ids]
-    entries = [ConversationItem(written[item_id].data, None) for item_id in beside if item_id in written]
+    entries = [ConversationItem(own_items[item_id].data, None) for item_id in beside if item_id in own_items]
     key = hex_of(turn.id)
     system_ids = chain(call.get("system_ids", ()), repeat(None))
     for n, (system, item_id) in enumerate(zip(call.get("system_sent", ()), system_ids, strict=False)):
@@ -263,8 +263,8 @@ def input_entries(turn: Turn, written: Mapping[str, Item] = NONE_WRITTEN) -> lis
         item = {"id": f"msg_{key}_sys{n}", "type": "message", "status": "completed", "role": "system"}
         entries.append(ConversationItem({**item, "content": [part]}, None).under(item_id))
     for message, item_id in zip(turn.input, chain(ids, repeat(None)), strict=False):
-        if item_id is not None and item_id in written:
-            entries.append(ConversationItem(written[item_id].data, message))
+        if item_id is not None and item_id in own_items:
+            entries.append(ConversationItem(own_items[item_id].data, message))
         else:
             entries += [entry.under(item_id) for entry in _message_entries(message, key, len(entries))]
     return entries
@@ -309,7 +309,7 @@ def _input_part(block: Block) -> JSON:
     return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
 
 
-# --- hand-written items and pages -------------------------------------------------------------------------
+# --- items of the client, and pages ------------------------------------------------------------------------------
 
 
 def entry_of(item: Item) -> ConversationItem:
@@ -318,7 +318,7 @@ def entry_of(item: Item) -> ConversationItem:
     return ConversationItem(item.data, messages[0] if messages else None)
 
 
-def written(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
+def stored_items(given: object, new_id: Callable[[str], str], where: str = "items") -> list[Item]:
     """Items for a conversation in the stored form: with an id and a list of parts. Raises `InvalidRequest`."""
     if not isinstance(given, list):
         raise wrong_type(where, "a list of items")

@@ -107,8 +107,8 @@ class ResponsesRoutes:
 
     async def input_items(self, request: Request, response_id: str) -> JSON:
         turn = await self._dialogues.kept.turn(named(request).owner, response_id)
-        written = {item.id: item for item in await self._engine.store.items(turn.agent_key)}
-        entries = responses_items.input_entries(turn, written)
+        own_items = {item.id: item for item in await self._engine.store.items(turn.agent_key)}
+        entries = responses_items.input_entries(turn, own_items)
         return responses_items.page([entry.item for entry in entries], request.query_params)
 
 
