@@ -28,9 +28,9 @@ log = logs.get(__name__)
 
 # Seconds between two beats, and between two checks of them.
 BEAT = 0.1
-LOOK = 0.1
+CHECK = 0.1
 # Seconds that a beat may be late: a person notices a longer delay.
-HELD = 0.25
+LATE = 0.25
 # Seconds between two log lines of a loop that is blocked again and again; every time is counted.
 LOG_EVERY = 10.0
 # Innermost stack frames that a log line names.
@@ -38,11 +38,11 @@ FRAMES = 12
 # Below this share of processor time the loop was not blocked: the process was paused or got no processor.
 PAUSED = 0.1
 # Seconds for the last log line: a hanging thread may hold the log's lock.
-LAST_WORDS = 0.5
+LAST_LOG = 0.5
 # Seconds after the deadline until Python's own watchdog ends the process.
 AFTER = 1.0
 
-Held = Callable[[float], None]
+OnDelay = Callable[[float], None]
 
 
 class Watchdog:
@@ -75,26 +75,26 @@ class Watchdog:
     # --- on the event loop
 
     @contextlib.contextmanager
-    def watching(self, held: Held) -> Iterator[None]:
-        """Watch the running loop. `held` is called with the seconds of each delay."""
+    def watching(self, on_delay: OnDelay) -> Iterator[None]:
+        """Watch the running loop. `on_delay` is called with the seconds of each delay."""
         loop = asyncio.get_running_loop()
         self._loop_thread = threading.get_ident()
-        self._beats(loop, held)
+        self._beats(loop, on_delay)
         try:
             yield
         finally:
             self._timer.cancel()
             self._beat = None
 
-    def _beats(self, loop: asyncio.AbstractEventLoop, held: Held) -> None:
+    def _beats(self, loop: asyncio.AbstractEventLoop, on_delay: OnDelay) -> None:
         now, used = time.monotonic(), time.process_time()
-        if self._beat is not None and (late := now - self._beat - BEAT) > HELD:
-            held(late)
-            self._tell(now, late, used - self._used)
+        if self._beat is not None and (late := now - self._beat - BEAT) > LATE:
+            on_delay(late)
+            self._log_delay(now, late, used - self._used)
         self._beat, self._used, self._note = now, used, ""
-        self._timer = loop.call_later(BEAT, self._beats, loop, held)
+        self._timer = loop.call_later(BEAT, self._beats, loop, on_delay)
 
-    def _tell(self, now: float, late: float, used: float) -> None:
+    def _log_delay(self, now: float, late: float, used: float) -> None:
         if now - self._logged < LOG_EVERY:
             self._unlogged += 1
             return
@@ -108,19 +108,19 @@ class Watchdog:
     # --- on its own thread
 
     def _run(self) -> None:
-        while not self._stopped.wait(LOOK):
+        while not self._stopped.wait(CHECK):
             now = time.monotonic()
             beat = self._beat
-            if beat is not None and now - beat > BEAT + HELD and not self._note:
+            if beat is not None and now - beat > BEAT + LATE and not self._note:
                 self._note = where(sys._current_frames().get(self._loop_thread))
             if self._deadline is not None and now >= self._deadline:
-                words = threading.Thread(target=self._last_words, daemon=True)
-                words.start()
-                words.join(LAST_WORDS)
+                last_log = threading.Thread(target=self._log_and_kill, daemon=True)
+                last_log.start()
+                last_log.join(LAST_LOG)
                 self._leave(1)
                 return
 
-    def _last_words(self) -> None:
+    def _log_and_kill(self) -> None:
         self.kill()
         frames = sys._current_frames()
         names = {thread.ident: thread.name for thread in threading.enumerate()}

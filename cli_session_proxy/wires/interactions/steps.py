@@ -70,6 +70,7 @@ def _step(step: Part, where: str) -> Message | None:
 
 
 def _content_of(step: Part, where: str) -> tuple[Block, ...]:
+    """The blocks of a step's `content`: a text, a content, or a list of contents."""
     content = step.get("content")
     if isinstance(content, str):
         return ({"type": "text", "text": content},) if content else ()
@@ -110,7 +111,7 @@ def _file(part: Part, kind: str, where: str) -> Block:
     return read(mime, standard_base64(data), f"{where}.data")
 
 
-# --- writing----------------------------------------------------------------------------------------------
+# --- writing ----------------------------------------------------------------------------------------------
 
 
 def output_steps(turn: Turn, *, summaries: bool) -> list[JSON]:

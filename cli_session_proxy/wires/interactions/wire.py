@@ -66,7 +66,7 @@ class InteractionsRoutes:
 
     async def retrieve(self, request: Request, name: str) -> Response:
         owner = named(request).owner
-        if _flag(request, "stream"):
+        if _is_true(request, "stream"):
             last = request.query_params.get("last_event_id") or "0"
             if not (last.isascii() and last.isdigit() and len(last) < 16):
                 raise InvalidRequest(
@@ -75,7 +75,7 @@ class InteractionsRoutes:
             writer = partial(InteractionsWriter, after=int(last))
             return await self._kept.stream(owner, name, writer, self._settings.keepalive)
         turn = await self._kept.turn(owner, name)
-        shown = interactions.interaction(turn, include_input=_flag(request, "include_input"))
+        shown = interactions.interaction(turn, include_input=_is_true(request, "include_input"))
         return JSONAnswer(shown, headers=await self._kept.headers_of(turn))
 
     async def delete(self, request: Request, name: str) -> JSON:
@@ -93,7 +93,8 @@ def unknown(name: str) -> NotFound:
     return NotFound(f"there is no interaction {name!r}: it was never stored, or is deleted", param="id")
 
 
-def _flag(request: Request, name: str) -> bool:
+def _is_true(request: Request, name: str) -> bool:
+    """Whether a query parameter is `true`."""
     return request.query_params.get(name, "").lower() == "true"
 
 

@@ -18,7 +18,7 @@ from ...domain.reminders import reminder
 from ...errors import ContextTooLong
 from ..fields import optional
 
-_SEAL = "csp1:"
+_PREFIX = "csp1:"
 # The largest decompressed item: a small item must not become huge.
 LARGEST = 32 * 1024 * 1024
 UNKNOWN = "The earlier part of this conversation was compacted by another service and cannot be read here."
@@ -29,27 +29,27 @@ def sealed(messages: Sequence[Message]) -> str:
     newest part would not be read again."""
     pieces, size = [], 0
     for message in messages:
-        pieces.append(f"{message.role}: {_told(message)}".encode("utf-8", "surrogatepass"))
+        pieces.append(f"{message.role}: {_as_text(message)}".encode("utf-8", "surrogatepass"))
         size += len(pieces[-1]) + 2
         if size > LARGEST:
             raise ContextTooLong(f"the conversation has more than {LARGEST:,} bytes of text: it fits into no one item")
-    return _SEAL + base64.b64encode(zlib.compress(b"\n\n".join(pieces))).decode()
+    return _PREFIX + base64.b64encode(zlib.compress(b"\n\n".join(pieces))).decode()
 
 
-def unsealed(item: Mapping[str, Any], where: str) -> Message:
+def read_compaction(item: Mapping[str, Any], where: str) -> Message:
     """The message that replaces the item: the earlier conversation. An item of another server is encrypted and cannot
     be read."""
     content = optional(item, "encrypted_content", str, where)
-    if content is None or not content.startswith(_SEAL):
+    if content is None or not content.startswith(_PREFIX):
         return reminder(UNKNOWN)
     try:
-        raw = zlib.decompressobj().decompress(base64.b64decode(content.removeprefix(_SEAL), validate=True), LARGEST)
+        raw = zlib.decompressobj().decompress(base64.b64decode(content.removeprefix(_PREFIX), validate=True), LARGEST)
         return reminder(f"The conversation until here:\n\n{raw.decode('utf-8', 'replace')}")
     except (binascii.Error, zlib.error, ValueError):
         return reminder(UNKNOWN)
 
 
-def _told(message: Message) -> str:
+def _as_text(message: Message) -> str:
     out = []
     for block in message.content:
         kind = block["type"]

@@ -21,7 +21,7 @@ from ..conversation import Reader, read_content, read_text, tool_result
 from ..fields import arguments, checked_arguments, objects, optional, required, wrong_type
 from ..openai import read_file
 from . import published
-from .compaction import unsealed
+from .compaction import read_compaction
 from .tools import Shapes, flat
 
 # Page sizes: OpenAI's limits and default.
@@ -130,7 +130,7 @@ def _function_output(item: Mapping[str, Any], where: str) -> Message:
 _READERS: dict[str, Callable[[Mapping[str, Any], str], Message | str]] = {
     "message": _message, "function_call": _call, "function_call_output": _function_output,
     "custom_tool_call": _call, "custom_tool_call_output": _function_output,
-    "compaction": unsealed,
+    "compaction": read_compaction,
     **{f"{name}_call": published.read_call for name in published.PREFIXES},
     **{f"{name}_call_output": published.read_result for name in published.PREFIXES},
 }  # fmt: skip
@@ -309,7 +309,7 @@ def _input_part(block: Block) -> JSON:
     return {"type": "input_image", "image_url": url, "detail": "auto", "file_id": None}
 
 
-# --- items of the client, and pages ------------------------------------------------------------------------------
+# --- items of the client, and pages -----------------------------------------------------------------------
 
 
 def entry_of(item: Item) -> ConversationItem:

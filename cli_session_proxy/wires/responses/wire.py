@@ -83,20 +83,21 @@ class ResponsesRoutes:
         call = await read_call(request, self._settings.max_body, responses.read)
         parent = await self._dialogues.parent(call)
         path = await self._engine.store.path(parent.id) if parent is not None else []
-        before = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
-        conversation = [*before, *call.request.messages], responses.usage(Usage())
-        return JSONAnswer(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), *conversation))
+        messages = [one for turn in path for one in (*turn.input, Message("assistant", turn.output))]
+        messages += call.request.messages
+        usage = responses.usage(Usage())
+        return JSONAnswer(await asyncio.to_thread(compaction.compacted, uuid.uuid4().hex, time.time(), messages, usage))
 
     async def retrieve(self, request: Request, response_id: str) -> Response:
-        owner, dialogues = named(request).owner, self._dialogues.kept
+        owner, kept_turns = named(request).owner, self._dialogues.kept
         if request.query_params.get("stream") == "true":
-            given = request.query_params.get("starting_after") or "-1"
-            if given != "-1" and not (given.isascii() and given.isdigit() and len(given) < 10):
+            after = request.query_params.get("starting_after") or "-1"
+            if after != "-1" and not (after.isascii() and after.isdigit() and len(after) < 10):
                 raise InvalidRequest("starting_after must be a sequence_number: 0, 1, 2, …", param="starting_after")
-            writer = partial(ResponsesWriter, starting_after=int(given))
-            return await dialogues.stream(owner, response_id, writer, self._settings.keepalive)
-        turn = await dialogues.turn(owner, response_id)
-        return JSONAnswer(responses.response(turn), headers=await dialogues.headers_of(turn))
+            writer = partial(ResponsesWriter, starting_after=int(after))
+            return await kept_turns.stream(owner, response_id, writer, self._settings.keepalive)
+        turn = await kept_turns.turn(owner, response_id)
+        return JSONAnswer(responses.response(turn), headers=await kept_turns.headers_of(turn))
 
     async def delete(self, request: Request, response_id: str) -> JSON:
         await self._dialogues.kept.delete(named(request).owner, response_id)

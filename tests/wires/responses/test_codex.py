@@ -188,6 +188,6 @@ def test_a_conversation_that_one_item_cannot_hold_is_refused(monkeypatch: pytest
     """Of 40 MiB the newest eight were not read again."""
     monkeypatch.setattr(compaction, "LARGEST", 1000)
     sealed = compaction.sealed([Message.user("x" * 400)] * 2)
-    assert "x" * 400 in str(compaction.unsealed({"encrypted_content": sealed}, "input[0]").content)
+    assert "x" * 400 in str(compaction.read_compaction({"encrypted_content": sealed}, "input[0]").content)
     with pytest.raises(ContextTooLong, match="more than 1,000 bytes"):
         compaction.sealed([Message.user("x" * 400)] * 3)
