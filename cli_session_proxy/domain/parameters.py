@@ -7,7 +7,7 @@ from typing import Literal
 
 from .forms import Sparse
 
-# Parameters that a backend may not support; each wire has its own names for them (`wires.common.Names`).
+# Parameters that a backend may not support; each wire has its own names for them (`wires.fields.Names`).
 Name = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
 
 

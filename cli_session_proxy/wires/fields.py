@@ -79,27 +79,26 @@ class Fields(dict[str, Any]):
 
     def __init__(self, data: Mapping[str, Any]) -> None:
         super().__init__(data)
-        self._asked: set[str] = set()
+        self._read: set[str] = set()
 
     def get(self, name: str, default: Any = None) -> Any:
-        self._asked.add(name)
+        self._read.add(name)
         return super().get(name, default)
 
     def given(self, names: Collection[str]) -> tuple[str, ...]:
-        """Those of these fields that are present and not null, in this order. All of them count as read."""
-        self._asked.update(names)
+        """The names in this list whose fields are present and not null. All of them count as read."""
+        self._read.update(names)
         if self.keys().isdisjoint(names):  # the usual case
             return ()
         return tuple(name for name in names if self.get(name) is not None)
 
     def unread(self, where: str = "") -> tuple[str, ...]:
-        """Fields with a value that were not read, and so have no effect. Call it after reading everything."""
-        if self.keys() <= self._asked:  # the usual case
+        """The names of fields with a value that were not read, and so have no effect. Call it after reading everything.
+        `where`: the object's place in the body."""
+        if self.keys() <= self._read:  # the usual case
             return ()
-        unread = (
-            name for name in self if name not in self._asked and self[name] is not None and _FIELD.fullmatch(name)
-        )
-        return tuple(f"{where}{name}" for name in islice(unread, MAX_UNREAD))
+        unread = (name for name in self if name not in self._read and self[name] is not None and _FIELD.fullmatch(name))
+        return tuple(f"{where}.{name}" if where else name for name in islice(unread, MAX_UNREAD))
 
 
 def wrong_type(param: str, expected: str) -> InvalidRequest:

@@ -37,7 +37,7 @@ def either(
     *,
     expected: str | None = None,
 ) -> Any:  # typed where a kind is given; the union of both would need a cast at each call
-    """The field under its camelCase or snake_case name; with a `kind`, checked as `common.optional` does."""
+    """The field under its camelCase or snake_case name; with a `kind`, checked as `fields.optional` does."""
     value = part.get(name)
     if value is None:
         value = part.get(_snake_case(name))

@@ -174,7 +174,7 @@ def _thinking(body: Mapping[str, Any]) -> tuple[str | None, bool | None, tuple[s
     budget = optional(reasoning, "max_tokens", int, "reasoning")
     if budget is None:
         budget = optional(thinking, "budget_tokens", int, "thinking")
-    unread = (*reasoning.unread("reasoning."), *thinking.unread("thinking."))
+    unread = (*reasoning.unread("reasoning"), *thinking.unread("thinking"))
     if effort is not None:
         return EFFORTS[effort], effort != "none", unread
     if enabled is False or kind == "disabled":

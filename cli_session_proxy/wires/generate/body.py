@@ -102,8 +102,8 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
         ignored=(
             *ignored,
             *(name for name in IGNORED_OUTSIDE if either(body, name) is not None),
-            *thinking.unread(f"{_CONFIG}.thinkingConfig."),
-            *config.unread(f"{_CONFIG}."),
+            *thinking.unread(f"{_CONFIG}.thinkingConfig"),
+            *config.unread(_CONFIG),
             *fields.unread(),
         ),
     )

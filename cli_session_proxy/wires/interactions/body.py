@@ -112,7 +112,7 @@ def read(body: JSON, naming: Naming) -> KeptCall:
         ignored=(
             *offered.hosted,
             *fields.given(IGNORED),
-            *config.unread("generation_config."),
+            *config.unread("generation_config"),
             *fields.unread(),
         ),
     )

@@ -156,7 +156,7 @@ def _read(
             *offered.hosted,
             *(f"options.{name}" for name in options.given((*_NUMBERS, *_FLAGS))),
             *fields.given(IGNORED),
-            *options.unread("options."),
+            *options.unread("options"),
             *fields.unread(),
         ),
     )

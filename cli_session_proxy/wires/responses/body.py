@@ -156,8 +156,8 @@ def read(body: JSON, naming: Naming) -> ResponsesCall:
             *fields.given(IGNORED),
             *(("include",) if body.get("include") else ()),
             *(("text.verbosity",) if text.get("verbosity") not in (None, VERBOSITY) else ()),
-            *text.unread("text."),
-            *reasoning.unread("reasoning."),
+            *text.unread("text"),
+            *reasoning.unread("reasoning"),
             *fields.unread(),
         ),
     )
