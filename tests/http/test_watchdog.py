@@ -67,7 +67,7 @@ def test_what_holds_the_loop_up_is_told_with_its_place_and_counted(
 def test_a_loop_that_is_held_up_again_and_again_is_told_once_in_a_while_and_counted_each_time(
     run: Run, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(watchdogs, "HELD", 0.25)  # a loaded machine holds it up as well, but not for so long
+    monkeypatch.setattr(watchdogs, "LATE", 0.25)  # a loaded machine holds it up as well, but not for so long
     monkeypatch.setattr(watchdogs, "BEAT", 0.01)
     metrics = Metrics(GOING)
 
