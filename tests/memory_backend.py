@@ -88,7 +88,7 @@ class MemoryBackend(Backend):
         model: str,
     ) -> Iterator[tuple[Record, ...]]:
         for past in history:
-            yield (Record(json.dumps([one.as_json() for one in past.input])),)
+            yield tuple(Record(json.dumps(message.as_json())) for message in past.input)
 
     async def retire(self, agent: Agent) -> None:
         self.retired.append(agent.agent_id)

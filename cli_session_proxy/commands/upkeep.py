@@ -18,6 +18,7 @@ from ..aside.pool import Aside
 from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
 from ..backends.claude.transcript import files, mending
+from ..domain import limits
 from ..domain.models import Block, Record
 from ..domain.notes import Code
 from ..engine.forgetting import ANY_AGE
@@ -71,6 +72,11 @@ class _KeptByClaude:
         return any(self._projects.glob(f"*/{session_id}.jsonl"))
 
     def is_sound(self, record: Record) -> bool:
+        try:
+            if not isinstance(limits.loads(record.line, limits.CLI_DEPTH), dict):
+                return False
+        except ValueError:
+            return False
         if mending.is_mark(record):
             return mending.is_sound_mark(record)
         return not files.is_file(record) or files.is_sound(record)

@@ -260,10 +260,10 @@ class _Reading:
                     size += len(text)
                     if size > MOST_OF_A_TURN:
                         raise InvalidRequest(f"{where}: record: more than {MOST_OF_A_TURN:,} characters of one turn")
-                    if not isinstance(_loads(text), dict):
-                        raise InvalidRequest(f"{where}: record: it is no object of JSON")
                     if not self.kept.is_sound(record):
-                        raise InvalidRequest(f"{where}: record: a file or a mark that this program did not make")
+                        raise InvalidRequest(
+                            f"{where}: record: no line of a transcript, nor a file or a mark of this program"
+                        )
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":

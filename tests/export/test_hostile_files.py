@@ -517,10 +517,11 @@ async def test_nor_do_many_lines_make_more_of_a_turn_than_can_be_loaded(
         await upkeep.import_(settings, "local", path, "b")
 
 
-@pytest.mark.parametrize("line", ["[1]", '{"a":1', "words"])
+@pytest.mark.parametrize("line", ["[1]", '{"a":1', "words", '{"a":' * 5000 + "1" + "}" * 5000])
 async def test_a_record_is_an_object_of_json(settings: Settings, tmp_path: Path, line: str) -> None:
-    """It was taken in, and every later turn was an internal error."""
-    await refused(settings, sealed(tmp_path / "x.jsonl", turn_line(), record_line(line), session_line()), "JSON|record")
+    await refused(
+        settings, sealed(tmp_path / "x.jsonl", turn_line(), record_line(line), session_line()), "record: no line"
+    )
 
 
 async def test_a_number_that_no_float_holds_is_refused(settings: Settings, tmp_path: Path) -> None:
