@@ -255,10 +255,10 @@ class Lost(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Answered:
-    """The answer as the core sees it: `output` is what clients received.
+    """The answer as the engine sees it: `output` is what clients received.
 
-    `calls`: ids of the client's calls that wait for results; `stopped`: the core cut the answer. `partial`: the indices
-    of abandoned blocks in `output`, of which a client had received a part.
+    `calls`: ids of calls of the client's tools, whose results are still to come. `stopped`: the engine cut the answer.
+    `partial`: the indices in `output` of blocks that the backend broke off after a client had received their beginning.
     """
 
     output: tuple[Block, ...]
@@ -268,7 +268,7 @@ class Answered:
 
 
 class Execution(Protocol):
-    """An exchange that is about to continue a path. `links` and `evidence` explain how its session was obtained."""
+    """A turn that is ready to be sent to a model. `links` and `evidence` explain how its session was obtained."""
 
     @property
     def backend(self) -> str:
@@ -292,7 +292,7 @@ class Execution(Protocol):
 
     @property
     def unmet(self) -> Sequence[Name]:
-        """Parameters of the job that have no effect here. If `max_tokens` is among them, the core cuts the answer."""
+        """Parameters of the job that have no effect here. If `max_tokens` is among them, the engine cuts the answer."""
 
     def say(self) -> AsyncGenerator[Event, None]:
         """Send the new prompt, and yield events. Called once. Raises `Lost` and `ProxyError`."""
@@ -481,8 +481,8 @@ class Backend(ABC):
         """The session's transcript as the chain has it. Takes time in proportion to its path."""
         return ()
 
-    def may_end(self, lines: Sequence[Record]) -> bool:
-        """Whether these lines may complete an exchange. Only then all waiting lines are read."""
+    def has_end_of_answer(self, records: Sequence[Record]) -> bool:
+        """Whether one of these records can be the end of an answer. Only then all waiting records are read."""
         return False
 
     async def turns_from_sdk(

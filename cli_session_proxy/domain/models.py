@@ -92,9 +92,9 @@ class TurnOptions(Sparse):
     """A request's options. They are stored with the turn, for all its attempts.
 
     `format`: {"schema": JSON Schema, or None for any object}, see `structured`. `tools`: the client's own, checked by
-    `client_tools.checked`; they also apply to a request with the results of their calls, if it has no tools. `stop`:
-    the answer ends before the first of these texts. `metadata`: the client's notes, for people. `window`: how much of
-    the path the model is shown.
+    `client_tools.checked`. A request that brings results of calls but no tools has the tools of the turn that made the
+    calls. `stop`: the answer ends before the first of these texts. `metadata`: the client's notes, for people.
+    `window`: how much of the path the model is shown.
     """
 
     format: JSON | None = None
@@ -114,8 +114,9 @@ class Fallback(Recorded):
     """A model could not answer, and until a given time another one answers.
 
     It is stored with each turn from the failed one on, so any proxy, even a restarted one, knows which model is next.
-    `asked`: the model that failed. `why`: the code of its error. `until` (UTC): when it is tried again. `model`: the
-    model that answers instead. `here`: `model` answered this turn; False if this turn's request named a third model.
+    `asked`: the model that failed. `why`: the code of its error. `until` (UTC): when that model is tried
+    again. `model`: the model that answers instead. `here`: whether `model` answered this very turn. False: its request
+    named yet another model, and the fallback is only kept for the turns after it.
     """
 
     asked: str

@@ -57,7 +57,7 @@ class Mirroring:
         agent = await self.agent(agent_id)
         await self._store.mirror(agent.key, key, lines)
         is_main = not key.subpath and is_session_id(key.session_id)
-        if is_main and await asyncio.to_thread(self._backend.may_end, lines):
+        if is_main and await asyncio.to_thread(self._backend.has_end_of_answer, lines):
             await self._make_turns(agent, key)
 
     async def load(self, agent_id: str, key: MirrorKey) -> list[str] | None:

@@ -199,7 +199,7 @@ def context(turns: int, missing: int, summarised: int, usage: Usage, *, extends:
     return line
 
 
-def cache(usage: Usage) -> str:
+def cache_in_words(usage: Usage) -> str:
     """The use of the provider's prompt cache in a few words; "" if there was no prompt."""
     if usage.cache_share is None:
         return ""

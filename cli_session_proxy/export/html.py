@@ -20,7 +20,7 @@ from ..domain.models import ON_PATH, REPAIR_REASONS, Agent, Link, Turn
 from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
-from .explain import MARKED_REASONS, cache
+from .explain import MARKED_REASONS, cache_in_words
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
 from .shown import Renderer, render_here
@@ -155,7 +155,7 @@ def _turn(turn: Turn, links: Sequence[Link], dump: MeasuredDump) -> list[str]:
         lines.append(f"<p class='bad'>{UNSURE[turn.delivery]}</p>")
     used = turn.usage.as_json()
     tokens = ", ".join([f"{name.removesuffix('_tokens')} {number}" for name, number in used.items()])
-    tokens += f"\n{cache(turn.usage)}"
+    tokens += f"\n{cache_in_words(turn.usage)}"
     steps = ", ".join([f"{name} {value!s}" for name, value in dump["timings"].items()])
     cost = "not known" if dump["cost_usd"] is None else f"${dump['cost_usd']:.6f}"
     measured = _text(f"tokens: {tokens}\ncost: {cost}\nmilliseconds: {steps}")

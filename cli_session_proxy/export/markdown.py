@@ -15,7 +15,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .chain_json import turns_of
-from .explain import cache, placed
+from .explain import cache_in_words, placed
 from .schema import ContentDump
 from .shown import Renderer, render_here
 from .words import KINDS, UNSURE, count, mark_of, visible
@@ -30,7 +30,7 @@ async def markdown(
     render: Renderer = render_here,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
-    """The conversation, or a part of it, in pieces, one per turn. Raises `NotFound` before the first one."""
+    """Yields the title, then a text for each turn, of all or of those on the page `part`. Raises `NotFound` at once."""
     chain = await store.chain(agent.key)
     if chain is None:
         raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
@@ -43,24 +43,25 @@ async def markdown(
         "",
     ]
     yield visible("\n".join(title))
-    before = part.turns[-1].parent_id if part is not None and part.turns else None
+    # The turn that is printed before each one. A page is newest first, so its last turn is printed first.
+    previous_id = part.turns[-1].parent_id if part is not None and part.turns else None
     async for number, turn in turns_of(store, agent, part):
-        own = links.get(turn.id, ())
-        rendered = await render(shown.contents, turn, own, verbatim=verbatim)
-        yield visible("\n".join(_turn(number, turn, before, own, rendered)))
-        before = turn.id
+        turn_links = links.get(turn.id, ())
+        rendered = await render(shown.contents, turn, turn_links, verbatim=verbatim)
+        yield visible("\n".join(_turn(number, turn, previous_id, turn_links, rendered)))
+        previous_id = turn.id
 
 
-def _turn(number: int, turn: Turn, before: str | None, links: Sequence[Link], dump: ContentDump) -> Iterator[str]:
+def _turn(number: int, turn: Turn, previous_id: str | None, links: Sequence[Link], dump: ContentDump) -> Iterator[str]:
     how = turn.continuity or (turn.origin if turn.origin in ("adopted", "imported") else "not run")
     facts = [turn.status, how, turn.model, times.written(turn.created_at)]
-    used = cache(turn.usage)
-    where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {used}" if used else "")
+    cached = cache_in_words(turn.usage)
+    where = f"{turn.id}, session {turn.session_id or 'none'}" + (f", {cached}" if cached else "")
     yield f"\n## Turn {number} · {_plain(' · '.join(facts))}\n"
     yield f"<sub>{_plain(where)}</sub>\n"
     # It continues the head, and ended or still waits before that turn was decided.
     never_began = turn.parent_id is None and turn.started_at is None and turn.placed.at_head
-    if turn.parent_id != before and not never_began:
+    if turn.parent_id != previous_id and not never_began:
         yield f"> continues {_inline(turn.parent_id or 'nothing: a new start')}, not the turn above\n"
     if why := placed(turn):
         yield f"> {_common(' '.join(why))}\n"

@@ -44,12 +44,12 @@ log = logs.get(__name__)
 
 VERSION = version("cli-session-proxy")
 # The most turns that wait to be sent: a few MB; with `otel.content` up to 64 MB.
-QUEUE = 512
+QUEUE_SIZE = 512
 # The most turns in one request.
 BATCH = 64
 # Seconds to send the last spans when the server ends, and for one request to the collector.
-LAST = 2.0
-PATIENCE = 10.0
+CLOSE_TIMEOUT = 2.0
+SEND_TIMEOUT = 10.0
 # Histogram buckets of the semantic conventions.
 TOKENS = (1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864)
 SECONDS = (0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
@@ -71,23 +71,27 @@ class Telemetry(Observer):
         base = configured.endpoint.rstrip("/")
         headers = {name: value.get_secret_value() for name, value in configured.headers.items()} or None
         redact.know((headers or {}).values())
-        self._dropped = self._failed = 0  # lost turns, counted on the event loop and on the thread
+        self._dropped = 0  # lost turns that the event loop counts: the queue was full
+        self._failed = 0  # lost turns that the thread counts: the collector did not take them
         self._with_content = configured.content
         self._models = settings.models
-        self._queue: Queue[_EndedTurn | None] = Queue(QUEUE)
-        self._refused = False
+        self._queue: Queue[_EndedTurn | None] = Queue(QUEUE_SIZE)
+        self._collector_refuses = False
         # We log each failure once; the SDK would log each try.
         logging.getLogger("opentelemetry").setLevel(logging.CRITICAL)
         resource = Resource.create({"service.name": "cli-session-proxy", "service.version": VERSION})
+        # The SDK collects the spans of a batch in memory. Our thread sends them, so it knows which turns were lost.
         self._finished = InMemorySpanExporter()
         self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
         self._provider.add_span_processor(SimpleSpanProcessor(self._finished))
         self._tracer = self._provider.get_tracer("cli_session_proxy", VERSION, schema_url=SCHEMA)
-        self._exporter: SpanExporter = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=PATIENCE)
+        self._exporter: SpanExporter = OTLPSpanExporter(f"{base}/v1/traces", headers=headers, timeout=SEND_TIMEOUT)
         self._meters: MeterProvider | None = None
         if configured.metrics:
-            sent = OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=PATIENCE)
-            self._meters = MeterProvider([PeriodicExportingMetricReader(sent)], resource, shutdown_on_exit=False)
+            metric_exporter = OTLPMetricExporter(f"{base}/v1/metrics", headers=headers, timeout=SEND_TIMEOUT)
+            self._meters = MeterProvider(
+                [PeriodicExportingMetricReader(metric_exporter)], resource, shutdown_on_exit=False
+            )
             meter = self._meters.get_meter("cli_session_proxy", VERSION, schema_url=SCHEMA)
             self._tokens = meter.create_histogram(
                 "gen_ai.client.token.usage", "{token}", "Number of input and output tokens used.",
@@ -108,7 +112,7 @@ class Telemetry(Observer):
     # --- on the engine's event loop
 
     def turn_ended(self, turn: Turn, links: Sequence[Link], requested: Requested | None, at: float) -> None:
-        if requested is None:
+        if requested is None:  # a turn that this proxy did not accept
             return
         try:
             root, operation = of_turn(turn, links, requested, at, self._models, words=self._with_content)
@@ -117,16 +121,16 @@ class Telemetry(Observer):
             self._dropped += 1
 
     def close(self) -> None:
-        """Send the queued turns, for at most `LAST` seconds. Blocks."""
+        """Send the queued turns, for at most `CLOSE_TIMEOUT` seconds. Blocks."""
         with suppress(Full):  # the collector has been unreachable for long
             self._queue.put_nowait(None)
-        self._thread.join(LAST)
+        self._thread.join(CLOSE_TIMEOUT)
         with suppress(Empty):
             while True:
                 self._dropped += self._queue.get_nowait() is not None
         self._exporter.shutdown()  # ends a request that waits for a retry
         if self._meters is not None:
-            self._meters.shutdown(LAST * 1000)
+            self._meters.shutdown(CLOSE_TIMEOUT * 1000)
         self._provider.shutdown()
 
     # --- on the exporter's thread
@@ -190,8 +194,8 @@ class Telemetry(Observer):
         accepted = self._exporter.export(spans) is SpanExportResult.SUCCESS
         if not accepted:
             self._failed += turns
-        if accepted is self._refused:  # the state has changed
-            self._refused = not accepted
+        if accepted is self._collector_refuses:  # the state has changed
+            self._collector_refuses = not accepted
             event = "telemetry_arrives_again" if accepted else "telemetry_not_taken"
             log.warning(event, lost=self.lost, seconds=round(time.monotonic() - began, 1))
 

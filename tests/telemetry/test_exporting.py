@@ -177,7 +177,7 @@ def end_turns(telemetry: Any, number: int) -> None:
 async def test_a_collector_that_does_not_answer_keeps_nobody_waiting_and_what_is_lost_is_counted(
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exporting, "QUEUE", 20)
+    monkeypatch.setattr(exporting, "QUEUE_SIZE", 20)
     monkeypatch.setattr(exporting, "LAST", 30.0)
     collector.open.clear()
     telemetry = exporting.Telemetry(settings_of(collector, metrics=False))

@@ -121,8 +121,8 @@ class ClaudeBackend(Backend):
     async def lines_of(self, session: Session) -> Sequence[str]:
         return await adoption.lines_of(self._store, session)
 
-    def may_end(self, lines: Sequence[Record]) -> bool:
-        return any(transcript.has_ended([entry]) for entry in transcript.parse_records(lines).entries)
+    def has_end_of_answer(self, records: Sequence[Record]) -> bool:
+        return any(transcript.has_ended([entry]) for entry in transcript.parse_records(records).entries)
 
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
@@ -143,7 +143,7 @@ class ClaudeBackend(Backend):
     # --- after another proxy has ended
 
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
-        with suppress(ContextTooLong):
+        with suppress(ContextTooLong):  # its path cannot be read, so nothing can be recovered
             return await settling.recover_turn(self._store, self.sessions.transcript_of, agent, turn)
         return None
 
@@ -151,16 +151,16 @@ class ClaudeBackend(Backend):
         return await compare(self._verifier, self._store, agent, turn)
 
     async def request_of(self, turn: Turn) -> base.RequestSeen | None:
-        with suppress(ContextTooLong):
+        with suppress(ContextTooLong):  # its path cannot be read, so nothing can be shown
             return await seeing.seen(self._store, turn)
         return None
 
     async def end_strays(self, strays: Sequence[tuple[int, str]]) -> bool:
         ended = await asyncio.gather(*(asyncio.to_thread(end_stray, pid, started) for pid, started in strays))
-        for (pid, _), dead in zip(strays, ended, strict=True):
-            if not dead:
+        for (pid, _), has_ended in zip(strays, ended, strict=True):
+            if not has_ended:
                 log.warning("orphan_left", pid=pid)
-        await self.sessions.sharing.sweep()
+        await self.sessions.sharing.sweep()  # a shared process that ended has left its files
         return all(ended)
 
     # --- ending

@@ -63,7 +63,7 @@ def reads(*columns: ColumnElement[Any]) -> Callable[[Read[P, T]], Read[P, T]]:
 def sound(
     read: Callable[[Any], T], rows: Iterable[Any], instead: Callable[[Any, DamagedRow], T] | None = None
 ) -> list[T]:
-    """`read` of each row. A damaged row is left out or, with `instead`, replaced by the result of that."""
+    """`read` of each row. A damaged row is left out or, with `instead`, replaced by `instead(row, error)`."""
     values = []
     for row in rows:
         try:
@@ -75,7 +75,7 @@ def sound(
 
 
 def _is_broken_json(value: object) -> bool:
-    if not isinstance(value, str) or not value.startswith(("[", "{", '"')):  # an id, a name
+    if not isinstance(value, str) or not value.startswith(("[", "{", '"')):  # not JSON: an id, a name
         return False
     try:
         json.loads(value)
@@ -87,7 +87,7 @@ def _is_broken_json(value: object) -> bool:
 def _damaged(
     columns: Sequence[ColumnElement[Any]], values: Sequence[Any], wrong: ColumnElement[Any] | None, why: str
 ) -> DamagedRow:
-    """The error for a row, which is also logged. `wrong`: the column that cannot be read, if it is known."""
+    """Make the error for a damaged row, and log it once. `wrong`: the column that cannot be read, if it is known."""
     table: Any = getattr(wrong, "table", None)
     table = columns[0].table if table is None else table  # a label has no table; the first column is never a label
     own = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]

@@ -129,7 +129,7 @@ class NotHeld(Exception):
 
 @dataclass(slots=True)
 class MovedRows:
-    """How many rows of each table the target has."""
+    """What a move has copied: rows by table. `place`: where the target is, in words for a person."""
 
     place: str
     rows: dict[str, int]
@@ -137,8 +137,12 @@ class MovedRows:
 
 @dataclass(slots=True)
 class _State:
-    """The progress of a move, stored in `meta` of the target. `after`: the last copied key of each table. `whole`: the
-    source may have been marked as moved."""
+    """The progress of a move, stored in `meta` of the target.
+
+    `id`: of this move, drawn when it begins. `source`: its name. `copied`: the tables that are finished; `after`: the
+    last copied key of each table; `rows`: how many rows were copied. `whole`: everything was copied. It is set just
+    before the source is marked as moved, so after a crash the source may have that mark or not.
+    """
 
     id: str
     source: str
@@ -155,7 +159,7 @@ class _State:
 def committed(side: Side, conn: Connection, tables: Sequence[Table] = ()) -> Iterator[None]:
     """One transaction. `tables` are locked against other writers."""
     if tables:
-        side.lock(conn, tables)
+        side.lock(conn, tables)  # begins the transaction, too
     else:
         side.begin(conn)
     try:

@@ -4,7 +4,8 @@ The results of the self-check decide. Before it, and for what it could not try, 
 
 The program's file is not inspected: `claude` may be a script that starts the CLI (asdf, volta, nix, a company's own).
 Such a script may start another version tomorrow without being changed. So the version that a running CLI reports is
-compared with the known one (`heard`), and after one that ended without output both are asked again (`forget`).
+compared with the known one (`heard`), and after a CLI that ended without output its --version and --help are read
+again (`forget`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from .observed import EXPECTED, Name, Observation, Observed, Version, expected
 
 log = logs.get(__name__)
 
-# --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores; a loaded machine gets a lot more.
+# --help answers in 0.2 s (2.1.329) to 0.9 s (1.0.120) on two cores. A loaded machine needs much longer.
 PROBE_TIMEOUT = 30.0
 PROBE_OUTPUT = 1024 * 1024
 
@@ -40,13 +41,14 @@ PACKAGE = "@anthropic-ai/claude-code"
 
 def how_to_install() -> str:
     """How to install a CLI. On musl (Alpine) claude-agent-sdk is source only, without the CLI of its wheels."""
-    wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
-    others = "" if machine.SYSTEM == "musl" else wheel
-    return f"install it ({machine.command_to('install the CLI')}), or {others}name it with --claude-bin"
+    from_wheel = "pip install 'cli-session-proxy[claude]' for the binary that claude-agent-sdk carries, or "
+    if machine.SYSTEM == "musl":
+        from_wheel = ""
+    return f"install it ({machine.command_to('install the CLI')}), or {from_wheel}name it with --claude-bin"
 
 
 INSTALL = how_to_install()
-UPGRADE = f"npm install -g {PACKAGE}"  # or as its wrapper script requires
+UPGRADE = f"npm install -g {PACKAGE}"  # A CLI behind a script (asdf, volta) is upgraded by that tool.
 
 # The first version with --session-id (1.0.45 has none): we need a session's id before its first turn.
 OLDEST: Version = (1, 0, 60)
@@ -54,7 +56,7 @@ OLDEST: Version = (1, 0, 60)
 SYSTEM_PROMPT = "--system-prompt"
 PROMPT_FILE = "--system-prompt-file"
 
-# It prints "2.1.330 (Claude Code)", perhaps after a notice.
+# `claude --version` prints "2.1.330 (Claude Code)", perhaps after a notice.
 _VERSIONS = (
     re.compile(r"(\d+)\.(\d+)\.(\d+)\S*(?= \(Claude Code\))"),
     re.compile(r"(\d+)\.(\d+)\.(\d+)\S*"),

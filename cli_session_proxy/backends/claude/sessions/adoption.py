@@ -117,6 +117,7 @@ def turns_from_sdk(
         complete.pop()
     if not complete:
         return None
+    # The first new record has to follow the last known one.
     leaf = transcript.parse_records(known).leaf
     first = next(entry for exchange in complete for entry in exchange.path)
     if not transcript.unbroken([first], leaf):
@@ -128,7 +129,7 @@ def turns_from_sdk(
     adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
     turns = tuple(adopter.adopt(exchange) for exchange in complete)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
-    return Adoptable(turns, session, {"note": BY_SDK}, True)
+    return Adoptable(turns, session, {"note": BY_SDK}, ended=True)
 
 
 # --- a whole session
@@ -136,7 +137,8 @@ def turns_from_sdk(
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """The result. `session_id`: the new session, whose file the next turn writes; `notes`: for a person."""
+    """What `adopt_session` did. `from_session`: the session that was copied; `session_id`: its copy, whose file the
+    agent's next turn writes. `files`: how many files beside the transcript came along. `notes`: for a person."""
 
     agent_id: str
     source: Path
@@ -160,7 +162,8 @@ async def adopt_session(
     """Adopt a session as a new agent (named after the session if `agent_id` is None).
 
     `source`: a session id in the CLI's own directory, or the path of a transcript. Raises `NotFound` (with the places
-    that were searched) and `InvalidRequest` (no transcript, a known session, an existing agent).
+    that were searched) and `InvalidRequest` (no transcript, a session of an agent, an agent with turns).
+    `replacement`: see `Replacement`, `progress`: see `Progress`.
     """
     sandboxes = Sandboxes(settings)
     projects = transcript.Projects(settings, sandboxes, environment.config_dir(settings))

@@ -59,17 +59,23 @@ async def lacks_other_models(store: Store, agent: Agent, parent: Turn, session: 
     Then its file ends with the CLI's last turn, or with a failed attempt that another model took over; or there is no
     file, because the CLI has never answered in this session.
     """
-    if parent.backend in paths.OWN:
+    if parent.backend in paths.OWN:  # the CLI answered the last turn itself, so its file should have it
         return False
-    own = await paths.own_above(store, parent)
+    latest_of_cli = await paths.own_above(store, parent)
     if verdict.found == "missing":
-        return own is None or own.session_id != session.id
-    states = [pair.state for pair in verdict.pairs]
-    equal = states.count("equal")
-    if verdict.found != "different" or verdict.broken or "changed" in states or "equal" in states[equal:]:
+        return latest_of_cli is None or latest_of_cli.session_id != session.id
+    if verdict.found != "different" or verdict.broken:
         return False
+    states = [pair.state for pair in verdict.pairs]
+    if "changed" in states:
+        return False
+    # The file may only end too early: equal records come first, without a gap.
+    number_equal = states.count("equal")
+    if "equal" in states[number_equal:]:
+        return False
+    # What stands in the file beyond the path has to be attempts of ours.
     prompts = await asyncio.to_thread(_prompts, verdict.unknown)
-    return prompts <= await store.own_frames(agent.key, [*prompts])
+    return prompts.issubset(await store.own_frames(agent.key, [*prompts]))
 
 
 async def has_own_frame(store: Store, agent: Agent, entries: Sequence[Entry]) -> bool:
