@@ -1,8 +1,9 @@
 """What a key or an agent may spend in a minute, a day or a month. Pure.
 
-Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it ends. So an
-unfinished turn is estimated by the most expensive turn of this period and of the last one in use. Only one turn can
-exceed a limit: one that was accepted below it. Without any known cost, turns run one after the other.
+Periods begin in UTC. A turn's request counts when the turn is accepted, its tokens and cost when it ends. So the cost
+of an unfinished turn is estimated: as the most that one turn used in this period and in the last earlier period with
+spending. If no turn has used anything yet, the estimate is the whole limit, so turns run one after the other. Only one
+turn can exceed a limit: one that was accepted below it.
 """
 
 from __future__ import annotations
@@ -22,16 +23,16 @@ Scope = Literal["key", "agent"]
 Unit = Literal["requests", "tokens", "usd"]
 Per = Literal["minute", "day", "month"]
 
-# Retry-After in seconds if only unfinished turns block a request: their end is unknown.
-UNDER_WAY = 2.0
-# The longest Retry-After that the SDKs heed, in seconds.
-PATIENCE = 60.0
+# Retry-After in seconds for a request that is refused only because of unfinished turns: when they end is unknown.
+RETRY_UNFINISHED = 2.0
+# The longest Retry-After that the SDKs follow, in seconds.
+LONGEST_RETRY_AFTER = 60.0
 # The prefix of a key's account. An agent's account is a hash, so that a deleted agent's name is stored nowhere.
-KEYS = "key "
+KEY_ACCOUNT = "key "
 
 
 class Period(NamedTuple):
-    """Seconds since 1970."""
+    """`begins` and `ends` are seconds since 1970, UTC."""
 
     per: Per
     begins: float
@@ -39,6 +40,8 @@ class Period(NamedTuple):
 
 
 class Limit(NamedTuple):
+    """At most this many of a unit in each period."""
+
     unit: Unit
     per: Per
     most: float
@@ -46,7 +49,10 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """The limits of a key, or of one of its agents. `account`: the key of its spending in the store."""
+    """The limits of a client's key (`agent_id` None), or of one of its agents.
+
+    `owner`: the key's name. `account`: under which name the store counts the spending.
+    """
 
     owner: str
     agent_id: str | None
@@ -82,7 +88,7 @@ class Spent:
 
 
 def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budget:
-    account = f"{KEYS}{owner}"
+    account = f"{KEY_ACCOUNT}{owner}"
     if agent_id is not None:
         named = f"{owner}\0{agent_id}".encode("utf-8", "surrogatepass")
         account = f"agent {hashlib.sha256(named).hexdigest()[:32]}"
@@ -91,11 +97,11 @@ def budget_of(owner: str, agent_id: str | None, limits: Sequence[Limit]) -> Budg
 
 def period(per: Per, at: float) -> Period:
     """The minute, day or month (UTC) that contains this time."""
-    return _holding(per, int(at // 60))
+    return _period_of_minute(per, int(at // 60))
 
 
 @lru_cache(32)  # each turn asks several times
-def _holding(per: Per, minute: int) -> Period:
+def _period_of_minute(per: Per, minute: int) -> Period:
     if per != "month":
         length = 60.0 if per == "minute" else 86_400.0
         begins = minute * 60 // length * length
@@ -105,7 +111,7 @@ def _holding(per: Per, minute: int) -> Period:
     return Period(per, first.timestamp(), following.timestamp())
 
 
-def before(now: Period) -> Period:
+def previous(now: Period) -> Period:
     """The period before this one."""
     return period(now.per, now.begins - 1.0)
 
@@ -150,7 +156,7 @@ def refusal(
             if used + under_way * estimate >= limit.most:
                 turns = f"{under_way} turn{'s' if under_way > 1 else ''} under way"
                 why = f"{turns} may use up the budget of {_named(budget, limit)}: send this again when there are fewer"
-                found.append(exceeded(why, UNDER_WAY, _detail(budget, limit, used, running), None))
+                found.append(exceeded(why, RETRY_UNFINISHED, _detail(budget, limit, used, running), None))
     return max(found, key=lambda one: one.retry_after or 0.0, default=None)
 
 
@@ -174,7 +180,8 @@ def _utc(at: float) -> str:
 
 def exceeded(message: str, wait: float, detail: JSON, account: str | None) -> BudgetExceeded:
     """The error for a request that may be sent again after `wait` seconds."""
-    retry = None if wait <= PATIENCE else False
+    # None: the error's default. False: the SDKs would retry too early, and in vain.
+    retry = None if wait <= LONGEST_RETRY_AFTER else False
     error = BudgetExceeded(message, retry_after=max(1.0, float(math.ceil(wait))), detail=detail, retry=retry)
     error.account = account
     return error

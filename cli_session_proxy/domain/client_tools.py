@@ -19,18 +19,20 @@ from .reminders import reminded
 
 SERVER = "client"
 PREFIX = f"mcp__{SERVER}__"
-# A tool's whole name had at most 64 characters in the Messages API for long, and still has on other providers.
-LONGEST = 64 - len(PREFIX)
-# Characters kept of a name that is too long; "_" and a hash follow.
-KEPT = LONGEST - 9
-# Characters of a description: the CLI cuts a longer one of an MCP tool, but no schema (run on 2.1.329).
-DESCRIPTION = 2048
+# A tool's name, with the prefix, may have 64 characters: for long the Messages API's limit, and still that of other
+# providers.
+LONGEST_NAME = 64 - len(PREFIX)
+# Characters kept of a name that is replaced; "_" and a hash of 8 characters follow.
+KEPT_OF_NAME = LONGEST_NAME - 9
+# The CLI cuts a longer description of an MCP tool, but never its schema (run on 2.1.329). In characters.
+LONGEST_DESCRIPTION = 2048
 CONTINUED = " … (the whole description is in the schema of the arguments)"
-# The most characters of all results that are passed by MCP. Of a longer one the model is shown 2 KB and a path (run on
-# 2.1.329: at 1 MB, whatever the settings; the CLI documents 25,000 tokens). In the transcript it is passed whole.
-LARGEST = 40_000
+# The most characters of all results together that are passed by MCP. The CLI shows the model only 2 KB and a path of a
+# longer result (run on 2.1.329: at 1 MB, whatever the settings; the CLI documents 25,000 tokens). Longer results are
+# passed in the transcript, from which the model gets them whole.
+LARGEST_RESULTS = 40_000
 
-_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST}}}")
+_PLAIN = re.compile(rf"[A-Za-z0-9_-]{{1,{LONGEST_NAME}}}")
 _OTHER = re.compile(r"[^A-Za-z0-9_-]")
 
 # Arguments in a client's history that are no JSON object (e.g. of a cut call) are kept as text in a field of this name,
@@ -41,11 +43,12 @@ NOT_ANSWERED = "[The client did not answer this call.]"
 
 
 def short_name(name: str) -> str:
-    """The name after the prefix. Deterministic."""
+    """The client's name for a tool, or its replacement if the CLI does not accept it: what follows the prefix.
+    Deterministic."""
     if _PLAIN.fullmatch(name):
         return name
     digest = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:8]
-    return f"{_OTHER.sub('_', name)[:KEPT]}_{digest}"
+    return f"{_OTHER.sub('_', name)[:KEPT_OF_NAME]}_{digest}"
 
 
 def cli_name(name: str) -> str:
@@ -53,7 +56,7 @@ def cli_name(name: str) -> str:
 
 
 def as_cli(blocks: Iterable[Block]) -> tuple[Block, ...]:
-    """Blocks of an answer, with calls under the names that the CLI uses."""
+    """Blocks of an answer, with the calls of the client's tools under the CLI's names for them."""
     return tuple(
         {**block, "name": cli_name(str(block.get("name")))} if block.get("type") == "tool_use" else block
         for block in blocks
@@ -89,9 +92,9 @@ def _entry(tool: Tool) -> JSON:
     """The tool in MCP's tools/list. It is declared read-only, so that the CLI makes the calls of one message
     concurrently and asks for no permission."""
     description, schema = tool.description, {"type": "object", **tool.schema}
-    if len(description) > DESCRIPTION:
+    if len(description) > LONGEST_DESCRIPTION:
         schema["description"] = "\n\n".join(filter(None, (description, schema.get("description"))))
-        description = description[: DESCRIPTION - len(CONTINUED)] + CONTINUED
+        description = description[: LONGEST_DESCRIPTION - len(CONTINUED)] + CONTINUED
     return {
         "name": short_name(tool.name),
         "description": description,
@@ -232,7 +235,8 @@ def answers(output: Sequence[Block], new: Sequence[Message]) -> tuple[dict[str, 
 
 
 def for_waiting(results: Mapping[str, Block], prompt: Sequence[Block]) -> dict[str, JSON] | None:
-    """The results in MCP's form, for a process that waits for them; None if it would not pass them on unchanged."""
+    """The results in MCP's form, by call, for the process that waits for them. None if it would not pass them on
+    unchanged; then they are passed in the transcript, by a new process."""
     by_call: dict[str, JSON] = {}
     for call, block in results.items():
         result = mcp_result(block)
@@ -240,8 +244,8 @@ def for_waiting(results: Mapping[str, Block], prompt: Sequence[Block]) -> dict[s
             return None
         by_call[call] = result
     size = sum(len(part.get("text", "")) for result in by_call.values() for part in result["content"])
-    # A process that waits for results can only continue with results alone.
-    return by_call if by_call and not prompt and size <= LARGEST else None
+    # The waiting process takes results and nothing else: a prompt beside them needs a new process.
+    return by_call if by_call and not prompt and size <= LARGEST_RESULTS else None
 
 
 def mcp_result(block: Block) -> JSON | None:
@@ -260,5 +264,6 @@ def mcp_result(block: Block) -> JSON | None:
     }
 
 
-def refused(text: str) -> JSON:
+def error_result(text: str) -> JSON:
+    """An MCP result that tells the model why its call failed."""
     return {"content": [{"type": "text", "text": text}], "isError": True}

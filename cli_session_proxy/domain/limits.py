@@ -84,16 +84,16 @@ def is_deeper(value: Any, depth: int = DEPTH) -> bool:
 
 
 def holds_more(value: Any, most: int) -> bool:
-    """Whether a JSON value has more than `most` values in it."""
-    seen, level = 1, [value] if isinstance(value, _CONTAINERS) else []
-    while level and seen <= most:
-        seen += sum(map(len, level))
+    """Whether a JSON value has more than `most` values, itself included. Stops counting there."""
+    counted, level = 1, [value] if isinstance(value, _CONTAINERS) else []
+    while level and counted <= most:
+        counted += sum(map(len, level))
         level = _within(level)
-    return seen > most
+    return counted > most
 
 
 def characters(value: Any) -> int:
-    """The length of all texts in a JSON value, without keys."""
+    """The characters of all texts in an object or a list, without the names in objects."""
     total, level = 0, [value]
     while level:
         total += sum(len(text) for outer in level for text in _inner(outer) if isinstance(text, str))
@@ -102,13 +102,14 @@ def characters(value: Any) -> int:
 
 
 def size_of(parts: Iterable[Any], most: int) -> int | None:
-    """Characters of the texts and names in these JSON values, and one for each value; None where it is more."""
+    """The size of these JSON values: the characters of their texts and of the names in their objects, and one for
+    each value and name. None if it is more than `most`."""
     left, values = most, [*parts]
     while values and left >= 0:
         value = values.pop()
         left -= len(value) + 1 if isinstance(value, str) else 1
         if isinstance(value, dict):
-            values += value
+            values += value  # the names
             values += value.values()
         elif isinstance(value, list | tuple):
             values += value

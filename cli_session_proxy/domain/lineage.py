@@ -5,7 +5,9 @@ that survives what clients change on the way back: whitespace trimmed at the end
 string or as parts, messages of one role merged or split, thinking dropped, names added, ids missing.
 Consecutive messages of one role are one *run*; only the end of an assistant's run can be a turn's end.
 
-| the client sends | rule | parent | new |
+*Imported*: exchanges of the client's history that are stored as turns before the new one.
+
+| the client sends | rule | parent | the new turn's own messages |
 |---|---|---|---|
 | an id of ours (`continues`) | `id` | that turn | all it sent |
 | `X-Chain: new` | `fresh` | none: a new root | after the last answer; what is before it is imported |
@@ -43,9 +45,9 @@ class TextJoin:
     """
 
     def __init__(self) -> None:
-        self._held = ""
-        self._has_text = False
-        self._joining = False
+        self._held = ""  # white space that is not sent yet
+        self._has_text = False  # text that is not blank was sent
+        self._joining = False  # the separator has to be sent before the next text
 
     def next_text(self) -> None:
         """Begin the next text."""
@@ -53,28 +55,29 @@ class TextJoin:
 
     def feed(self, piece: str) -> str:
         """Add a piece. Returns the part that can be sent now."""
-        lead = ""
+        separator = ""
         if self._joining:
             piece = piece.lstrip()
             if not piece:
                 return ""
-            self._joining, self._held, lead = False, "", TEXT_JOIN
+            self._joining, self._held, separator = False, "", TEXT_JOIN
         body = piece.rstrip()
         if not body:
             self._held += piece
             return ""
-        out = f"{self._held}{lead}{body}"
+        out = f"{self._held}{separator}{body}"
         self._held, self._has_text = piece[len(body) :], True
         return out
 
     def end(self) -> str:
-        """The text that is still held back."""
+        """The white space that is still held back."""
         held, self._held = self._held, ""
         return held
 
 
 def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
-    """The text of an answer as one string, in the form that clients get and send back; or its thinking."""
+    """The texts of an answer as one string, in the form that clients get and send back. With `kind` "thinking": its
+    thinking, joined without a separator."""
     texts = [str(block.get(kind, "")) for block in blocks if block.get("type") == kind]
     if len(texts) < 2 or kind == "thinking":  # the usual case
         return "".join(texts)
@@ -87,7 +90,8 @@ def answer_text(blocks: Iterable[Block], kind: str = "text") -> str:
 
 
 def _item(block: Block) -> tuple[str, str] | None:
-    """(kind, content) of a block for hashing; None if clients do not send it back."""
+    """(kind, content) of a block for hashing; None if it does not count: a blank text, and thinking, which clients do
+    not send back. Ids of calls do not count, either."""
     kind = block.get("type")
     if kind == "text":
         text = str(block.get("text", "")).strip()

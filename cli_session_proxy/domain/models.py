@@ -245,10 +245,11 @@ _COUNTS = operator.attrgetter(*Usage.__slots__)
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """The owner of a conversation. `key` is the store's own id; (`owner`, `agent_id`) is unique.
+    """The identity that a conversation belongs to. `key` is the store's own id; (`owner`, `agent_id`) is unique.
 
     `named` is False if its name was derived from a history: only such agents are found by a request's history.
-    `dir` is the name of its directory under the sandbox prefix.
+    `dir` is the name of its directory under the sandbox prefix. `head`: the id of the turn that the next one continues;
+    None: the next one is a new root. `created_at`: UTC seconds.
     """
 
     key: int
@@ -260,8 +261,8 @@ class Agent:
     created_at: float
 
     def moves_head_to(self, turn: Turn) -> bool:
-        """Whether the turn becomes the head once it is answered. A side call does not in an unnamed agent, whose
-        clients send the history that they continue."""
+        """Whether the turn becomes the head once it is answered. A side call to an unnamed agent does not: the agent's
+        clients send the history that they continue, so they do not need the head. Its first turn always does."""
         return not turn.placed.side or self.named or self.head is None
 
 
@@ -270,7 +271,9 @@ class Turn(Recorded):
     """One request and its answer. `seq` is the order of acceptance in the whole store.
 
     `model` is the requested one; `answered_by` is the one that answered, as `backend` names it.
-    `stop_sequence`: the text at which the answer was cut.
+    `stop_sequence`: the text at which the answer was cut. `origin`: the wire that its request came by, "imported"
+    or "adopted". `instance`: the id of the proxy that runs it. `call`: what its wire keeps of the request. `path_hash`:
+    see `lineage`.
     """
 
     id: str
@@ -315,23 +318,24 @@ class Turn(Recorded):
 
     @property
     def shown_input(self) -> tuple[Message, ...]:
-        """The input as the model is shown it: with earlier attempts (git memory) in front of the client's own words."""
+        """The input as the model is shown it: with earlier attempts (git memory) in front of the client's own text."""
         recalled = self.evidence.recalled
         if recalled is None or not recalled.text:
             return self.input
-        block, messages = {"type": "text", "text": recalled.text}, list(self.input)
-        for at, message in enumerate(messages):
-            # Results of calls have to come first.
-            results = sum(one.get("type") == "tool_result" for one in message.content)
-            if results < len(message.content):
-                content = (*message.content[:results], block, *message.content[results:])
-                messages[at] = replace(message, content=content)
+        attempts, messages = {"type": "text", "text": recalled.text}, list(self.input)
+        for index, message in enumerate(messages):
+            # The API wants results of calls before anything else, so the attempts follow them.
+            results = sum(block.get("type") == "tool_result" for block in message.content)
+            if results < len(message.content):  # the first message with more than results
+                content = (*message.content[:results], attempts, *message.content[results:])
+                messages[index] = replace(message, content=content)
                 break
         return tuple(messages)
 
     @property
-    def behind(self) -> str | None:
-        """The path's end if this turn is left off it: its parent, unless its prompt repeated the path (`Compose`)."""
+    def end_without_it(self) -> str | None:
+        """The id of the turn at which the path ends if this turn is left off. That is its parent, unless the turn was
+        composed (`Compose`) for another parent than the path's end: then it is that end."""
         return (self.call or {}).get("behind", self.parent_id)
 
     @property
@@ -347,7 +351,7 @@ Compose = Callable[[Turn | None], Awaitable[TurnRequest]]
 
 @dataclass(frozen=True, slots=True)
 class FileMark(Recorded):
-    """The state of a transcript file when it was last known to equal the path up to the tip.
+    """The state of a transcript file when it was last known to equal the path to its session's tip.
 
     `size`: in bytes. `sha256`: of exactly those bytes as we know them, even if the file changed since. `leaf`: the uuid
     of the last record on the path. `ctime_ns`: 0 in marks of 0.1, which therefore never show that a file is unchanged.

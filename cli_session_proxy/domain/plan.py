@@ -13,13 +13,13 @@ from typing import Any
 
 from .forms import Recorded
 
-# The provider's names of the windows, and the names in its headers.
-IN_HEADERS: Mapping[str, str] = {"five_hour": "5h", "seven_day": "7d"}
+# By the name of a window in the CLI's reports: its name in the provider's headers.
+HEADER_NAMES: Mapping[str, str] = {"five_hour": "5h", "seven_day": "7d"}
 STATUSES = frozenset({"allowed", "allowed_warning", "rejected"})
 HEADER = "anthropic-ratelimit-unified"
-# Valid names of windows: the provider may add some.
+# The provider may add windows: how long a name may be, and how many windows of a report are kept.
 LONGEST_NAME = 40
-MOST = 8
+MOST_WINDOWS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,16 @@ class Plan(Recorded):
         reset = _number(report.get("resetsAt"))
         reported = report.get("unifiedWindows")
         windows: dict[str, PlanWindow] = {}
-        for name, window in list(reported.items())[:MOST] if isinstance(reported, dict) else ():
+        for name, window in list(reported.items())[:MOST_WINDOWS] if isinstance(reported, dict) else ():
             if _name(name) and isinstance(window, dict):
                 used, resets_at = _number(window.get("utilization")), _number(window.get("resetsAt"))
                 windows[name] = PlanWindow(name, used, resets_at, _status(window.get("status")))
-        if limits is not None and limits not in windows:
+        if limits is not None and limits not in windows:  # e.g. an older CLI: the report itself describes it
             windows[limits] = PlanWindow(limits, _number(report.get("utilization")), reset, status)
         return Plan(status, at, tuple(windows.values()), limits, reset)
 
     def current(self, now: float) -> Plan:
-        """The plan without windows that were reset since the report: their use is unknown until the next one."""
+        """The plan without windows that were reset since the report: their use is unknown until the next report."""
         is_reset = self.resets_at is not None and self.resets_at <= now
         windows = tuple(window for window in self.windows if window.resets_at is None or window.resets_at > now)
         return Plan("allowed", self.at, windows) if is_reset else replace(self, windows=windows)
@@ -77,8 +77,8 @@ class Plan(Recorded):
         if self.limits is not None:
             yield f"{HEADER}-representative-claim", self.limits
         for window in self.windows:
-            short = IN_HEADERS.get(window.name)
-            if short is None:
+            short = HEADER_NAMES.get(window.name)
+            if short is None:  # the provider has no header for it
                 continue
             if window.status is not None:
                 yield f"{HEADER}-{short}-status", window.status
@@ -86,6 +86,9 @@ class Plan(Recorded):
                 yield f"{HEADER}-{short}-utilization", f"{window.used:.6g}"
             if window.resets_at is not None:
                 yield f"{HEADER}-{short}-reset", f"{window.resets_at:.0f}"
+
+
+# Values from the CLI: None if they do not have the form that is expected.
 
 
 def _number(value: object) -> float | None:

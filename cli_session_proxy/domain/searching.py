@@ -9,7 +9,7 @@ from typing import Literal
 from . import times
 from .models import Agent, Continuity, Status
 
-# The most words of a query: each is one lookup in the index.
+# The most words of a query, each of which is one lookup in the index; and its most characters.
 MAX_WORDS = 16
 MAX_TEXT = 400
 # The fewest characters of a part of an id: fewer match too many.
@@ -17,15 +17,17 @@ SHORTEST_PART = 3
 
 # The kinds of hits: an agent's name, a session's or a turn's id, or the words of a turn.
 HitKind = Literal["agent", "session", "turn", "words"]
+# The indexed parts of a turn.
 Part = Literal["input", "output", "tools", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """`owner` None: all owners. Times are UTC seconds, `until` is exclusive; costs are US dollars.
+    """A query: `text` has the words, and every other field but `owner` and `limit` filters turns.
 
     All words must match, the last one as a prefix; words in double quotes are a phrase. Without words: the newest turns
-    that match the filters.
+    that match the filters. `owner` None: all owners. `since`, `until`: UTC seconds, `until` is exclusive. `repaired`:
+    only turns whose session had to be repaired. `min_cost`: US dollars. `limit`: the most hits.
     """
 
     text: str
@@ -47,9 +49,9 @@ class Search:
 
     @property
     def is_filtered(self) -> bool:
-        """Whether it filters turns. Then agents and sessions do not match by name."""
-        given = (self.since, self.until, self.model, self.status, self.min_cost)
-        return self.repaired or any(one is not None for one in given)
+        """Whether there is a filter of turns. Then agents and sessions do not match by name."""
+        filters = (self.since, self.until, self.model, self.status, self.min_cost)
+        return self.repaired or any(value is not None for value in filters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,18 +27,18 @@ def in_utc() -> bool:
 
 def written(at: float, unit: Literal["minutes", "seconds"] = "seconds") -> str:
     """`2026-11-22 16:33:35 CET`. `at`: UTC seconds."""
-    here = _here(at)
+    local = _in_zone(at)
     # isoformat: strftime takes ten times as long, and a page has one time per turn.
-    return f"{here.replace(tzinfo=None).isoformat(' ', unit)} {here.tzname()}"
+    return f"{local.replace(tzinfo=None).isoformat(' ', unit)} {local.tzname()}"
 
 
 def day(at: float) -> str:
-    return _here(at).date().isoformat()
+    return _in_zone(at).date().isoformat()
 
 
 def days(now: float, number: int) -> list[date]:
     """Today and the days before it, the oldest first."""
-    today = _here(now).date()
+    today = _in_zone(now).date()
     return [today - timedelta(days=ago) for ago in reversed(range(number))]
 
 
@@ -58,5 +58,6 @@ def name() -> str:
     return datetime.now(UTC).astimezone(_zone).tzname() or "UTC"
 
 
-def _here(at: float) -> datetime:
-    return datetime.fromtimestamp(min(max(0.0, at), LAST_TIME), UTC).astimezone(_zone)  # a row may hold anything
+def _in_zone(at: float) -> datetime:
+    """A time in the configured zone. Clipped to what `datetime` can hold, because a stored row may hold anything."""
+    return datetime.fromtimestamp(min(max(0.0, at), LAST_TIME), UTC).astimezone(_zone)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 
 from ..domain import budgets
-from ..domain.budgets import KEYS, Budget, Limit, Per, Scope, Unit
+from ..domain.budgets import KEY_ACCOUNT, Budget, Limit, Per, Scope, Unit
 from ..domain.models import JSON
 from ..errors import BudgetExceeded
 from ..settings import BudgetSettings, Limits
@@ -74,7 +74,7 @@ class Budgets:
             rows = [row for budget in selected for row in await store.spent(budget.account)]
         else:
             rows = await store.spent()
-            owners = {row.account.removeprefix(KEYS) for row in rows} | set(self._settings.keys)
+            owners = {row.account.removeprefix(KEY_ACCOUNT) for row in rows} | set(self._settings.keys)
             selected = [budget for name in sorted(owners) for budget in self.of(name, None)]
         return [
             {

@@ -68,7 +68,9 @@ _REVISION = re.compile(r"[0-9A-Za-z][0-9A-Za-z._/~^-]{0,255}")
 class CommitOrder:
     """What to write, and where. `note`: an existing commit that gets a git note; None: a new commit is made.
 
-    `repo` and `options` (of `git commit`) come from a person at the terminal, never from a request.
+    `fix_id` None: that of the agent (`fix_of`). `outcome` None: it is not known. `why`: why it passed or failed.
+    `by_model`: the model writes a summary. `repo` and `options` (of `git commit`) come from a person at the terminal,
+    never from a request.
     """
 
     fix_id: str | None = None
@@ -107,7 +109,8 @@ class CommitOrder:
 
 @dataclass(frozen=True, slots=True)
 class Committed(Recorded):
-    """`commit` is the new commit, or the one that got the note; `message` is what was written."""
+    """`commit` is the new commit, or the one that got the note (`note` True); `message` is what was written.
+    `attempt`: its number among the attempts at this fix, from 1."""
 
     agent_id: str
     fix_id: str
@@ -185,7 +188,8 @@ def _written(
         "Reasoning": str(summary.get("reasoning") or ""),
         "Investigation": "\n".join(f"{at}. {records.line_of(step, STEP)}" for at, step in enumerate(steps, 1)),
         "Previous attempts": "\n".join(
-            f"- {one.name}: {one.trailers.get('Why-It-Failed') or one.headline}" for one in known.attempts
+            f"- {previous.name}: {previous.trailers.get('Why-It-Failed') or previous.headline}"
+            for previous in known.attempts
         ),
     }
     trailers = {
@@ -202,9 +206,10 @@ def _written(
     headline = str(summary.get("headline") or "") or records.line_of(asked, records.HEADLINE)
     state = "Failed attempt" if failed else "Attempt"
     # Redact before cutting: half a secret would not be recognised.
-    hidden = {name: redact.text(text) for name, text in sections.items()}
-    shown = {name: redact.text(text) for name, text in trailers.items()} | {"Fix-Id": fix_id}
-    return number, records.write(FixAttempt(redact.text(f"{state} {number}: {headline}"), shown, hidden))
+    safe_sections = {name: redact.text(text) for name, text in sections.items()}
+    # Later attempts find this one by its Fix-Id, so that stays as it is.
+    safe_trailers = {name: redact.text(text) for name, text in trailers.items()} | {"Fix-Id": fix_id}
+    return number, records.write(FixAttempt(redact.text(f"{state} {number}: {headline}"), safe_trailers, safe_sections))
 
 
 def _words(messages: Sequence[Message]) -> str:

@@ -89,7 +89,7 @@ from .passing import ORIGIN, Elsewhere, Passing
 from .placement import HOUR, Placement
 from .plan import PlanWatch
 from .readiness import Readiness, State
-from .recovery import FOLLOW, Recovery
+from .recovery import REREAD_TURN, Recovery
 from .rewinding import Rewound, rewind
 
 __all__ = ["Answer", "Engine", "HasLeft"]
@@ -131,9 +131,9 @@ class Engine:
         self.observers: list[Observer] = []
         self.aside = Aside()
         self._live: dict[str, LiveTurn] = {}
-        self._ending: dict[str, CancelledBy] = {}  # turns of other proxies that are being ended
-        self._accepting: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
-        self._running = 0  # turns in a slot
+        self._cancelled_elsewhere: dict[str, CancelledBy] = {}  # turns of other proxies, until they end
+        self._acceptance_locks: WeakValueDictionary[int, asyncio.Lock] = WeakValueDictionary()  # by agent
+        self._running = 0  # turns that have a slot
         self.ready = self._stopped = False
         self._tasks = Tasks(expected=(ProxyError, Elsewhere))
         # No more slots than processes: a turn with a slot gets a process at once, if need be in place of an idle one.
@@ -314,7 +314,7 @@ class Engine:
     def _cancel_here(self, turn_id: str, by: CancelledBy) -> None:
         """Cancel this turn, as another proxy asks."""
         live = self._live.get(turn_id)
-        if live is not None and self._deliveries.here(live):
+        if live is not None and self._deliveries.runs_here(live):
             live.cancel(by)
 
     async def _is_gone(self, instance: str | None) -> bool:
@@ -367,7 +367,7 @@ class Engine:
                 continue
             agent, turn = placement
             # One at a time per agent, so that the lane has the store's order even if the store writes concurrently.
-            async with self._accepting.setdefault(agent.key, asyncio.Lock()):
+            async with self._acceptance_locks.setdefault(agent.key, asyncio.Lock()):
                 place = self._lanes.take(agent.key)
                 try:
                     await self._ownership.appear()
@@ -458,7 +458,7 @@ class Engine:
         live.task = self._tasks.own(self._run(live, agent, place))
         if (turn.call or {}).get("background"):
             self.keep(live.attach())  # its client asks for it later
-        if (by := self._ending.get(turn.id)) is not None:
+        if (by := self._cancelled_elsewhere.get(turn.id)) is not None:
             live.cancel(by)
 
     # --- the same request once more
@@ -485,7 +485,7 @@ class Engine:
             if turn is None or agent is None:
                 return None
             live = self._live.get(turn_id)
-            if live is not None and not live.done and self._deliveries.here(live):
+            if live is not None and not live.done and self._deliveries.runs_here(live):
                 return live.attach(replayed=True, timeout=request.timeout)
             if turn.status in ANSWERED:
                 await self._deliveries.stored(turn_id)
@@ -569,7 +569,7 @@ class Engine:
             elif again and (turn.error or {}).get("code") == Interrupted.code:
                 live.turn, place = await self._requeue(turn, agent)
                 live.attempts = list(turn.attempts)
-                await self._deliveries.came_here(live)
+                await self._deliveries.now_runs_here(live)
                 await self._run(live, agent, place)
             else:
                 raise errors.from_dict(turn.error or {})
@@ -587,14 +587,14 @@ class Engine:
             return
         if not await self.store.claim(live.turn.id, self.instance_id):
             raise Interrupted("the conversation went on without this answer: send it again", retry_after=0.0)
-        await self._deliveries.came_here(live)
+        await self._deliveries.now_runs_here(live)
 
     # --- for stateful wires: a turn outlives the request that started it
 
     async def watch(self, turn: Turn) -> Answer | None:
         """A view of a turn that runs or waits in any proxy; None if it has ended. Raises `Elsewhere`."""
         live = self._live.get(turn.id)
-        if live is not None and not live.done and self._deliveries.here(live):
+        if live is not None and not live.done and self._deliveries.runs_here(live):
             return live.attach(replayed=True)
         now = await self.store.turn(turn.id)
         agent = None if now is None else await self.store.agent_by_key(now.agent_key)
@@ -608,7 +608,7 @@ class Engine:
         The turn of a proxy that has ended or does not respond is settled here. Raises `SessionBusy` if it does not end.
         """
         live = self._live.get(turn.id)
-        if live is not None and self._deliveries.here(live):
+        if live is not None and self._deliveries.runs_here(live):
             live.cancel(by)
             await self.ended(turn.id)
             return
@@ -616,7 +616,7 @@ class Engine:
         if turn.instance is None or agent is None:
             return
         patience = END_ELSEWHERE + self.settings.lease
-        self._ending[turn.id] = by  # this proxy may take the turn over meanwhile
+        self._cancelled_elsewhere[turn.id] = by  # this proxy may take the turn over meanwhile
         await self.store.cancel(turn.id, turn.instance, by)
         try:
             async with asyncio.timeout(patience):
@@ -626,7 +626,7 @@ class Engine:
                 f"the proxy that runs this turn has not ended it within {patience:g} s: check again in a moment"
             ) from exc
         finally:
-            self._ending.pop(turn.id, None)
+            self._cancelled_elsewhere.pop(turn.id, None)
             await self.store.forget_cancel(turn.id)
 
     async def runs_at(self, agent_key: int) -> set[str]:
@@ -649,7 +649,7 @@ class Engine:
         unfinished = [
             live
             for live in self._live.values()
-            if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.here(live)
+            if not live.done and agent_key in (None, live.turn.agent_key) and self._deliveries.runs_here(live)
         ]
         return [live.progress() for live in sorted(unfinished, key=lambda live: live.turn.seq)]
 
@@ -671,7 +671,7 @@ class Engine:
         """The turn that the agent's next one continues: the head, without answers that never arrived."""
         turn = await self.store.turn(agent.head) if agent.head else None
         while turn is not None and turn.delivery == "undelivered" and not await self._executor.is_awaited(turn):
-            turn = await self.store.turn(turn.behind) if turn.behind else None
+            turn = await self.store.turn(turn.end_without_it) if turn.end_without_it else None
         return turn if turn is not None and turn.agent_key == agent.key else None
 
     # --- the lane's turn
@@ -679,7 +679,7 @@ class Engine:
     async def _run(self, live: LiveTurn, agent: Agent, place: LanePlace, known: Known | None = None) -> None:
         live.begun = True
         try:
-            if live.cancelled_by is not None:
+            if live.cancelled_by is not None:  # before this task began to run
                 raise asyncio.CancelledError
             async with self._lanes.turn(place):
                 while True:
@@ -687,21 +687,23 @@ class Engine:
                         if (left := live.wait.until - self._instances.now()) > 0:
                             await asyncio.sleep(min(left, LONGEST_NAP))
                             continue
-                        await place.again()
+                        await place.until_first()
                     try:
                         if await self._try_run(live, agent, place, known):
                             break
                     except StoreUnavailable as exc:
-                        # The store is away just when the limit is over: try again, clients may rely on this turn.
-                        away = self.ready and "status" not in exc.detail
-                        if live.wait is None or not away:
+                        # A turn that waits for a limit is tried again if the store is away just when the limit is
+                        # over: its clients may have left, to come back for the answer. Not while the proxy stops, and
+                        # not if the store did answer: `status` says that another proxy has ended or taken the turn.
+                        store_is_away = self.ready and "status" not in exc.detail
+                        if live.wait is None or not store_is_away:
                             raise
                         if self._instances.now() - live.wait.since > self.settings.max_limit_wait:
                             raise
                         log.warning("waits_for_store", turn_id=live.turn.id, error=exc.message)
                         await asyncio.sleep(STORE_AWAY)
-                    known = None
-                    await place.again()
+                    known = None  # read at acceptance: no longer valid after a wait
+                    await place.until_first()
         except asyncio.CancelledError:
             await self._fail(live, cancelled(live.cancelled_by or "stopping"))
         except ProxyError as exc:
@@ -748,7 +750,7 @@ class Engine:
             while (turn := await self.store.turn(live.turn.id)) is not None and turn.status not in FINISHED:
                 if turn.status == "queued" or asyncio.get_running_loop().time() >= deadline:
                     return False
-                await asyncio.sleep(FOLLOW)
+                await asyncio.sleep(REREAD_TURN)
             if turn is None or turn.status not in ON_PATH:
                 return False
             live.turn = turn
@@ -784,44 +786,46 @@ class Engine:
                     live.now_doing("slot", {"slots": self._slots.limit})
                     waited = self._slots.running >= self._slots.limit
                     await held.enter_async_context(self._slots.slot())
-                    now = None
+                    state = None
                     if known is not None and not waited and self._ownership.unchanged_since(known.unused):
-                        now = known.state
-                    if now is None:  # other proxies may have moved the head until a moment ago
-                        now = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)
+                        state = known.state
+                    if state is None:  # other proxies may have moved the head until a moment ago
+                        state = await self.store.agent_state(agent.key, live.turn.parent_id, at_head=at_head)
                 except StoreUnavailable as exc:
                     raise not_run(exc) from exc
-            if now is None:
+            if state is None:  # the store has no such agent any more
                 raise cancelled("deletion")
-            others: list[LiveTurn] = []
+            wait_with_it: list[LiveTurn] = []
 
-            def behind() -> list[str]:
-                """Turns of the lane that will wait for the same limit. A turn whose prompt is composed when it runs
-                still needs its client: it is not among them."""
+            def waiting_too() -> list[str]:
+                """The ids of the lane's turns that will wait for the same limit, noted in `wait_with_it`. A turn whose
+                prompt is composed when it runs still needs its client: it is not among them."""
                 for other in self._live.values():
                     of_lane = other.turn.agent_key == agent.key and other is not live and not other.done
                     has_prompt = other.compose is None or other.composed is not None
-                    if of_lane and has_prompt and self._deliveries.here(other):
-                        others.append(other)
-                return [other.turn.id for other in others]
+                    if of_lane and has_prompt and self._deliveries.runs_here(other):
+                        wait_with_it.append(other)
+                return [other.turn.id for other in wait_with_it]
 
             self._running += 1
             try:
-                wait = await self._executor.execute(live, now, at_head=at_head, deadline=deadline, behind=behind)
+                wait = await self._executor.execute(
+                    live, state, at_head=at_head, deadline=deadline, waiting_too=waiting_too
+                )
             finally:
                 self._running -= 1
             if wait is not None:
-                for waiting in (live, *others):
+                for waiting in (live, *wait_with_it):
                     if not waiting.done:
                         waiting.wait_for(wait)
             elif self.passing is not None and self._ownership.holds(live.lease):
-                self._tasks.own(self.passing.note(agent, live.turn.session_id, live.lease))
+                self._tasks.own(self.passing.register_use(agent, live.turn.session_id, live.lease))
             return wait is None
 
     # --- data
 
-    async def named(self, owner: str, agent_id: str) -> Agent:
-        """Raises `NotFound` for an unknown agent, like all methods below."""
+    async def agent_named(self, owner: str, agent_id: str) -> Agent:
+        """The agent of this name. Raises `NotFound` for an unknown one, like all methods below."""
         agent = await self.store.agent(owner, agent_id)
         if agent is None:
             raise NotFound(f"there is no agent {agent_id!r}: GET /v1/chains lists all", param="agent_id")
@@ -881,7 +885,7 @@ class Engine:
         for key, _ in await self.store.mirrors(agent.key, self.backend.project_of(agent)):
             if await self.store.mirrored(agent.key, key):
                 return "an application stored transcript lines that are not a turn yet"
-        if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.missing(agent):
+        if self.settings.sandboxes == "own" and self.passing is not None and await self.passing.other_home(agent):
             return "its files are on another host"
         if await apart(self._sandboxes.has_files, agent.dir):
             return "there are files in its sandbox, which are not part of a chain: move them away first"
@@ -893,7 +897,7 @@ class Engine:
 
     async def rewind(self, owner: str, agent_id: str, to: str) -> Rewound:
         """Move the agent's head back along its path; see `rewinding.rewind`. Raises `NotFound` for an unknown agent."""
-        agent = await self.named(owner, agent_id)
+        agent = await self.agent_named(owner, agent_id)
         # Own task: a disconnect must not leave the rewind half done.
         return await asyncio.shield(self._tasks.own(rewind(self.store, self._ownership, agent, to)))
 
@@ -903,7 +907,7 @@ class Engine:
 
         Raises `NotFound` if no such turn waits or runs, `SessionBusy` if one does not end.
         """
-        agent = await self.named(owner, agent_id)
+        agent = await self.agent_named(owner, agent_id)
         unfinished = [turn for turn in await self.store.unfinished_of(agent.key) if turn_id in (None, turn.id)]
         if not unfinished:
             what = "no turn of this agent waits or runs" if turn_id is None else f"{turn_id!r} does not wait or run"
@@ -920,7 +924,7 @@ class Engine:
         Raises `NotFound`, `ApprovalAnswered`, `Elsewhere` if the call waits at another proxy, and `SessionBusy` if that
         proxy cannot be reached from here.
         """
-        agent = await self.named(owner, agent_id)
+        agent = await self.agent_named(owner, agent_id)
         ended = await self._executor.approvals.answer(agent.key, approval_id, verdict)
         if ended is not None:
             log.info("approval_answered", owner=owner, agent=agent_id, approval=approval_id, outcome=ended.outcome)
@@ -955,7 +959,7 @@ class Engine:
 
     async def commit(self, owner: str, agent_id: str, order: CommitOrder) -> Committed:
         """Write the agent's attempt at a fix into its git repository; see `committing.commit`."""
-        agent = await self.named(owner, agent_id)
+        agent = await self.agent_named(owner, agent_id)
         work = commit(self.settings, self.store, agent, order, partial(self._ask_in_temporary_chain, owner))
         return await asyncio.shield(self._tasks.own(work))
 

@@ -146,13 +146,13 @@ class Executor:
         *,
         at_head: bool,
         deadline: float,
-        behind: Callable[[], Sequence[str]] = tuple,
+        waiting_too: Callable[[], Sequence[str]] = tuple,
     ) -> LimitWait | None:
         """Run the turn, and publish its answer to its clients. Returns a `LimitWait`, stored already, if the turn has
         to wait for a limit instead.
 
-        `deadline` is by the awake clock. `behind` gives the ids of the turns that wait for the same limit then. Raises
-        `ProxyError`.
+        `deadline` is by the awake clock. `waiting_too` gives the ids of the turns that then wait for the same limit.
+        Raises `ProxyError`.
         """
         lease = live.lease
         assert lease is not None
@@ -189,7 +189,7 @@ class Executor:
             finally:
                 again = True
                 await self._discard(attempt)
-            if failed is not None and (wait := await self._recover(attempt, failed, deadline, behind)) is not None:
+            if failed is not None and (wait := await self._recover(attempt, failed, deadline, waiting_too)) is not None:
                 return wait
 
     def _after_loss(self, attempt: Attempt, lost: Lost) -> ProxyError | None:
@@ -225,19 +225,20 @@ class Executor:
                 await uninterrupted(self._own(self._count(attempt, attempt.used)))
 
     async def _recover(
-        self, attempt: Attempt, failed: ProxyError, deadline: float, behind: Callable[[], Sequence[str]]
+        self, attempt: Attempt, failed: ProxyError, deadline: float, waiting_too: Callable[[], Sequence[str]]
     ) -> LimitWait | None:
         """What follows a failed attempt: a wait for a limit (already stored), or None: the next attempt asks another
         model. Raises the error if the turn fails."""
         live, retrying = attempt.live, attempt.retrying
         # If another proxy took the agent over, it killed our CLI: `LeaseLost` explains more than the CLI's end.
-        with suppress(StoreUnavailable):
+        with suppress(StoreUnavailable):  # then the attempt's own error is all that is known
             await self._ownership.verify(attempt.lease)
         if live.cancelled_by is not None:  # while the attempt was discarded
             raise asyncio.CancelledError
         first = retrying.first
-        stood_in = first is not None and not isinstance(failed, fallbacks.OWN)  # a fallback model failed, too
-        if not (stood_in or fallbacks.helps(failed)):
+        # Once a fallback model was asked, any error of a model leads to the next one; before, only some errors do.
+        fallback_failed = first is not None and not isinstance(failed, fallbacks.OWN)
+        if not (fallback_failed or fallbacks.helps(failed)):
             raise failed
         if first is None and not attempt.stands_in and isinstance(failed, RateLimited) and attempt.job is not None:
             on_limit = attempt.job.profile.on_limit or self.settings.on_limit
@@ -250,8 +251,9 @@ class Executor:
             if wait is not None:
                 if not attempt.end_recorded:
                     attempt.ended("failed", code=failed.code, why=failed.message)
-                record = live.attempts, live.timings
-                live.turn = await self.store.postpone(attempt.lease, live.turn.id, wait, *record, behind=behind())
+                live.turn = await self.store.postpone(
+                    attempt.lease, live.turn.id, wait, live.attempts, live.timings, behind=waiting_too()
+                )
                 log.warning("waits_for_limit", turn_id=live.turn.id, until=wait.until, why=failed.message)
                 return wait
             if on_limit == "error":
@@ -263,8 +265,8 @@ class Executor:
             raise first
         if not attempt.end_recorded:
             attempt.ended("failed", code=failed.code, why=failed.message)
-        by = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
-        log.warning("asked_elsewhere", turn_id=live.turn.id, **by)
+        logged = {"asked": fallback.asked, "model": fallback.model, "why": fallback.why, "until": fallback.until}
+        log.warning("asked_elsewhere", turn_id=live.turn.id, **logged)
         retrying.fall_back(fallback)
         return None
 
@@ -288,14 +290,14 @@ class Executor:
             return None
         asked = self.settings.model_for(attempt.live.turn.model, job.profile)
         names = self.settings.fallbacks_for(asked, job.profile)
-        before = attempt.fallback
+        previous = attempt.fallback
         # Each model is asked once, in order: skip those up to the model that has just failed.
         left = names[names.index(job.model) + 1 :] if job.model in names else names
         for name in left:
             window = self.settings.window_for(name, job.profile, attempt.live.turn.options.window)
             if await self._backend.can_take(replace(job, model=name, window=window)):
-                if before is not None and attempt.stands_in:
-                    return replace(before, model=name)
+                if previous is not None and attempt.stands_in:  # it keeps which model failed first, and why
+                    return replace(previous, model=name)
                 return fallbacks.begun(asked, name, first, time.time())
         return None
 
@@ -313,7 +315,7 @@ class Executor:
             home = None
             if self._passing is not None and self._passing.keeps_files(attempt.live.turn.profile):
                 home = self._passing.home
-                if (other_host := await self._passing.missing(attempt.agent)) is not None:
+                if (other_host := await self._passing.other_home(attempt.agent)) is not None:
                     attempt.evidence = replace(attempt.evidence, files_at=other_host.address)
             if attempt.format is not None or any(tool.strict for tool in job.offers.tools):
                 self._checks.expect()  # the process that checks starts while the model thinks
@@ -334,7 +336,7 @@ class Executor:
                 break
             attempt.left_off.append(before.id)
             attempt.evidence = replace(attempt.evidence, left_off=before.id)
-            state = await self._state(attempt.lease, before.behind, at_head=False)
+            state = await self._state(attempt.lease, before.end_without_it, at_head=False)
         parent = attempt.parent = state.parent
         waited_together = attempt.live.runs_unattended and parent is not None and parent.delivery == "uncertain"
         if parent is not None and parent.delivery in ("undelivered", "uncertain") and not waited_together:
@@ -359,13 +361,13 @@ class Executor:
         return await recall(memory, attempt.agent)
 
     async def _prepare(self, attempt: Attempt, job: Job) -> Execution:
-        """The exchange. Turns that a person added to the session meanwhile are adopted first."""
+        """The exchange, ready to send. Turns that a person added to the session meanwhile are adopted first."""
         ready = await self._backend.prepare(job)
         if isinstance(ready, Adoptable):
             parent = attempt.parent = await adopt(self.store, attempt.lease, ready, self._observers)
             session = await self.store.session_at(attempt.agent.key, parent.id)
             ready = await self._backend.prepare(replace(job, parent=parent, session=session, adopt=False))
-            assert not isinstance(ready, Adoptable)
+            assert not isinstance(ready, Adoptable)  # `adopt` is False
         return ready
 
     async def _begin(self, attempt: Attempt, job: Job, exchange: Execution, home: Home | None) -> None:
@@ -374,7 +376,7 @@ class Executor:
         live, options = attempt.live, job.turn.options
         unmet = list(exchange.unmet)
         tokens: int | None = None
-        if "max_tokens" in unmet:  # the backend cannot: the core cuts the answer
+        if "max_tokens" in unmet:  # the backend cannot limit it: the cutter does
             unmet.remove("max_tokens")
             tokens = options.parameters.max_tokens
         if options.stop or tokens is not None:
@@ -385,15 +387,15 @@ class Executor:
         live.evidence = attempt.evidence
         live.reached("session_ready")
         now = live.now()
-        entry: JSON = {
+        attempt_entry: JSON = {
             "n": attempt.retrying.number,
             "session_id": exchange.session_id,
             "frame_uuid": job.frame_uuid,
             "started_at": now,
         }
         if exchange.evidence.repaired is not None:  # links are only stored with an answer
-            entry["repaired"] = exchange.evidence.repaired.as_json()
-        live.attempts.append(entry)
+            attempt_entry["repaired"] = exchange.evidence.repaired.as_json()
+        live.attempts.append(attempt_entry)
         attempt.asked = True
         await self.store.begin(
             attempt.lease,
@@ -407,7 +409,7 @@ class Executor:
                 started_at=now,
                 instance=self._instances.id,
             ),
-            dict(entry),
+            dict(attempt_entry),
             system=attempt.kept_system,
             left_off=tuple(attempt.left_off),
             home=home,

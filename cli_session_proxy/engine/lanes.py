@@ -22,7 +22,7 @@ FIRST_GUESS = 5.0
 # The least Retry-After, in seconds.
 LEAST_WAIT = 0.1
 # How many agents' turn times are remembered; for others the average of all is used.
-KNOWN = 1024
+KNOWN_AGENTS = 1024
 
 
 class Slots:
@@ -49,15 +49,17 @@ class Slots:
 
 @dataclass(eq=False, slots=True)
 class LanePlace:
-    """A turn's place in its lane. Enter it with `async with lanes.turn(place)`."""
+    """A turn's place in its lane. Enter it with `async with lanes.turn(place)`.
+
+    `key`: the agent's. `granted` is done while the place is the first. `began`: the loop's time when its turn began.
+    """
 
     key: int
     granted: asyncio.Future[None] = field(repr=False)
     began: float = 0.0
 
-    async def again(self) -> None:
-        """Wait until this place is the first again, if others were put before it. This wait is not part of the turn's
-        time."""
+    async def until_first(self) -> None:
+        """Wait until this place is the first again, if others were put before it. The turn's time begins after it."""
         await self.granted
         self.began = asyncio.get_running_loop().time()
 
@@ -150,7 +152,7 @@ class Lanes:
                 self._time.add(took)
                 self._times.setdefault(place.key, Average(took)).add(took)
                 self._times.move_to_end(place.key)
-                if len(self._times) > KNOWN:
+                if len(self._times) > KNOWN_AGENTS:
                     self._times.popitem(last=False)
         finally:
             self.give_up(place)

@@ -190,8 +190,8 @@ class LiveTurn:
         self._error: ProxyError | None = None
         self.done = False
         self._waiters: list[asyncio.Future[None]] = []
-        self._finished = asyncio.Event()
-        self._finished_or_waits = asyncio.Event()
+        self._end_event = asyncio.Event()
+        self._end_or_wait_event = asyncio.Event()
         self._clients = 0
         self._acknowledged = self._arrived = False  # handed to a client; known to have arrived
         self._grace = grace
@@ -235,7 +235,7 @@ class LiveTurn:
         if here:
             self._stop_timer()
         self.now_doing("limit", {"until": wait.until})
-        self._finished_or_waits.set()
+        self._end_or_wait_event.set()
         self.publish(Waits(wait))
 
     def follow_stored(self, turn: Turn) -> None:
@@ -249,7 +249,7 @@ class LiveTurn:
         """The turn begins: it no longer waits for a limit."""
         if self.wait is not None:
             self.wait = None
-            self._finished_or_waits.clear()
+            self._end_or_wait_event.clear()
 
     def finish(self, turn: Turn) -> None:
         self.turn = turn
@@ -265,8 +265,8 @@ class LiveTurn:
     def _end(self) -> None:
         self.done = True
         self._stop_timer()
-        self._finished.set()
-        self._finished_or_waits.set()
+        self._end_event.set()
+        self._end_or_wait_event.set()
 
     @property
     def abandoned(self) -> bool:
@@ -427,13 +427,13 @@ class Answer:
         self._open = True
         self.replayed = replayed
 
-    def another(self) -> Answer:
-        """A view of the same turn for another client."""
+    def for_another_client(self) -> Answer:
+        """Another view of the same turn, which counts as one more client."""
         return self._live.attach(replayed=self.replayed)
 
     @property
     def accepted(self) -> Turn:
-        """The turn as known now. After `events` or `turn` has ended, the committed one."""
+        """The turn as accepted or as it runs; the committed one after `events` or `turn` has ended."""
         return self._live.turn
 
     async def events(self) -> AsyncIterator[TurnEvent]:
@@ -446,7 +446,7 @@ class Answer:
                 yield event
 
     def batches(self) -> AsyncIterator[Sequence[TurnEvent]]:
-        """The same events in batches: each has all events that are available, without waiting for more."""
+        """What `events` gives, in batches: each has all events that are available, without waiting for more."""
         return self._live._follow(self._wait)
 
     @property
@@ -462,7 +462,7 @@ class Answer:
         """
         live = self._live
         if patience is not None:
-            await self._wait(live._finished_or_waits.wait())
+            await self._wait(live._end_or_wait_event.wait())
             if live.wait is not None and (left := live.wait.until - live.now()) > patience:
                 at = datetime.fromtimestamp(live.wait.until, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
                 raise RateLimited(
@@ -472,13 +472,13 @@ class Answer:
                     detail={"waits_until": live.wait.until},
                     retry=False,
                 )
-        await self._wait(live._finished.wait())
+        await self._wait(live._end_event.wait())
         if live._error is not None:
             raise errors.from_dict(live._error.as_dict())
         return live.turn
 
     async def _wait(self, what: Awaitable[object]) -> None:
-        if self._until is None:
+        if self._until is None:  # no timeout
             await what
             return
         try:
@@ -616,11 +616,11 @@ class Deliveries:
         self._tasks = tasks
         self._grace = grace
         self._elsewhere: set[str] = set()  # turns that another proxy runs
-        self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: the last write, until it is done
+        self._writes: dict[str, asyncio.Task[None]] = {}  # by turn: its last write of a delivery, until done
         self.arrived: set[str] = set()  # ids of turns whose answer a client has, until that is stored
 
     def live(self, turn: Turn, agent_id: str, *, elsewhere: bool = False) -> LiveTurn:
-        """The turn for its clients. `elsewhere`: another proxy runs it; see `came_here`."""
+        """The turn for its clients. `elsewhere`: another proxy runs it; see `now_runs_here`."""
         if elsewhere:
             self._elsewhere.add(turn.id)
         else:
@@ -642,11 +642,11 @@ class Deliveries:
         )
         return live
 
-    def here(self, live: LiveTurn) -> bool:
+    def runs_here(self, live: LiveTurn) -> bool:
         """Whether this proxy runs or will run the turn."""
         return live.turn.id not in self._elsewhere
 
-    async def came_here(self, live: LiveTurn) -> None:
+    async def now_runs_here(self, live: LiveTurn) -> None:
         """From now on this proxy runs the turn or delivers its answer. Raises `StoreUnavailable`."""
         self._elsewhere.discard(live.turn.id)
         await self._store.unfollow(live.turn.id, self._instances.id)
@@ -681,13 +681,13 @@ class Deliveries:
 
     def _write(self, turn_id: str, write: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Store the turn's delivery, after its earlier writes."""
-        before = self._writes.get(turn_id)
+        earlier_write = self._writes.get(turn_id)
         self.arrived.discard(turn_id)
 
         async def in_order() -> None:
             try:
-                if before is not None:  # a store may write concurrently
-                    await asyncio.wait([before])
+                if earlier_write is not None:  # a store may write concurrently
+                    await asyncio.wait([earlier_write])
                 await write()
             finally:
                 if self._writes.get(turn_id) is asyncio.current_task():

@@ -242,7 +242,7 @@ class Ownership:
         self._locks: dict[int, asyncio.Lock] = {}
         self._users: Counter[int] = Counter()  # of these locks
         self._requested: dict[int, float] = {}  # when other proxies first asked for a lease, by agent; the loop's time
-        self._lost: list[Agent] = []  # agents that another proxy took over; a process of ours may be left
+        self._lost: list[Agent] = []  # agents that another proxy took over; a process of them may be left here
         self._renewed = 0.0  # the loop's time of the last heartbeat that was stored
         self._pauses = PauseWatch(self.proxy.lease)
 
@@ -259,10 +259,10 @@ class Ownership:
     async def hand_over(self) -> None:
         """Hand over leases that other proxies ask for, once no turn uses them, and end turns that others cancel. Runs
         until it is cancelled."""
-        failing, peers = False, True
+        is_failing, has_peers = False, True  # peers: other proxies on this store
         while True:
             longest = POLL * self.proxy.lease
-            if peers:
+            if has_peers:
                 await self._store.until_asked(self.proxy.id, longest)
             else:
                 await asyncio.sleep(min(POLL_ALONE, longest))
@@ -270,17 +270,18 @@ class Ownership:
             lost, self._lost = self._lost, []
             await asyncio.gather(*(self._retire_lost(agent) for agent in lost))
             try:
-                peers = self._instances.spans_hosts or bool(self._instances.others())
-                if not peers or not (self._held or self._busy()):
+                has_peers = self._instances.spans_hosts or bool(self._instances.others())
+                if not has_peers or not (self._held or self._busy()):  # nobody can ask, or there is nothing to ask for
                     continue
                 asked = await self._store.asked(self.proxy.id)
             except (ProxyError, OSError) as exc:  # OSError: e.g. out of descriptors
-                if not failing:  # logged once, however long it lasts
+                if not is_failing:  # logged once, however long it lasts
                     log.warning("leases_not_looked_at", error=str(exc))
-                failing = True
+                is_failing = True
                 continue
-            failing = False
+            is_failing = False
             now = asyncio.get_running_loop().time()
+            # Keep the time of the first request; a lease that nobody asks for any more is dropped.
             self._requested = {agent_key: self._requested.get(agent_key, now) for agent_key in asked.leases}
             for turn_id, by in asked.cancels:
                 self._end(turn_id, by)

@@ -62,6 +62,8 @@ class Passing:
         if origin in ("forwarded", "local_only"):
             return
         needs_files = self.keeps_files(profile)
+        # Without files only a warm process matters: there is none elsewhere if the lease is here, and a WebSocket
+        # cannot be forwarded.
         if not needs_files and (self._ownership.has(agent.key) or origin == "websocket"):
             return
         place = await (self._store.whereabouts(agent.key) if needs_files else self._registry.find(agent))
@@ -75,11 +77,9 @@ class Passing:
                     retry=False,
                 )
             raise Elsewhere(place.home.address, agent.key, home=True)
-        if (
-            origin == "from_client"
-            and place.address not in (None, self._here.address)
-            and place.holder != self._here.id
-        ):
+        if origin != "from_client" or place.holder == self._here.id:
+            return
+        if place.address not in (None, self._here.address):  # None: no proxy has the agent, or it cannot be reached
             raise Elsewhere(place.address, agent.key)
 
     async def to_turn(self, turn: Turn) -> None:
@@ -95,19 +95,19 @@ class Passing:
         return None if proxy is None or proxy.address == self._here.address else proxy.address
 
     def keeps_files(self, profile: str | None) -> bool:
-        """Whether the profile's tools leave files on this host only."""
+        """Whether the profile has tools of the CLI whose files are kept on one host only."""
         return self._settings.sandboxes == "own" and bool(self._settings.profile_for(profile).tools)
 
     def is_here(self, home: Home) -> bool:
         """Whether the files are on this host."""
         return self.home is not None and (home.host == self.home.host or home.address == self.home.address)
 
-    async def missing(self, agent: Agent) -> Home | None:
+    async def other_home(self, agent: Agent) -> Home | None:
         """The other host that has the agent's files; None if they are here or there are none."""
         home = (await self._store.whereabouts(agent.key)).home
         return None if home is None or self.is_here(home) else home
 
-    async def note(self, agent: Agent, session_id: str | None, lease: Lease) -> None:
-        """Register that this proxy used the agent just now."""
+    async def register_use(self, agent: Agent, session_id: str | None, lease: Lease) -> None:
+        """Tell the registry that this proxy used the agent just now, if other proxies can reach it."""
         if self._here.address is not None:
             await self._registry.note(agent, self._here, session_id, lease.epoch)

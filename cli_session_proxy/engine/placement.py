@@ -44,11 +44,12 @@ RETRY_WINDOW = 90.0
 
 HOUR = 3600.0
 
-# Up to so many messages and characters are hashed on the event loop (about 3 ms); larger ones in a thread.
-SHORT = 500
-SHORT_TEXT = 512 * 1024
+# A request of up to this many messages and characters is hashed on the event loop (about 3 ms); a larger one in a
+# thread.
+INLINE_MESSAGES = 500
+INLINE_CHARACTERS = 512 * 1024
 # Turns of a client's history that are stored in one transaction, which takes 20 ms.
-BATCH = 100
+IMPORT_BATCH = 100
 
 
 _ROLE = attrgetter("role")
@@ -305,7 +306,7 @@ class Placement:
         records = self._backend.imported(agent, above, known, fitted, turn.model)
         turns = _imported(zip(exchanges, records, strict=True), turn, above, self._clock(), itemised)
         parent = turn.parent_id
-        while batch := await self._aside.thread(lambda: list(itertools.islice(turns, BATCH))):
+        while batch := await self._aside.thread(lambda: list(itertools.islice(turns, IMPORT_BATCH))):
             await self._store.import_turns(batch)
             parent = batch[-1].turn.id
         new = call_ids.in_our_ids(turn.input, as_sent[-1].output, exchanges[-1].output)
@@ -390,11 +391,11 @@ class RequestFitting:
 
 def _is_short(messages: Sequence[Message]) -> bool:
     """Whether they can be hashed on the event loop, in a few milliseconds."""
-    if len(messages) > SHORT:
+    if len(messages) > INLINE_MESSAGES:
         return False
     texts = (block.get("text", "") for message in messages for block in message.content)
     images = any(block.get("type") in ("image", "document") for message in messages for block in message.content)
-    return not images and sum(len(str(text)) for text in texts) <= SHORT_TEXT
+    return not images and sum(len(str(text)) for text in texts) <= INLINE_CHARACTERS
 
 
 def _imported(

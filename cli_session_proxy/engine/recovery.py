@@ -4,7 +4,7 @@ This needs the agent's lease. If the transcript of a running turn has the whole 
 delivery `uncertain`. Else it is cancelled as `interrupted`, and its session is verified before its next use, so that
 the prompt does not reach the model again.
 A queued turn was never sent. If it waits for a limit, it goes on waiting here. Any other queued turn is cancelled if
-its proxy has ended, and left to its proxy if that lives.
+its proxy has ended; if its proxy lives, that proxy still has it.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ log = logs.get(__name__)
 
 # Take an agent's lease: `Hold` waits for it, `HoldIfFree` gives None if it is in use.
 Hold = Callable[[Agent], AbstractAsyncContextManager[Lease]]
+HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 # Takes over a turn of another proxy. The number: after how many turns of its lane here it is queued.
 Resume = Callable[[Agent, Turn, int], None]
-HoldIfFree = Callable[[Agent], AbstractAsyncContextManager[Lease | None]]
 
 # Seconds between checks whether another proxy has ended.
-NEIGHBOURS = 1.0
+NEIGHBOUR_CHECK = 1.0
 # Seconds without a heartbeat until a proxy on another host counts as ended, and all that it left is settled: its
 # machine may only be paused. An agent that gets a request is taken over as soon as its lease has expired.
-SILENT = 60.0
+COUNTS_AS_ENDED = 60.0
 # Seconds between two reads of a turn that another proxy runs (only the store is shared), and of one that waits for a
 # limit.
-FOLLOW, FOLLOW_WAITING = 0.1, 1.0
+REREAD_TURN, REREAD_WAITING = 0.1, 1.0
 
 
 class Recovery:
@@ -102,25 +102,25 @@ class Recovery:
 
     async def watch(self, hold_if_free: HoldIfFree) -> None:
         """Recover what other proxies leave when they end. Runs until it is cancelled."""
-        pause, looked = NEIGHBOURS, time.monotonic()
+        pause, waits_read = NEIGHBOUR_CHECK, time.monotonic()
         while True:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, SILENT)  # after failures, retry less and less often
+            pause = min(2 * pause, COUNTS_AS_ENDED)  # after failures, retry less and less often
             with survived("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
-                if time.monotonic() - looked > SILENT:
-                    looked = time.monotonic()
+                if time.monotonic() - waits_read > COUNTS_AS_ENDED:  # seldom, as it reads all unfinished turns
+                    waits_read = time.monotonic()
                     # A turn of a stopped proxy may still wait for a limit.
                     waits = {one.instance async for one in self._store.unfinished() if one.limit_wait is not None}
                     ended = ended or any([await self._instances.is_gone(instance) for instance in waits])
                 if not (ended or await self._silent()) or await self.recover(hold_if_free):
-                    pause = NEIGHBOURS
+                    pause = NEIGHBOUR_CHECK
 
     async def _silent(self) -> list[str]:
-        """The proxies on other hosts that have not responded for `SILENT` seconds."""
+        """The proxies on other hosts that have not responded for `COUNTS_AS_ENDED` seconds."""
         if not self._instances.spans_hosts:
             return []
-        return [other for other in await self._store.silent(SILENT) if not self._instances.alive(other)]
+        return [other for other in await self._store.silent(COUNTS_AS_ENDED) if not self._instances.alive(other)]
 
     async def recover(self, hold_if_free: HoldIfFree) -> bool:
         """Settle what dead proxies left of every agent, and forget these proxies. Several may run it at once, and
@@ -172,7 +172,7 @@ class Recovery:
             if seen is not None:
                 seen(turn)
             if not self._instances.has_ended(turn.instance) and await self._store.responds(turn.instance):
-                await asyncio.sleep(FOLLOW if turn.limit_wait is None else FOLLOW_WAITING)
+                await asyncio.sleep(REREAD_TURN if turn.limit_wait is None else REREAD_WAITING)
                 continue
             async with hold(agent) as lease:
                 await self.settle(agent, lease)

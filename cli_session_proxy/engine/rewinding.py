@@ -51,9 +51,9 @@ async def rewind(store: Store, ownership: Ownership, agent: Agent, to: str) -> R
             raise NotFound(f"there is no agent {agent.agent_id!r} any more", param="agent_id")
         last = await store.turn(now.head) if now.head else None
         path = await store.ancestors(last.id) if last is not None else []
-        if last is not None and last.delivery == "undelivered" and last.behind not in (None, last.parent_id):
+        if last is not None and last.delivery == "undelivered" and last.end_without_it not in (None, last.parent_id):
             # Answers that never arrived do not count: the path is the one without them.
-            path = [*await store.ancestors(last.behind or ""), last.id]
+            path = [*await store.ancestors(last.end_without_it or ""), last.id]
         if to in path:
             remaining = path.index(to) + 1
         elif not _BACK.fullmatch(to):

@@ -325,7 +325,7 @@ class Routes:
         return (await self._engine.commit(owner_of(request), _agent_in_path(request, COMMIT), order)).as_json()
 
     async def _agent(self, request: Request, after: bytes = b"") -> Agent:
-        return await self._engine.named(owner_of(request), _agent_in_path(request, after))
+        return await self._engine.agent_named(owner_of(request), _agent_in_path(request, after))
 
 
 def _note(request: Request, **detail: object) -> None:

@@ -374,7 +374,7 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
 async def test_a_host_that_is_stopped_leaves_its_waiting_turns_to_the_others(
     postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli_session_proxy.engine.recovery.SILENT", 0.2)
+    monkeypatch.setattr("cli_session_proxy.engine.recovery.COUNTS_AS_ENDED", 0.2)
     async with pair(postgres_url, tmp_path) as (one, two):
         one.model.faults = [limit()]
         first = await put_off(one.engine, "one")
@@ -514,6 +514,6 @@ async def test_a_place_before_others_goes_first_and_the_one_that_was_first_is_as
     lanes.give_up(first)
     assert [one.granted.done() for one in (second, late)] == [True, False]
     lanes.give_up(second)
-    await late.again()
+    await late.until_first()
     lanes.give_up(late)
     assert lanes.total == 0

@@ -207,7 +207,7 @@ async def test_an_agent_that_cannot_be_settled_holds_up_no_start_and_is_settled_
 async def test_a_neighbour_that_cannot_settle_an_agent_goes_on_to_look_at_others(
     settings: Settings, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(recovery, "NEIGHBOURS", 0.01)
+    monkeypatch.setattr(recovery, "NEIGHBOUR_CHECK", 0.01)
     async with faulty(settings, "a") as (survivor, backend):
         await killed(settings, "one")
         await until(lambda: [event for event in events(caplog) if event["event"] == "not_settled"])

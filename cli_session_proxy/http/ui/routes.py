@@ -215,7 +215,7 @@ class Ui:
 
     async def _agent(self, request: Request) -> Agent:
         agent_id = decoded_agent_id(request.path_params["agent_id"].encode("latin-1"))
-        return await self._engine.named(owner_of(request), agent_id)
+        return await self._engine.agent_named(owner_of(request), agent_id)
 
     async def _turn(self, request: Request, agent: Agent) -> Turn:
         turn_id = request.path_params["turn_id"]

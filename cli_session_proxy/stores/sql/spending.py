@@ -13,7 +13,7 @@ from typing import Any
 from sqlalchemy import Connection, and_, bindparam, delete, func, or_, select
 
 from ...domain import budgets
-from ...domain.budgets import KEYS, Budget, Per, Scope, Spent
+from ...domain.budgets import KEY_ACCOUNT, Budget, Per, Scope, Spent
 from ...domain.models import Usage
 from .damaged import reads, sound
 from .database import InsertOrAdd, Prepared, Values
@@ -75,7 +75,7 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
             if row.begins == running.begins and row.requests <= 1:  # the first turn of the period: delete older rows
                 since = budgets.last_used([one for one in rows if one.per == row.per], running)
                 own = and_(spent.c.account == row.account, spent.c.begins < since)
-                unused = spent.c.begins < budgets.before(budgets.period("month", now)).begins  # of any account
+                unused = spent.c.begins < budgets.previous(budgets.period("month", now)).begins  # of any account
                 conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, unused)))
 
 
@@ -87,7 +87,8 @@ def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float |
 
 
 def of_accounts(conn: Connection, account: str | None = None) -> list[Spent]:
-    condition = spent.c.account.startswith(KEYS, autoescape=True) if account is None else spent.c.account == account
+    of_keys = spent.c.account.startswith(KEY_ACCOUNT, autoescape=True)
+    condition = of_keys if account is None else spent.c.account == account
     return sound(_spent, conn.execute(select(spent).where(condition)))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from .... import logs, redact
 from ....domain.approvals import Verdict
-from ....domain.client_tools import Offers, ToolPolicy, refused
+from ....domain.client_tools import Offers, ToolPolicy, error_result
 from ....domain.models import JSON, Block, Usage
 from ....errors import ClaudeUnavailable
 from ....settings import Settings
@@ -247,7 +247,7 @@ class ClaudeProcess:
                     raise self.died_of(why, retry=False)
                 for event in events:
                     if isinstance(event, CallRefused):
-                        reply = self._tools.answer(event.call, refused(event.why))
+                        reply = self._tools.answer(event.call, error_result(event.why))
                         if reply is not None:
                             self._write(frames.line(reply))
                     if isinstance(event, PermissionWithdrawn):
