@@ -195,7 +195,7 @@ class FakeEngine:
         self.deleted.append(agent_id)
         return self.fake_store.agents.pop(agent_id, None) is not None
 
-    named = Engine.named
+    agent_named = Engine.agent_named
 
     def as_engine(self) -> Engine:
         return cast(Engine, self)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cli_session_proxy.domain.budgets import Budget, Limit, Per, Spent, before, budget_of, period, refusal
+from cli_session_proxy.domain.budgets import Budget, Limit, Per, Spent, budget_of, period, previous, refusal
 
 NOON = datetime(2026, 11, 24, 12, 0, 30, tzinfo=UTC).timestamp()
 
@@ -35,7 +35,7 @@ def test_periods_begin_in_utc(per: Per, begins: str, ends: str) -> None:
 def test_a_period_holds_its_moment_and_follows_the_one_before(per: Per, moment: str) -> None:
     now = period(per, at(moment))
     assert now.begins <= at(moment) < now.ends
-    assert before(now).ends == now.begins
+    assert previous(now).ends == now.begins
 
 
 def spent(of: Budget, per: Per, **more: Any) -> Spent:
@@ -71,7 +71,7 @@ def test_an_agent_is_kept_under_a_name_that_does_not_tell_it() -> None:
 
 def test_another_periods_spending_does_not_count() -> None:
     of = budget_of("alice", None, [Limit("usd", "day", 1.0)])
-    yesterday = Spent(of.account, "day", before(period("day", NOON)).begins, usd=9.0)
+    yesterday = Spent(of.account, "day", previous(period("day", NOON)).begins, usd=9.0)
     assert refusal(of, [yesterday], 0, NOON) is None
 
 

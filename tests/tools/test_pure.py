@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude.process.tool_server import ToolServer
 from cli_session_proxy.domain.client_tools import (
-    LARGEST,
+    LARGEST_RESULTS,
     Offers,
     answers,
     checked,
@@ -59,8 +59,8 @@ def test_results_are_taken_in_the_order_of_their_calls_and_words_beside_them_are
 
 
 def test_a_result_that_a_waiting_process_would_not_pass_on_whole_is_not_brought_to_it() -> None:
-    assert for_waiting(*answers((CALL,), [result(content="x" * LARGEST)])) is not None
-    assert for_waiting(*answers((CALL,), [result(content="x" * (LARGEST + 1))])) is None
+    assert for_waiting(*answers((CALL,), [result(content="x" * LARGEST_RESULTS)])) is not None
+    assert for_waiting(*answers((CALL,), [result(content="x" * (LARGEST_RESULTS + 1))])) is None
     url = {"type": "image", "source": {"type": "url", "url": "https://example.org/a.png"}}
     assert mcp_result(result(content=[url]).content[0]) is None
 
