@@ -5,13 +5,14 @@ The core decides what continues what, in which order, and under whose lease. A b
     prepare   the path and the options of a turn -> an exchange that is about to continue that path; nothing was sent
     say       send the new prompt to the model; yields its events, the last is `Completed`, `Called` or `Refused`
     keep      returns what to store: records, the session's new state, links
-    release   the turn is committed; or discard: nothing of the turn is stored
+    release   the core has stored the turn; or
+    discard   the core stores nothing of the turn
 
-- How the backend makes its memory equal to the path is its own business; links and evidence report it.
+- How the backend makes its memory equal to the path is its own business; links and evidence report what it did.
 - `say` raises `Lost` if the exchange ended without an answer, and a `ProxyError` if the answer is an error.
-- The core holds the agent's lease, so no two of these run at once for one agent.
+- The core holds the agent's lease, so no two of these calls run at once for one agent.
 
-Not its business: the chain, clients and deliveries, time limits.
+Not a backend's business: the chain, clients and deliveries, time limits.
 """
 
 from __future__ import annotations
@@ -178,7 +179,8 @@ class Activity:
 
 @dataclass(frozen=True, slots=True)
 class Used:
-    """The usage of this exchange so far, as reported by the provider. It counts if no final usage follows."""
+    """The usage of this exchange so far, as reported by the provider. It is recorded if the turn ends without a final
+    usage (`Completed`, `Called` or `Refused`)."""
 
     usage: Usage
     cost_usd: float | None = None
@@ -186,7 +188,10 @@ class Used:
 
 @dataclass(frozen=True, slots=True)
 class Called:
-    """The answer so far ends with calls of the client's tools. Their results come with another turn."""
+    """The answer so far ends with `calls` of the client's tools. Their results come with the client's next turn.
+
+    `usage` and `cost_usd` are those of this turn.
+    """
 
     calls: tuple[Block, ...]
     usage: Usage
@@ -195,9 +200,10 @@ class Called:
 
 @dataclass(frozen=True, slots=True)
 class Completed:
-    """The answer is complete. `cost_usd` and `usage` are those of this turn.
+    """The answer is complete. `usage` and `cost_usd` are those of this turn.
 
-    `stop_sequence`: the one of the job at which the provider stopped. `cache_miss`: the provider's report.
+    `stop_reason`: the provider's. `stop_sequence`: the one of the turn's stop sequences at which the provider stopped.
+    `cache_miss`: the provider's report of why its prompt cache did not apply.
     """
 
     stop_reason: str | None
@@ -209,10 +215,8 @@ class Completed:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """The model, or a guard before it, refused to answer or to go on. `category` and `explanation` are the provider's.
-
-    `discard` follows.
-    """
+    """The model, or a guard before it, refused to answer or to go on. `category` and `explanation` are the provider's;
+    `usage` is that of this turn. The core then calls `discard`."""
 
     category: str | None
     explanation: str | None

@@ -12,36 +12,37 @@ SO_FAR = "This is the summary of what came before. Begin your summary with what 
 
 
 def prompt(ask: str, so_far: str, piece: str) -> str:
-    """`ask`: the instruction. `so_far`: the summary of the earlier pieces, "" for the first one."""
-    before = f"{SO_FAR}\n\n{so_far}\n\n" if so_far else ""
-    return f"{ask}\n\n{before}The conversation:\n\n{piece}"
+    """The prompt that has one piece summarised. `ask`: the instruction. `so_far`: the summary of the earlier pieces, ""
+    for the first one."""
+    earlier = f"{SO_FAR}\n\n{so_far}\n\n" if so_far else ""
+    return f"{ask}\n\n{earlier}The conversation:\n\n{piece}"
 
 
 def pieces(texts: Sequence[str], size: int) -> Iterator[tuple[int, str]]:
-    """Pieces of at most this size, each with the index of the text in which it begins."""
-    piece, first = "", 0
-    for number, text in enumerate(texts):
-        for at in range(0, len(text), size):
-            part = text[at : at + size]
+    """Joins the texts to pieces of about `size` characters, each with the index of the text in which it begins."""
+    piece, first_index = "", 0
+    for index, text in enumerate(texts):
+        for start in range(0, len(text), size):  # a text that is too long for one piece is cut
+            part = text[start : start + size]
             if piece and len(piece) + len(part) > size:
-                yield first, piece
+                yield first_index, piece
                 piece = ""
             if not piece:
-                first = number
+                first_index = index
             piece = f"{piece}\n\n{part}" if piece else part
     if piece:
-        yield first, piece
+        yield first_index, piece
 
 
-def words(block: Block) -> str:
-    """A block as text; "" if it has none for the summary, such as thinking."""
+def text_of(block: Block) -> str:
+    """A block as text for the summary; "" if it has none, such as thinking."""
     match block.get("type"):
         case "text":
             return str(block.get("text", ""))
         case "tool_use":
             return f"[calls {block.get('name')}: {json.dumps(block.get('input'), ensure_ascii=False)}]"
         case "tool_result":
-            return f"[result: {' '.join(map(words, contents(block)))}]"
+            return f"[result: {' '.join(map(text_of, contents(block)))}]"
         case "image" | "document" as kind:
             return f"[{kind}]"
     return ""

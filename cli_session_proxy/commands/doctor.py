@@ -151,9 +151,9 @@ async def _confinement(settings: Settings, cli: Capability | None) -> AsyncItera
             tmpdir.mkdir()
             place = confine.ConfinedPlace(cwd, tmpdir, environment.config_dir(settings), project, private)
             env = environment.build(settings, tmpdir=tmpdir, config_dir=place.config_dir)
-            why = await confine.missing()
+            why = await confine.why_unavailable()
             if why is None and cli is not None:
-                why = await confine.refused(settings, profile, cli.path, place, env)
+                why = await confine.why_cli_fails(settings, profile, cli.path, place, env)
         says, _, fix = (why or "").partition(": ")
         works = "bubblewrap works" if cli is None else f"profile {name}: the CLI runs confined"
         yield Checkup("boundary", "error" if says else "ok", says or works, fix)

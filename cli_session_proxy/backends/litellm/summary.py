@@ -85,9 +85,10 @@ async def _summarised(
     def cut() -> list[tuple[int, str]]:
         texts = []
         for turn in outside[begun:]:
-            asked = [words for one in turn.shown_input for block in one.content if (words := summarising.words(block))]
-            calls = [summarising.words(block) for block in turn.output if block.get("type") == "tool_use"]
-            lines = (*(f"user: {words}" for words in asked), f"assistant: {answer_text(turn.output)}", *calls)
+            blocks = (block for message in turn.shown_input for block in message.content)
+            asked = [text for block in blocks if (text := summarising.text_of(block))]
+            calls = [summarising.text_of(block) for block in turn.output if block.get("type") == "tool_use"]
+            lines = (*(f"user: {text}" for text in asked), f"assistant: {answer_text(turn.output)}", *calls)
             texts.append("\n".join(lines))
         return list(summarising.pieces(texts, size))
 

@@ -499,7 +499,7 @@ async def test_a_boundary_that_the_machine_does_not_allow_is_refused_in_words(
     broken.chmod(0o755)
     monkeypatch.setattr(confine, "_works", False)
     monkeypatch.setenv("PATH", f"{broken.parent}:{os.environ['PATH']}")
-    why = await confine.missing()
+    why = await confine.why_unavailable()
     assert why is not None
     assert "No permissions to create new namespace" in why
     assert "unprivileged user namespaces" in why

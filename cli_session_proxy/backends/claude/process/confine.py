@@ -98,8 +98,8 @@ MOST_LINKS = 40  # links on the way to one file, as in the kernel
 _works = False  # tried on this machine, with success
 
 
-async def missing() -> str | None:
-    """Why this machine cannot confine; None if it can. Tried once, by confining a program."""
+async def why_unavailable() -> str | None:
+    """Why this machine cannot confine a program; None if it can. Found out by confining one, until that succeeds."""
     global _works  # noqa: PLW0603 - what a machine can do is one thing for the whole process
     if _works:
         return None
@@ -108,19 +108,19 @@ async def missing() -> str | None:
     if shutil.which(PROGRAM) is None:
         return f"a confined profile needs bubblewrap, which is not installed: {INSTALL}"
     trial = ("--ro-bind", "/", "/", "--proc", "/proc", "--dev", "/dev", "--size", "4096", "--tmpfs", "/tmp", "true")  # noqa: S108
-    code, _, said = await _run([*CONFINE, *BOUNDARY, *trial])
+    code, _, error = await _run([*CONFINE, *BOUNDARY, *trial])
     if code is None:
         return f"bubblewrap did not end within {TRIAL:.0f} s: {INSTALL}"
-    if "Unknown option" in said:
+    if "Unknown option" in error:
         return "a confined profile needs bubblewrap 0.8 or newer, which bounds what is inside: update it"
     if code != 0:
-        return f"bubblewrap cannot make a boundary here ({said.strip()[-200:]}): {ALLOW}"
+        return f"bubblewrap cannot make a boundary here ({error.strip()[-200:]}): {ALLOW}"
     _works = True
     return None
 
 
 async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tuple[int | None, str, str]:
-    """Exit code, stdout and stderr of a short program; code None: timeout."""
+    """Exit code, stdout and stderr of a short program. The code is None after a timeout, -1 if it could not start."""
     try:
         child = await asyncio.create_subprocess_exec(
             *argv, start_new_session=True, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -128,22 +128,22 @@ async def _run(argv: Sequence[str], env: Mapping[str, str] | None = None) -> tup
         )  # fmt: skip
     except OSError as exc:
         return -1, "", exc.strerror or str(exc)
-    output = asyncio.ensure_future(child.communicate())
+    both_streams = asyncio.ensure_future(child.communicate())
     try:
-        await asyncio.wait({output}, timeout=TRIAL)
-        code = child.returncode
+        await asyncio.wait({both_streams}, timeout=TRIAL)
+        code = child.returncode  # before the kill below, which would set one
     finally:
-        if not output.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
+        if not both_streams.done():  # a failed bubblewrap ends, but its child may hold the output open for ever
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(child.pid, signal.SIGKILL)
-        out, err = await output
+        out, err = await both_streams
     return code, out.decode(errors="replace"), err.decode(errors="replace")
 
 
 @dataclass(frozen=True, slots=True)
 class ConfinedPlace:
-    """Directories of one agent's CLI. Inside, `private` is mounted in place of the CLI's own directory,
-    `config_dir`."""
+    """Directories of one agent's CLI: `cwd` is its sandbox, `project` has its transcripts. Inside, `private` is mounted
+    at the path of the CLI's own directory, `config_dir`."""
 
     cwd: Path
     tmpdir: Path
@@ -155,37 +155,38 @@ class ConfinedPlace:
 async def wrapper(
     settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """The beginning of the command line of a CLI of this confined profile.
+    """The words that start bubblewrap, to be put before the command line of a CLI of this confined profile.
 
-    Creates the directories that it binds. Raises `SandboxError` if it cannot be confined, or a program inside could
-    read a secret.
+    Creates the directories that bubblewrap binds. Raises `SandboxError` if the CLI cannot be confined, or a program
+    inside could read a secret.
     """
-    why = await missing()
+    why = await why_unavailable()
     if why is not None:
         raise SandboxError(why)
     words, secrets = await asyncio.to_thread(_wrapper, settings, profile, program, place, env)
-    code, seen, said = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets], env)
-    if code != 0 or not seen.endswith("looked\n"):
-        raise SandboxError(f"a confined CLI cannot be started: bubblewrap said {said.strip()[-200:]!r}")
-    if (visible := seen.removesuffix("looked\n").splitlines()) != []:
+    # Look from inside at each secret: the mounts alone do not prove that none is visible (links, bind mounts).
+    code, readable, error = await _run([*words, "/bin/sh", "-c", LOOK, "look", *secrets], env)
+    if code != 0 or not readable.endswith("looked\n"):  # without its last line the look was not complete
+        raise SandboxError(f"a confined CLI cannot be started: bubblewrap said {error.strip()[-200:]!r}")
+    if (visible := readable.removesuffix("looked\n").splitlines()) != []:
         raise SandboxError(
             f"a confined agent could read {visible[0]} ({secrets[visible[0]]}), so its CLI is not started: {MOVE}"
         )
     return words
 
 
-async def refused(
+async def why_cli_fails(
     settings: Settings, profile: Profile, program: Path, place: ConfinedPlace, env: Mapping[str, str]
 ) -> str | None:
-    """Why the CLI of this confined profile does not start; None if it prints its version inside."""
+    """Why the CLI of this confined profile does not start inside the boundary; None if it prints its version there."""
     try:
         words = await wrapper(settings, profile, program, place, env)
     except SandboxError as exc:
         return exc.message
-    code, said, error = await _run([*words, str(program), "--version"], env)
-    if code == 0 and said.strip():
+    code, version, error = await _run([*words, str(program), "--version"], env)
+    if code == 0 and version.strip():
         return None
-    why = (error or said).strip()[-200:] or f"exit code {code}"
+    why = (error or version).strip()[-200:] or f"exit code {code}"
     return f"the Claude CLI does not run behind the boundary ({why}): show what it needs by a link of [sandbox.links]"
 
 

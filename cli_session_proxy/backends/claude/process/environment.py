@@ -65,20 +65,22 @@ def inherited(settings: Settings) -> dict[str, str]:
     """The variables of the proxy's environment that the CLI may get, and those that the settings add."""
     switches = {**os.environ, **settings.claude_env}
     patterns = list(ENVIRONMENT_ALLOWED)
-    for switch, own in ENVIRONMENT_OF_PROVIDERS.items():
+    for switch, provider_patterns in ENVIRONMENT_OF_PROVIDERS.items():
         if switches.get(switch, "").strip().lower() not in _OFF:
-            patterns += own
-    # The proxy's own secrets, under any name.
-    kept_back = {one.login_env for one in settings.profiles.values()} - {*LOGINS}
-    kept_back |= {one.api_key_env for one in settings.models.values()} - {*LOGINS}
-    passed = {name: value for name, value in os.environ.items() if _fits(name, patterns) and name not in kept_back}
+            patterns += provider_patterns
+    # Variables that the settings name for the proxy's own secrets: no pattern passes them on. A login of the CLI has a
+    # fixed name, and is passed on although a profile or a model uses it, too.
+    secret_names = {profile.login_env for profile in settings.profiles.values()} - {*LOGINS}
+    secret_names |= {model.api_key_env for model in settings.models.values()} - {*LOGINS}
+    passed = {name: value for name, value in os.environ.items() if _fits(name, patterns) and name not in secret_names}
+    # An empty user name would hide the one of the user database.
     passed = {name: value for name, value in passed.items() if value or name not in USER_NAMES}
     user: dict[str, str] = {}
-    with contextlib.suppress(KeyError):  # no entry, e.g. in containers
+    with contextlib.suppress(KeyError):  # the user has no entry, e.g. in containers
         user = dict.fromkeys(USER_NAMES, pwd.getpwuid(os.getuid()).pw_name)
     env = user | passed | settings.claude_env
     if "PATH" in env:
-        env["PATH"] = absolute(env["PATH"])
+        env["PATH"] = absolute(env["PATH"])  # the CLI has another working directory
     redact.know(value for name, value in env.items() if _SECRET_NAME.search(name))
     return env
 
@@ -87,35 +89,36 @@ def _fits(name: str, patterns: Iterable[str]) -> bool:
     return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
-def _own_config_dir(env: dict[str, str]) -> Path:
-    """The directory for sessions of a CLI with this environment and our working directory. It reads the name in NFC."""
+def _config_dir_of(env: dict[str, str]) -> Path:
+    """The directory for sessions of a CLI with this environment and our working directory. The CLI normalises the name
+    to NFC."""
     home = Path(env.get("HOME") or Path.home())
-    named = env.get(CONFIG_DIR) or home / DEFAULT_CONFIG_DIR
-    return Path(unicodedata.normalize("NFC", os.path.abspath(os.path.expanduser(named))))
+    configured = env.get(CONFIG_DIR) or home / DEFAULT_CONFIG_DIR
+    return Path(unicodedata.normalize("NFC", os.path.abspath(os.path.expanduser(configured))))
 
 
 def config_dir(settings: Settings) -> Path:
     """The CLI's directory for sessions: the setting, else CLAUDE_CONFIG_DIR, else `~/.claude`. Absolute."""
     if settings.claude_config_dir is not None:
         return Path(unicodedata.normalize("NFC", str(settings.claude_config_dir)))
-    return _own_config_dir(inherited(settings))
+    return _config_dir_of(inherited(settings))
 
 
-def _named(env: dict[str, str], config_dir: Path) -> dict[str, str]:
-    """Variables that give this directory to a CLI with another working directory: `env` unchanged if possible.
+def _with_config_dir(env: dict[str, str], config_dir: Path) -> dict[str, str]:
+    """`env`, changed only if a CLI with another working directory would else use another directory than `config_dir`.
 
     On macOS the login's entry in the Keychain is named by a hash of CLAUDE_CONFIG_DIR, byte by byte, or without a hash
     if it is not set. So the variable is only set or changed for another directory, or if its value depends on the
     working directory; then the entry's name is set separately.
     """
-    named = env.get(CONFIG_DIR)
-    if named == "":  # means its working directory, but the Keychain's entry of an unset one
+    configured = env.get(CONFIG_DIR)
+    if configured == "":  # the CLI takes it for its working directory, but names the Keychain's entry as if unset
         env = {name: value for name, value in env.items() if name != CONFIG_DIR}
-    if config_dir != _own_config_dir(env):
+    if config_dir != _config_dir_of(env):
         return env | {CONFIG_DIR: str(config_dir)}
-    if not named or os.path.isabs(named):
+    if not configured or os.path.isabs(configured):
         return env
-    login_dir = {LOGIN_DIR: named} if sys.platform == "darwin" else {}
+    login_dir = {LOGIN_DIR: configured} if sys.platform == "darwin" else {}
     return login_dir | env | {CONFIG_DIR: str(config_dir)}
 
 
@@ -143,7 +146,7 @@ def common(settings: Settings, config_dir: Path) -> dict[str, str]:
     }
     if settings.on_context_full == "error":
         ours |= NO_COMPACTION
-    return TOOL_DEFAULTS | _named(inherited(settings), config_dir) | ours
+    return TOOL_DEFAULTS | _with_config_dir(inherited(settings), config_dir) | ours
 
 
 def of_profile(env: Mapping[str, str], profile: Profile) -> dict[str, str]:

@@ -41,7 +41,7 @@ from .events import ProcessDied, Result, WrongTranscript
 TEXT_LIMIT = 500
 # Characters of a CLI's error text that are read, and how many errors. A program may imitate the CLI: redacting 60 MB
 # took a minute, which blocked everybody else.
-MOST_READ, FEW = 64 * 1024, 10
+MOST_READ, MOST_ERRORS = 64 * 1024, 10
 LAST_WORDS = 300  # characters of a process's last output
 # The longest Retry-After that the SDKs of OpenAI and Anthropic heed, in seconds.
 PATIENCE = 60.0
@@ -66,19 +66,21 @@ NOT_LOGGED_IN = "run `cli-session-proxy login`, or set ANTHROPIC_API_KEY or CLAU
 
 @dataclass(frozen=True, slots=True)
 class _Facts:
-    """The known facts of a failure. `text`: short and redacted; `kind`: the provider's error type."""
+    """The known facts of a failure. `status`: HTTP's; `kind`: the provider's error type; `text`: the error's text,
+    short and redacted; `terminal_reason`: the CLI's; `wait`: seconds until the provider answers again; `model`: the
+    requested one."""
 
     status: int | None
     kind: str
     text: str
-    terminal: str
+    terminal_reason: str
     wait: float | None
     model: str
 
     @property
     def detail(self) -> JSON:
-        named = {"status": self.status, "type": self.kind or None, "terminal_reason": self.terminal or None}
-        return {name: value for name, value in named.items() if value is not None}
+        fields = {"status": self.status, "type": self.kind or None, "terminal_reason": self.terminal_reason or None}
+        return {name: value for name, value in fields.items() if value is not None}
 
 
 def error_for(
@@ -89,10 +91,11 @@ def error_for(
     now: float | None = None,
     cli: str = "the Claude CLI",
 ) -> ProxyError:
-    """The error of a turn with a failed `Result`. `retries`: details of its `Retried` events.
+    """The error of a turn with a failed `Result`. `retries`: details of the turn's `Retried` events; `model`: the
+    requested one; `now`: the time in seconds (default: the clock's); `cli`: the CLI's name in the message.
 
-    `model`: the requested one; `cli`: its name. `retry_after` is only set from the provider's reset time, or from the
-    delay that the CLI took from it.
+    The error's `retry_after` is only set if the provider gave a time: its reset time, or the delay of its 429 that the
+    CLI reported in `retries`.
     """
     facts = _facts(result, retries, model, time.time() if now is None else now)
     for applies, make in _CASES:
@@ -108,11 +111,11 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
     errors = result.detail.get("errors")
     message = result.text[:MOST_READ]
     if not message and isinstance(errors, list):
-        message = " ".join(str(error)[:MOST_READ] for error in errors[:FEW])
+        message = " ".join(str(error)[:MOST_READ] for error in errors[:MOST_ERRORS])
     match = _STATUS.search(message)
     # A 1.x CLI quotes the provider's error: `API Error: 400 {"type":"error","error":{…}}`.
     body: object = None
-    with suppress(ValueError):
+    with suppress(ValueError):  # 2.1.x quotes no body
         body = limits.loads(message[message.find("{") : message.rfind("}") + 1], limits.CLI_DEPTH)
     quoted = body.get("error") if isinstance(body, dict) else None
     error: JSON = quoted if isinstance(quoted, dict) else {}
@@ -154,12 +157,14 @@ def _limited(facts: _Facts) -> ProxyError:
 # The first that applies. Login before the statuses (1.x has no status for it), limits before login.
 _CASES: tuple[tuple[Callable[[_Facts], bool], Callable[[_Facts], ProxyError]], ...] = (
     (
-        lambda f: f.terminal.startswith("aborted"),
+        lambda f: f.terminal_reason.startswith("aborted"),
         # Not cancelled by us: we do not wait for a result then.
         lambda f: Interrupted("the CLI was interrupted in this turn: send it again", retry_after=1.0, detail=f.detail),
     ),
     (
-        lambda f: f.terminal == "prompt_too_long" or (f.status in {None, 400} and _CONTEXT.search(f.text) is not None),
+        lambda f: (
+            f.terminal_reason == "prompt_too_long" or (f.status in {None, 400} and _CONTEXT.search(f.text) is not None)
+        ),
         lambda f: ContextTooLong(f"{f.text}: start a new chain or send less", detail=f.detail),
     ),
     (

@@ -354,6 +354,7 @@ _NOT_FIRST = frozenset("/@!#")
 
 
 def _is_plain(text: str) -> bool:
+    """Whether a CLI passes this text on as it is: no command, no reference to a file."""
     return not text.lstrip().startswith("/") and _FILE_REFERENCE.search(text) is None
 
 
@@ -369,7 +370,7 @@ def _plain_tail(text: str) -> int | None:
 def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str | None:
     """Why this CLI cannot pass this prompt to the model unchanged; None if it can.
 
-    Empty text: 2.1.329 replaces it by "(no content)", and the provider refuses it.
+    `content`: a text, or blocks. Empty text: 2.1.329 replaces it by "(no content)", and the provider refuses it.
     """
     blocks: Sequence[Block] = [{"type": "text", "text": content}] if isinstance(content, str) else content
     if not blocks:
@@ -381,10 +382,14 @@ def unsafe_prompt(capability: Capability, content: str | Sequence[Block]) -> str
     last = blocks[-1]
     if not capability.takes_blocks and (len(blocks) > 1 or last.get("type") != "text"):
         return capability.cannot("blocks", "take an image or a second block in a prompt")
-    if capability.client_composed or last.get("type") != "text":
+    if capability.client_composed:  # the frame is marked: the CLI interprets nothing in it
+        return None
+    if last.get("type") != "text":  # only a last block of text is interpreted
         return None
     text = str(last.get("text", ""))
-    if _is_plain(text) or (capability.takes_blocks and _plain_tail(text) is not None):
+    if _is_plain(text):
+        return None
+    if capability.takes_blocks and _plain_tail(text) is not None:  # sent as two blocks, of which the last is plain
         return None
     return capability.cannot(
         "words", "pass this prompt on as plain text (it would run this prompt as a command, or read a file)"

@@ -62,7 +62,7 @@ def billed_by_use(env: Mapping[str, str]) -> bool:
 
 
 async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
-    """The kind of login as the CLI reports it, if no name in its environment decides."""
+    """The kind of the CLI's login: by the variables in its environment, else as the CLI reports it."""
     if billed_by_use(env):
         return "by use"
     status = await _status(claude, env) or {}
@@ -71,7 +71,8 @@ async def kind(claude: Path, env: Mapping[str, str]) -> LoginKind:
 
 
 async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None:
-    """The output of `auth status`; None if the CLI has no such command, or the output is unknown."""
+    """The output of `auth status`; None if the CLI has no such command, or its output is no JSON; {} if the JSON is no
+    object."""
     if not await has_auth(claude, env):
         return None
     try:
@@ -82,8 +83,9 @@ async def _status(claude: Path, env: Mapping[str, str]) -> dict[str, Any] | None
 
 
 async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
-    """By its version, else by its help: a CLI without `auth` would take the word for a prompt."""
-    with contextlib.suppress(ClaudeUnavailable):
+    """Whether the CLI has the command `auth`: by its version, else by its help. A CLI without it would take the word
+    for a prompt."""
+    with contextlib.suppress(ClaudeUnavailable):  # it does not tell its version: its help decides
         known = await capability.version(claude, env)
         if known is not None and known[1] >= WITH_AUTH:
             return True
@@ -91,9 +93,9 @@ async def has_auth(claude: Path, env: Mapping[str, str]) -> bool:
 
 
 async def _ask(claude: Path, env: Mapping[str, str], *arguments: str) -> str:
-    """stdout, whatever the exit code (not logged in is 1); empty after a timeout."""
+    """stdout of this command, whatever its exit code (1 if not logged in). "" if it does not start, or at a timeout."""
     try:
         command = (str(claude), *arguments)
         return (await capability.run(command, env, Path("/"), seconds=STATUS_TIMEOUT, most=STATUS_OUTPUT))[1]
-    except OSError:  # TimeoutError is one
+    except OSError:  # TimeoutError, too
         return ""

@@ -122,27 +122,29 @@ def _read(path: Path) -> bytes | None:
         with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
             if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 return None
-            return text if len(text := file.read(LONGEST + 1)) <= LONGEST else None
-    except OSError:
+            content = file.read(LONGEST + 1)
+            return content if len(content) <= LONGEST else None
+    except OSError:  # missing, or a link: an agent could let it lead to any file
         return None
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
+    """What changes with the file's content; None if there is no file."""
     with contextlib.suppress(OSError):
         status = os.lstat(path)
         return status.st_ino, status.st_mtime_ns, status.st_size, status.st_mode
     return None
 
 
-def write_private(path: Path, text: bytes) -> None:
-    """Write atomically, with mode 0600. Replaces anything that an agent put there."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=".login-")
+def write_private(path: Path, content: bytes) -> None:
+    """Write a file atomically, with mode 0600. Replaces anything that an agent put there."""
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".login-")
     try:
         with open(handle, "wb") as file:
-            file.write(text)
+            file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(name, path)
+        os.replace(temporary, path)
     except BaseException:
-        Path(name).unlink(missing_ok=True)
+        Path(temporary).unlink(missing_ok=True)
         raise

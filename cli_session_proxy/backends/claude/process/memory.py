@@ -1,7 +1,7 @@
 """Measures the memory of CLIs, for a budget.
 
 On Linux by proportional set sizes, so that shared memory counts once. Elsewhere, and if the kernel does not report
-them, by resident sizes: on macOS better calls are refused for other programs, and may block.
+them, by resident sizes: on macOS the more exact calls are refused for other programs, and may block.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ import psutil
 # The assumed size of a CLI before any measurement: 10 idle ones were 1,156 MB, one alone 186 MB (2.1.329).
 FIRST_WEIGHT = 200 * 1024 * 1024
 # Bytes of kernel memory for each file in a tmpfs.
-OF_A_FILE = 1024
+TMPFS_FILE = 1024
 # Timeout of a measurement in seconds.
 WEIGH_WAIT = 5.0
 
 
 class Memory:
-    """The last measured sizes. A process that was not measured yet counts as the mean of the others."""
+    """The last measured sizes. A process that was not measured yet counts as the mean of the measured ones. `budget`:
+    the most bytes of all of them; None: no limit."""
 
     def __init__(self, budget: int | None) -> None:
         self.budget = budget
@@ -33,10 +34,10 @@ class Memory:
         self._weighing: asyncio.Task[dict[int, int]] | None = None
 
     async def weigh(self, pids: Collection[int]) -> None:
-        """Measure these processes with their descendants, and forget others. 4 to 5 ms of a core each.
+        """Measure these processes with their descendants, and forget others. It takes 4 to 5 ms of a core for each.
 
-        With a timeout, because the kernel may block the call (a page fault on a file system that does not respond).
-        Until it returns, the last sizes are used.
+        With a timeout, because the kernel may block the measurement (a page fault on a file system that does not
+        respond). It then goes on, its sizes are taken by a later call, and until then the last sizes are used.
         """
         if self._weighing is None:
             self._weighing = asyncio.create_task(asyncio.to_thread(weigh, pids))
@@ -45,11 +46,11 @@ class Memory:
         except asyncio.CancelledError:
             self._weighing.cancel()
             raise
-        if not done:
+        if not done:  # a blocked thread cannot be ended: the next call waits for it, and starts no second one
             return
         weighed, self._weighing = self._weighing, None
         self._weights = weighed.result()
-        if self._weights:
+        if self._weights:  # without any measured process the last mean stays
             self._expected = sum(self._weights.values()) // len(self._weights)
 
     def of(self, pids: Iterable[int]) -> int:
@@ -105,7 +106,7 @@ def _in_memory(pid: int) -> int:
             at = f"/proc/{pid}/root{fields.split()[4]}"
             with contextlib.suppress(OSError):  # below another mount
                 if kind.startswith("tmpfs ") and (usage := os.statvfs(at)).f_blocks:
-                    files = (usage.f_files - usage.f_ffree) * OF_A_FILE
+                    files = (usage.f_files - usage.f_ffree) * TMPFS_FILE
                     used[os.stat(at).st_dev] = (usage.f_blocks - usage.f_bfree) * usage.f_frsize + files
     return sum(used.values())
 

@@ -64,14 +64,14 @@ EXPECTED: Mapping[Name, Version] = {
     "round_trip": ANY,
     # Below it every --resume answers with a new id.
     "same_id": (2, 0, 0),
-    # It answers after it has loaded the resumed session: with every read of the transcript delayed by 1.5 s, the answer
-    # came after the last read (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
+    # The CLI answers after it has loaded the resumed session: with every read of the transcript delayed by 1.5 s, the
+    # answer came after the last read (run on 1.0.90, 1.0.120 and 2.1.330). 1.0.60 never answers.
     "initialize": (1, 0, 90),
     # 2.1.229 does not know the field `client_composed`.
     "words": (2, 1, 260),
     # Below it a `set_model` with a system prompt answers "success" and changes nothing (2.1.295).
     "set_model": (2, 1, 304),
-    # By environment variables, which apply from the next request to the model.
+    # Sets environment variables, which apply from the next request to the model.
     "apply_flag_settings": (2, 1, 329),
     # 2.1.278 accepts tools, but after a restart it continues with "Continue from where you left off." instead of
     # results.
@@ -81,7 +81,7 @@ EXPECTED: Mapping[Name, Version] = {
     "claim_session": (2, 1, 295),  # 2.1.278 has no option --await-claim
     # Earlier ones were not tried. A version is never enough (`Capability.not_seen_asking`).
     "can_use_tool": (2, 1, 71),
-    # `--bare`, which reads no login, is to become the default (run on 2.1.332: then no request leaves it).
+    # `--bare`, which reads no login, is to become the default (run on 2.1.332: with it the CLI sends no request).
     "login": ANY,
     "prompt_file": (1, 0, 60),  # not in every --help
     # Below it a prompt is one text: "Expected message content to have exactly one item, got 2" (1.0.60; not in 1.0.63).
@@ -102,7 +102,8 @@ DETAIL = 400  # the most characters of a CLI's message
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """`detail`: more about the outcome, perhaps a quote of the CLI. Bounded."""
+    """The `outcome` of the check of this name. `detail`: more about it, perhaps a quote of the CLI, at most `DETAIL`
+    characters."""
 
     name: Name
     outcome: Outcome
@@ -110,8 +111,8 @@ class Observation:
 
     @staticmethod
     def of(name: Name, outcome: Outcome, detail: str = "") -> Observation:
-        words = " ".join(detail.split())
-        return Observation(name, outcome, words if len(words) <= DETAIL else f"{words[: DETAIL - 2]} …")
+        one_line = " ".join(detail.split())
+        return Observation(name, outcome, one_line if len(one_line) <= DETAIL else f"{one_line[: DETAIL - 2]} …")
 
     def as_json(self) -> JSON:
         return {"name": self.name, "outcome": self.outcome, "detail": self.detail}

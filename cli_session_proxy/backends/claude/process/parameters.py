@@ -47,66 +47,67 @@ _KNOWN = frozenset({"opus", "sonnet", "haiku"})
 class Takes:
     """What a model accepts, by the provider's documentation ("Models", "Extended thinking", "Tool use").
 
-    `samples`: temperature, top_p and top_k, without thinking; `both`: temperature and top_p in one request. `forced`: a
-    forced tool_choice, without thinking. `off` is what turns thinking off ({}: to leave it out), None where nothing
-    does.
-    `hard`: not at an effort above high. `thinks`: the CLI asks it to think. `effort`: it takes one, and thinks less at
-    a low one.
+    `samples`: temperature, top_p and top_k, if the model does not think. `samples_together`: temperature and top_p in
+    one request. `forced`: a tool_choice that forces a call, if the model does not think. `off`: the field `thinking`
+    that turns thinking off ({}: thinking is off without the field; None: nothing turns it off). `on_above_high`: at an
+    effort above high nothing turns it off. `thinks`: the CLI asks the model to think. `effort`: the model takes an
+    effort, and thinks less at a low one.
     """
 
     samples: bool = False
-    both: bool = False
+    samples_together: bool = False
     forced: bool = False
     off: JSON | None = None
-    hard: bool = False
+    on_above_high: bool = False
     thinks: bool = True
     effort: bool = False
 
     @staticmethod
     def of(model: str | None) -> Takes:
-        found = _MODEL.search(model or "")
-        family = (found["family"] or found["last"]) if found else None
-        if found is None or family not in _KNOWN:
+        """By the model's id. A model of an unknown family gets only what every model accepts."""
+        parts = _MODEL.search(model or "")
+        family = (parts["family"] or parts["last"]) if parts else None
+        if parts is None or family not in _KNOWN:
             return Takes()
-        version = int(found["major"]), int(found["minor"] or 0)
+        version = int(parts["major"]), int(parts["minor"] or 0)
         if version < (4, 0):
-            return Takes(samples=True, both=True, forced=True, off={}, thinks=version >= (3, 7))
+            return Takes(samples=True, samples_together=True, forced=True, off={}, thinks=version >= (3, 7))
         if version < (5, 0):
-            return Takes(samples=version < (4, 7), both=version == (4, 0), forced=True, off={})
+            return Takes(samples=version < (4, 7), samples_together=version == (4, 0), forced=True, off={})
         if version == (5, 0):  # thinks by default
-            return Takes(forced=True, off={"type": "disabled"}, hard=True)
+            return Takes(forced=True, off={"type": "disabled"}, on_above_high=True)
         if version == (5, 5) and family != "opus":
             return Takes(off={"type": "between_tools" if family == "sonnet" else "disabled"})
         return Takes(effort=True)
 
 
-def asks(options: TurnOptions) -> bool:
-    """Whether the request has parameters that are set here."""
+def has_parameters(options: TurnOptions) -> bool:
+    """Whether the request has parameters that `apply` sets."""
     return (options.tool_choice, options.stop, options.parameters) != (PLAIN.tool_choice, PLAIN.stop, PLAIN.parameters)
 
 
 def fields_of(
-    options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, carried: bool = False
+    options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, stays_off: bool = False
 ) -> tuple[dict[str, str], JSON, list[Name]]:
-    """(environment, fields of the request, parameters without effect). `carried`: the turn answers calls of a message
-    without thinking, which has to continue without.
+    """(environment, fields of the request, parameters without effect). `stays_off`: the turn answers calls of a message
+    without thinking, and such a message has to go on without.
     """
     requested, choice = options.parameters, options.tool_choice
-    unmet: list[Name] = []
+    unmet: list[Name] = []  # parameters without effect
     body: JSON = {}
     env: dict[str, str] = {}
     forced = choice.mode == "required" and bool(offers)
-    can_be_off = takes.off is not None and not (takes.hard and effort in ("xhigh", "max"))
+    can_be_off = takes.off is not None and not (takes.on_above_high and effort in ("xhigh", "max"))
     if forced and not (takes.forced and can_be_off):
-        forced = False
+        forced = False  # the model does not accept it, or cannot be kept from thinking
         unmet.append("tool_choice")
     is_short = (
         requested.max_tokens is not None and requested.max_tokens <= LEAST_THINKING and requested.thinking is None
     )
-    off = can_be_off and (forced or carried or is_short or requested.thinking is False)
-    if requested.thinking is not None and requested.thinking == off:
+    off = can_be_off and (forced or stays_off or is_short or requested.thinking is False)
+    if requested.thinking is not None and requested.thinking == off:  # the opposite of what was requested
         unmet.append("thinking")
-        if requested.thinking is False and takes.effort and effort is None:
+        if requested.thinking is False and takes.effort and effort is None:  # then let it think as little as possible
             body["output_config"] = {"effort": "low"}
     if off:
         env[NO_THINKING] = "1"
@@ -120,13 +121,14 @@ def fields_of(
         unmet.append("seed")
     if requested.max_tokens is not None:
         env[MAX_TOKENS] = str(requested.max_tokens)
-    if body or off or (requested.max_tokens or SUMMARY) < SUMMARY:
+    if body or off or (requested.max_tokens or SUMMARY) < SUMMARY:  # these would apply to the summary's request, too
         env[NO_COMPACTION] = "1"
     return env, body, unmet
 
 
 def _sampling(requested: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
-    """Thinking wins over sampling. A value of 1 is the default."""
+    """Fields for temperature, top_p and top_k. Adds those to `unmet` that have no effect, all of them if the model
+    thinks: thinking wins over sampling. A temperature or top_p of 1 is the default, and not sent."""
     values: dict[Name, float] = {}
     if requested.temperature is not None and requested.temperature != HOTTEST:
         values["temperature"] = min(requested.temperature, HOTTEST)
@@ -137,64 +139,68 @@ def _sampling(requested: Parameters, takes: Takes, unmet: list[Name], *, thinks:
     if thinks or not takes.samples:
         unmet += values
         return {}
-    if "top_p" in values and not takes.both:  # the CLI sends a temperature if thinking is off
+    if "top_p" in values and not takes.samples_together:  # with thinking off the CLI sends a temperature, too
         del values["top_p"]
         unmet.append("top_p")
     return {name: value for name, value in values.items()}  # noqa: C416 - the names become fields of JSON
 
 
 def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
-    """The field `tool_choice`, if it is not the default."""
-    if not offers:
+    """The field `tool_choice`, if it is not the default. `forced`: the model has to make a call."""
+    if not offers:  # the provider refuses a choice without tools
         return {}
     if choice.mode == "none":
         return {"tool_choice": {"type": "none"}}
-    out: JSON = {"type": "auto"}
+    field: JSON = {"type": "auto"}
     if forced:
-        one = choice.allowed if choice.allowed is not None and len(choice.allowed) == 1 else None
-        out = {"type": "tool", "name": cli_name(one[0])} if one else {"type": "any"}
+        only_tool = choice.allowed[0] if choice.allowed is not None and len(choice.allowed) == 1 else None
+        field = {"type": "any"} if only_tool is None else {"type": "tool", "name": cli_name(only_tool)}
     if not choice.parallel:
-        out["disable_parallel_tool_use"] = True
-    return {} if out == {"type": "auto"} else {"tool_choice": out}
+        field["disable_parallel_tool_use"] = True
+    return {} if field == {"type": "auto"} else {"tool_choice": field}
 
 
 async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
     """Set the parameters of the process's next turn, and reset those of earlier turns.
 
     Returns parameters without effect. `plain`: set none; `compacts` False: turn compaction off. Raises ProcessDied if
-    the process did not accept this. Not needed without parameters if none were set before (`ClaudeProcess.env_set`).
+    the process may still have other values. A turn without parameters needs no call if none were set before
+    (`ClaudeProcess.env_set`).
     """
     launch, options = process.launch, job.turn.options
-    forbidden = {} if compacts else {NO_COMPACTION: "1"}
+    no_compaction = {} if compacts else {NO_COMPACTION: "1"}
     if plain or launch.profile.tools or not launch.capability.takes_parameters:
-        await process.set_env(forbidden if launch.capability.takes_parameters else {})
+        await process.set_env(no_compaction if launch.capability.takes_parameters else {})
         return _all_requested(job)
-    before = job.parent.options if job.parent is not None and job.results else PLAIN
-    carried = before.parameters.thinking is False or (before.tool_choice.mode == "required" and bool(before.tools))
+    # With results the turn goes on with its parent's message.
+    begun_with = job.parent.options if job.parent is not None and job.results else PLAIN
+    had_to_call = begun_with.tool_choice.mode == "required" and bool(begun_with.tools)
+    stays_off = begun_with.parameters.thinking is False or had_to_call
     # Only these depend on the model: ask the process for its id, if unknown.
     requested = options.parameters
-    by_model = options.tool_choice.mode == "required" or carried or any(
+    by_model = options.tool_choice.mode == "required" or stays_off or any(
         value is not None for value in (requested.temperature, requested.top_p, requested.top_k, requested.thinking)
     )  # fmt: skip
     is_short = requested.max_tokens is not None and requested.max_tokens <= LEAST_THINKING
     takes = Takes.of(await process.model()) if by_model or is_short else Takes()
-    env, body, unmet = fields_of(options, job.offers, takes, effort=job.effort, carried=carried)
-    env |= forbidden
-    at_start = dict(launch.env)
+    env, body, unmet = fields_of(options, job.offers, takes, effort=job.effort, stays_off=stays_off)
+    env |= no_compaction
+    configured = dict(launch.env)  # by the operator
     if body:
         extra: object = None  # the operator's extra fields of each request
         with suppress(ValueError):  # the CLI ignores invalid JSON, too
-            extra = json.loads(at_start.get(EXTRA_BODY) or "{}")
+            extra = json.loads(configured.get(EXTRA_BODY) or "{}")
         env[EXTRA_BODY] = json.dumps((extra if isinstance(extra, dict) else {}) | body)
-    if MAX_TOKENS in env and (limit := at_start.get(MAX_TOKENS, "")).isdecimal():  # configured by the operator
+    if MAX_TOKENS in env and (limit := configured.get(MAX_TOKENS, "")).isdecimal():  # never above the operator's limit
         env[MAX_TOKENS] = str(min(int(env[MAX_TOKENS]), int(limit)))
     return tuple(unmet) if await process.set_env(env) else _all_requested(job)
 
 
 def _all_requested(job: Job) -> tuple[Name, ...]:
-    """All requested parameters, for a CLI that accepts none."""
+    """All requested parameters, which have no effect in a CLI that accepts none."""
     options = job.turn.options
     requested: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
     if options.tool_choice.mode == "required" and job.offers:
         requested.append("tool_choice")
+    # Requested thinking is what such a CLI does anyway.
     return tuple(name for name in requested if not (name == "thinking" and options.parameters.thinking))

@@ -358,28 +358,28 @@ class ClaudeProcess:
             self._output.count(line)
 
     def _write(self, lines: bytes) -> None:
-        """Write without waiting: the transport buffers the rest, while output is still read.
+        """Write without waiting: the transport buffers what the CLI has not read yet, while its output is still read.
 
-        A dead CLI is noticed by the reader of stdout, which knows the reason.
+        To a CLI whose input is closed nothing is written: the reader of stdout notices its end, and knows the reason.
         """
-        if not self._child.input_ended and not self._child.stdin.is_closing():  # uvloop raises then
+        if not self._child.input_ended and not self._child.stdin.is_closing():  # uvloop raises if it is closing
             self._child.stdin.write(lines)
 
     def _check_init(self, frame: JSON) -> None:
         """Check the `init` frame at the start of a turn. A CLI with tools that should be off is killed at once.
 
-        Raises ClaudeUnavailable; ProcessDied if it is another version than expected, and was started with wrong
-        options.
+        Raises ClaudeUnavailable; ProcessDied if it is another version than expected, and so was started with wrong
+        options: another attempt starts it with the right ones.
         """
         self._model = str(frame["model"]) if frame.get("model") else None
         known = self.launch.capability
         version = self.runs = str(frame.get("claude_code_version") or known.version)
         if version != known.version:
-            if self.runs_others:  # the frame may be forged: probe the CLI
+            if self.runs_others:  # the frame may be forged: the next start probes the CLI
                 capability.forget(known)
             else:
                 capability.heard(known, version)
-        if self._checked == (offered := frame.get("tools")):
+        if self._checked == (offered := frame.get("tools")):  # the same tools as in an earlier turn
             return
         try:
             check_tools(self.launch, frame)
@@ -400,20 +400,22 @@ class ClaudeProcess:
             self.kill()  # it closed its stdout, but still runs
         code = self.returncode
         why = self._output.failure or ("its output ended" if code is None else f"it ended with exit code {code}")
-        missing = NO_CONVERSATION in self.stderr
-        if not self._output.spoke and not missing:
+        no_conversation = NO_CONVERSATION in self.stderr
+        if not self._output.spoke and not no_conversation:  # it did not start: perhaps it is another version by now
             refused = capability.UNKNOWN_OPTION.search(self.stderr)
             if refused is not None and not self.launch.confined:  # confined: the message may be forged
                 capability.without(self.launch.capability, refused[1])
             else:
                 capability.forget(self.launch.capability)  # a wrapper script may start another version now
-        if missing:
+        if no_conversation:
             why = f'it said "{NO_CONVERSATION}", and {why}'
-        retry = not self._waited_in_vain
-        return self.died_of(f"{why} before the result" if retry else why, no_conversation=missing, retry=retry)
+        retry = not self._waited_in_vain  # no second wait: a client gets its error within 15 s
+        why = f"{why} before the result" if retry else why
+        return self.died_of(why, no_conversation=no_conversation, retry=retry)
 
     def died_of(self, why: str, *, said: str = "", no_conversation: bool = False, retry: bool = True) -> ProcessDied:
-        """The error of a process that gives no result. `said` is used if stderr is empty."""
+        """The error of a process that gives no result. `said`: other output of it, quoted if its stderr is empty;
+        `retry`: another process may succeed; `no_conversation`: it did not find its session."""
         return ProcessDied(
             why,
             returncode=self.returncode,
@@ -480,7 +482,7 @@ class ClaudeProcess:
 
     async def model(self) -> str | None:
         """The id of its model; None if unknown."""
-        if self._model is None:
+        if self._model is None:  # no turn has begun yet, whose `init` frame names it
             replied = await self._reply("get_settings")
             applied = ((replied or {}).get("response") or {}).get("applied") or {}
             return str(applied["model"]) if applied.get("model") else None
@@ -490,40 +492,42 @@ class ClaudeProcess:
         """Set these environment variables from its next request to the model on; variables that were set before and are
         not among them get their start values back. Without a change nothing is sent.
 
-        False if it refused, and has its start values. Raises ProcessDied if it may have other values: no turn may run
-        in it then. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results (5 to 25 ms).
+        False if the CLI refused: then it has its start values. Raises ProcessDied if it may have other values: then no
+        turn may run in it. Run on 2.1.329 and 2.1.330, also before `initialize` and while it waits for results (5 to 25
+        ms).
         """
         if not env and not self.env_set:
             return True
-        began = dict(self.launch.env)
+        start_values = dict(self.launch.env)
         change = {
-            name: env.get(name, began.get(name, ""))
+            name: env.get(name, start_values.get(name, ""))
             for name in (*self.env_set, *env)
             if env.get(name) != self.env_set.get(name)
         }
         if not change:
             return True
-        taken = await self._ask("apply_flag_settings", settings={"env": change})
-        if taken is None:
+        accepted = await self._ask("apply_flag_settings", settings={"env": change})
+        if accepted is None:
             raise await self._unanswered("apply_flag_settings")
-        if not taken and self.env_set:
+        if not accepted and self.env_set:  # it still has the values of an earlier turn
             raise self.died_of("it did not give up the parameters of the turn before")
-        self.env_set = dict(env) if taken else {}
-        return taken
+        self.env_set = dict(env) if accepted else {}
+        return accepted
 
     async def rewind(self, to: str, newest: str) -> bool:
         """Rewind its conversation to before the prompt of the frame `to`; `newest` is the frame of its last prompt.
 
-        Both are on its path. False if it refused, and is unchanged. If it did not answer, it can run no more turns.
+        Both frames are on the conversation's path. False if the CLI refused: then its conversation is unchanged. False,
+        too, if it did not answer: then it can run no more turns (`usable`).
         """
         fields = {"target_message_uuid": to, "last_seen_user_message_uuid": newest}
         replied = await self._reply("rewind_conversation", **fields)
-        said = (replied or {}).get("response")
-        return isinstance(said, dict) and said.get("rewound") is True
+        response = (replied or {}).get("response")
+        return isinstance(response, dict) and response.get("rewound") is True
 
     @property
     def forbidden_to_compact(self) -> bool:
-        """Whether `set_env` has turned compaction off for this turn, not the settings."""
+        """Whether `set_env` has turned compaction off for this turn. If the settings turn it off, this is False."""
         return NO_COMPACTION in self.env_set and not dict(self.launch.env).get(NO_COMPACTION)
 
     async def boot(self) -> bool | None:
@@ -531,11 +535,11 @@ class ClaudeProcess:
         return await self._ask("initialize")
 
     async def claim(self, launch: Launch) -> bool | None:
-        """Turn a spare into this launch's process, under its own session id. If this fails, the spare is useless: False
-        if it refused, None if unknown (it may have died).
+        """Turn a spare into the process of this launch, which keeps the spare's session id. False if the spare refused,
+        None if unknown (it may have died); in both cases it cannot be used any more.
 
-        Afterwards the CLI is as if started in that directory: the model is told so, and the transcript is in its folder
-        (run on 2.1.329, 50 ms).
+        Afterwards the CLI is as if started in the launch's directory: the model is told so, and the transcript is in
+        that directory's folder (run on 2.1.329, 50 ms).
         """
         prompt = [printable(launch.system_prompt or "")]
         if not (taken := await self._ask("claim_session", cwd=str(launch.cwd), system_prompt=prompt)):
@@ -545,11 +549,11 @@ class ClaudeProcess:
         return await self._offer(launch.offers) or None
 
     async def _offer(self, offers: Offers) -> bool:
-        """Offer these tools of the client from now on. False if this process cannot (see `ToolServer.takes`), or has
-        ended. Raises ClaudeUnavailable if it should, and fails."""
-        able = self._tools.takes(offers)
+        """Offer these tools of the client from now on. False if this process cannot take them (see `ToolServer.takes`),
+        or has ended. Raises ClaudeUnavailable if it could, and did not."""
+        can_take = self._tools.takes(offers)
         try:
-            taken = await offer(
+            accepted = await offer(
                 self._tools,
                 offers,
                 self._ask,
@@ -557,29 +561,28 @@ class ClaudeProcess:
                 settings=self._settings,
                 wait=self._answer_wait,
             )
-            if able and not taken and self.alive:
+            if can_take and not accepted and self.alive:
                 cli = self.launch.capability
                 self._failed("mcp_set_servers", "it did not take the client's tools")
                 raise ClaudeUnavailable(f"{cli.name} did not take the client's tools: see `doctor`")
-            return taken
+            return accepted
         except BaseException:
-            self._spoiled = True  # cancelled half-way: its state is unknown
+            self._spoiled = True  # also if cancelled half-way: which tools it has is unknown
             raise
 
     async def _ask(self, subtype: str, **fields: object) -> bool | None:
-        """Send a control request outside a turn, or while it waits for results. Returns whether it succeeded.
-
-        None without an answer. Bounded by `ANSWER_WAIT` or, if it is working, by `spawn_timeout`.
-        """
+        """Send a control request outside a turn, or while the CLI waits for results. Returns whether it succeeded; None
+        if the CLI did not answer within `ANSWER_WAIT` or, if it is working, within another `spawn_timeout`."""
         replied = await self._reply(subtype, **fields)
         return None if replied is None else replied.get("subtype") == "success"
 
     async def _reply(self, subtype: str, **fields: object) -> JSON | None:
+        """The CLI's answer to this control request; None as in `_ask`."""
         if not (self.usable or self.waiting):
             return None
         self._requests += 1
         request_id = f"proxy-{self._requests}"
-        self.busy = self._spoiled = True  # until it has answered: a late answer must not be mixed up
+        self.busy = self._spoiled = True  # until it has answered: a turn must not begin before a late answer
         coming = self._output.reply(request_id)
         try:
             self._write(frames.control_request(request_id, subtype, **fields))

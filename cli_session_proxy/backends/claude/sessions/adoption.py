@@ -2,9 +2,10 @@
 
     adoptable       the tail that a person added to a session of ours (`claude --resume` in the sandbox)
     turns_from_sdk  the exchanges of a session that an application runs with the Claude Agent SDK
-    adopt_session   a session that the proxy has never seen, with its whole history, into a new agent's chain
+    adopt_session   all exchanges of a session that the proxy has never seen, as the chain of a new agent
 
-Records are stored unchanged, with marks for images that the model would refuse. The source file is only read.
+The records of these exchanges are stored unchanged, followed by marks for images that the model would refuse. The
+transcript that they come from is only read.
 """
 
 from __future__ import annotations
@@ -37,9 +38,9 @@ from . import paths
 from .exchanges import TranscriptExchange, exchanges, is_compaction, is_prompt, time_of
 from .manager import Foreign
 
-# Called with the bytes done and the bytes in all.
+# Called with the number of bytes read so far, and of all bytes.
 Progress = Callable[[int, int], None]
-# The replacement of an image or document with the code of its note; None: it can stay. Called on a thread.
+# Returns what replaces this image or document, with the code of the note; None: it can stay. Called on a thread.
 Replacement = Callable[[Block], tuple[Code, Block] | None]
 
 # Lines that are read before a file without records is refused.
@@ -48,8 +49,11 @@ FIRST_LINES = 200
 
 @dataclass(slots=True)
 class Adopter:
-    """Makes turns of exchanges, each the child of the last one; the first is a child of `parent`. `note`: evidence of
-    their origin."""
+    """Makes turns of exchanges. `parent`: the parent of the next turn, and so the last turn that was made.
+
+    `session_id`: the session that the exchanges come from; `note`: evidence of that. `model`: the turn's model if its
+    exchange does not name one: that of the turn before.
+    """
 
     agent_key: int
     session_id: str
@@ -58,14 +62,14 @@ class Adopter:
     model: str = "default"
 
     def adopt(self, exchange: TranscriptExchange) -> WholeTurn:
-        before = self.parent
+        previous = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
         at = exchange.at or time.time()
         self.parent = Turn(
             id=f"turn_{uuid.uuid4().hex}",
             seq=0,
             agent_key=self.agent_key,
-            parent_id=before.id if before else None,
+            parent_id=previous.id if previous else None,
             status="completed",
             model=self.model,
             input=exchange.input,
@@ -73,8 +77,8 @@ class Adopter:
             created_at=at,
             finished_at=at,
             delivery="delivered",
-            path_hash=lineage.path_hash(before.path_hash if before else None, exchange.input, exchange.output),
-            depth=(before.depth if before else 0) + 1,
+            path_hash=lineage.path_hash(previous.path_hash if previous else None, exchange.input, exchange.output),
+            depth=(previous.depth if previous else 0) + 1,
             origin="adopted",
             placed=Placed("adopted"),
             evidence=Evidence(Brought("adoption", self.session_id, self.note), compacted=exchange.compacted),

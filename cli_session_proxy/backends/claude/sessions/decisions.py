@@ -180,9 +180,9 @@ class Decisions:
         def first() -> Remedy | None:
             for remedy in remedies:
                 what = next((kind for kind in CODES if kind == remedy), None)
-                if what is None:
+                if what is None:  # no kind of block, such as a summary
                     return remedy
-                # In a too long request images are left out only if they are the main part.
+                # Images are left out of a too long request only if they are a large part of it.
                 least = SHARE * sum(len(record.line) for record in path) if too_long else 0
                 if mending.count(path, what) and mending.weight(path, what) >= least:
                     return remedy
@@ -192,15 +192,16 @@ class Decisions:
 
 
 def _leave_out(path: Sequence[Record], kinds: Collection[LeftOut], first: Decided, *, refused: bool) -> Decided:
-    """The decision `first`, extended by marks and notes for existing blocks of these kinds, and for thinking that
-    becomes invalid."""
+    """The decision `first`, extended by marks and notes for the path's blocks of these kinds, and for thinking that
+    becomes invalid without them. `refused`: the provider refused the path's thinking."""
     path = mending.shown([*path, *first.records])
     counts = {what: number for what in CODES if what in kinds and (number := mending.count(path, what))}
     marks = [*first.records, *(mending.leave_out(what, refused=refused and what == "thinking") for what in counts)]
     if "thinking" not in counts:
-        later = path if first.records else mending.since_first(path, counts)  # a summary comes before all of them
-        if thoughts := mending.count(later, "thinking"):
-            counts["thinking"] = thoughts
+        # Thinking behind a change is invalid, and a summary or a window changes the path's beginning.
+        later = path if first.records else mending.since_first(path, counts)
+        if invalid := mending.count(later, "thinking"):
+            counts["thinking"] = invalid
             since = next(record.uuid for record in later if record.uuid is not None)
             marks.append(mending.leave_out("thinking", since))
     return Decided(tuple(marks), (*first.notes, *(Note(CODES[what], number) for what, number in counts.items())))
@@ -217,7 +218,8 @@ ELSEWHERE = (
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """The head of a turn's request, and a reminder for its prompt. `same`: the head has not changed."""
+    """The head of a turn's request, and the tools that the turn offers. `reminder`: a block of its prompt that states
+    what has changed in the system prompt; `notes`: for the client; `same`: the head has not changed."""
 
     head: Head
     offers: Offers
@@ -229,9 +231,10 @@ class Opening:
 def opening(
     before: Head | None, system: str | None, offers: Offers, changes: SystemPromptChanges, *, asks: bool
 ) -> Opening:
-    """`before`: the path's head, None for a new conversation; `asks`: the turn has a prompt."""
+    """The head for a turn with this system prompt and these tools. `before`: the path's head, None for a new
+    conversation; `changes`: the setting; `asks`: the turn has a prompt."""
     tools = tuple(tool.as_json() for tool in offers.tools)
-    line = f"\n\n{ELSEWHERE}"
+    line = f"\n\n{ELSEWHERE}"  # about tools: not the client's, so compare without it
     known = None if before is None or before.known_system is None else before.known_system.removesuffix(line)
     same_words = before is not None and known == system
     # A conversation that already had tools without this line does not get it: its head stays the same.
@@ -248,8 +251,10 @@ def opening(
         and before.system is not None
         and system_prompts.is_same_but_for_values(before.system, system)
     )
-    if system == before.known_system or (fits and changes != "replace" and not asks):
-        return Opening(head, offers, same=same_tools)  # no prompt: changes wait for the next one
+    if system == before.known_system:
+        return Opening(head, offers, same=same_tools)
+    if fits and changes != "replace" and not asks:  # no prompt to state the change in: it waits for the next one
+        return Opening(head, offers, same=same_tools)
     in_prompt = (fits and changes == "auto") or changes == "newest-turn" or system == before.system
     if asks and in_prompt and system is not None and before.system is not None and before.known_system is not None:
         text = system_prompts.reminder(before.known_system, system)

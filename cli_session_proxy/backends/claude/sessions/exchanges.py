@@ -21,7 +21,7 @@ _COMMAND = "<command-"
 _INTERRUPTION = "[Request interrupted by user"
 _COMMAND_OUTPUT = ("<local-command-", "<bash-stdout>", "<bash-stderr>", _INTERRUPTION)
 
-# The CLI's own result for a call without one, after its proxy had died (run on 2.1.330).
+# Marks the result that the CLI invents for a call without one, after its proxy had died (run on 2.1.330).
 _DENIAL = "toolDenialKind"
 _INTERRUPTED = "interrupted"
 
@@ -38,18 +38,20 @@ class TranscriptExchange:
 
     @property
     def complete(self) -> bool:
-        """Whether it ends with an answer, and the CLI invented no result for a client's tool."""
+        """Whether the exchange ends with an answer, and the CLI invented no result for a client's tool in it."""
         path = self.path
         if not transcript.is_complete(path):
             return False
         names = _tools_by_call(path)
         interrupted = [entry for entry in path if entry.data.get(_DENIAL) == _INTERRUPTED]
+        # An unknown call may be one of a client's tool: it counts as one.
         tools = (names.get(str(block.get("tool_use_id")), PREFIX) for block in _results(interrupted))
         return not any(name.startswith(PREFIX) for name in tools)
 
     @property
     def input(self) -> tuple[Message, ...]:
-        """The prompt, without tool results and the CLI's own texts. A command counts only if there is nothing else."""
+        """The prompt, without tool results and the CLI's own texts. A command (`/compact`) is the prompt only if there
+        is no other."""
         entries = [entry for entry in self.path if is_prompt(entry)]
         entries = entries or [entry for entry in self.path if _is_request(entry)]
         prompt = tuple(block for entry in entries for block in entry.content if block.get("type") != "tool_result")

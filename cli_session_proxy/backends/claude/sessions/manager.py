@@ -253,7 +253,7 @@ class Sessions:
             elif context.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[Name, ...] = ()
-            if process.env_set or job.results or parameters.asks(job.turn.options):
+            if process.env_set or job.results or parameters.has_parameters(job.turn.options):
                 unmet = await parameters.apply(process, job, plain=context.plain, compacts=not quiet)
         except BaseException:  # nobody else would give the process back
             process.kill()

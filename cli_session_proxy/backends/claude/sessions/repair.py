@@ -55,7 +55,10 @@ class Foreign(Exception):
 
 @dataclass(frozen=True, slots=True)
 class PreparedSession:
-    """A session whose transcript is the path or, with `resume` False, a new session."""
+    """A session that a CLI can start with: its transcript is the path or, with `resume` False, it is new.
+
+    `continuity`, `links` and `evidence` are what the turn reports of the preparation.
+    """
 
     session: Session
     resume: bool
@@ -66,9 +69,10 @@ class PreparedSession:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """The turn's options and surroundings, for all steps of preparing a session.
+    """The turn's `job` and the surroundings of its CLI, for all steps of preparing a session.
 
-    `plain`: it runs without its parameters, so that the CLI can compact. `shared`: it runs in a shared process.
+    `plain`: the turn runs without its parameters, so that the CLI can compact. `wrapper`: confines the CLI. `shared`:
+    the turn runs in a shared process.
     """
 
     job: Job
@@ -98,7 +102,7 @@ class TurnContext:
         self, session_id: str, place: Path | str, mark: FileMark | None, earlier: Session | None = None
     ) -> Session:
         """The session at the path's end. `place`: the folder of its transcript as a Path, or any file there as a str;
-        `earlier`: its state before this turn."""
+        `mark`: of the transcript, None if it was not compared; `earlier`: the session's state before this turn."""
         folder = place if isinstance(place, Path) else Path(place).parent
         return Session(
             id=session_id,
@@ -178,11 +182,11 @@ class Repairs:
         records: Sequence[Record],
         why: Literal["left_out", "window"],
     ) -> PreparedSession:
-        """Write the prepared session again from these records: without parts that the model's API would refuse, or that
-        are older than the window (which is no repair)."""
+        """Write the prepared session again from these records. `why`: `left_out`, they lack parts that the model's API
+        would refuse; `window`, they lack turns outside the window, which is no repair and gets no link."""
         mark = await self._write_records(context, records, Path(prepared.session.transcript))
         session = replace(prepared.session, mark=mark)
-        if prepared.continuity in ("rebuilt", "branched"):  # it already has a link
+        if prepared.continuity in ("rebuilt", "branched"):  # it was just written, and has a link that says so
             return replace(prepared, session=session)
         done = Repair(why, records=len(records))
         if why == "window":
@@ -194,13 +198,14 @@ class Repairs:
     async def write_with_results(
         self, context: TurnContext, session_id: str, records: Sequence[Record], earlier: Session | None
     ) -> PreparedSession:
-        """Write a session of these records: the path and the results of its last calls. `earlier`: its state before
-        this turn, None for a new one."""
+        """Write a session of these records: the path and the results of its last calls. `earlier`: the session's state
+        before this turn, None for a new session."""
         path = self._projects.path(context.cwd, session_id)
         done = Repair("open_calls", records=len(records))
         if earlier is not None and context.job.parent is not None:
             verdict = await self.check(path, earlier, context.job.parent)
             if await tails.lacks_other_models(self._store, context.job.agent, context.job.parent, earlier, verdict):
+                # Nothing is lost or repaired: the CLI has not seen the other models' turns yet.
                 mark = await self._write_records(context, records, path)
                 session = context.session(session_id, path.parent, mark, earlier)
                 written = Evidence(written=Repair("other_model", records=len(records)))
@@ -209,7 +214,7 @@ class Repairs:
             if origin in ("theirs", "theirs_behind_ours"):  # a person has continued this file: back it up
                 done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
         moved = earlier is not None and await self._may_lie_elsewhere(earlier)
-        if moved:
+        if moved:  # under a new id the CLI finds no other file
             path = self._projects.path(context.cwd, str(uuid.uuid4()))
         mark = await self._write_records(context, records, path)
         session_id = path.stem
@@ -222,7 +227,8 @@ class Repairs:
     async def mend(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Repair a transcript that is not the path and that no process of ours has.
 
-        Raises `Foreign` if a person's exchanges have to be adopted first, `SessionBusy` while one is unfinished.
+        Raises `Foreign` if a person's exchanges have to be adopted first, `SessionBusy` while a person's exchange is
+        unfinished.
         """
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the last process had not finished writing it
@@ -232,10 +238,10 @@ class Repairs:
             if moved is not None:
                 return moved
             verdict = await self.check(path, session, parent)
-        if verdict.found == "tail" or verdict.tail:
+        if verdict.found == "tail" or verdict.tail:  # a damaged path may have a tail, too
             verdict = await self._wait_for_person(context, parent, session, path, verdict)
             entries = await tails.adoptable(self._store, context.job.agent, parent, verdict)
-            if entries and not context.job.adopt:
+            if entries and not context.job.adopt:  # not at the head: the turn continues the path without them
                 return await self.branch(context, parent)
             if entries:
                 raise Foreign(session, entries, verdict.note)

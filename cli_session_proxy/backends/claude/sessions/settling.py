@@ -19,16 +19,17 @@ from . import paths
 from .capture import is_damaged, up_to_end_of_turn
 from .exchanges import TranscriptExchange, has_invented_result
 
-# The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits for
-# it.
+# The most unknown sessions that are read for one turn: a shell may create any number, and the proxy's start waits until
+# they are read.
 MOST_COPIES = 16
 
 
 async def recover_turn(
     store: Store, transcript_of: Callable[[Agent, str], Path], agent: Agent, turn: Turn
 ) -> tuple[Turn, KeptTurn] | None:
-    """None if the exchange is incomplete or not certainly this turn's. Read only."""
-    if turn.session_id is None or turn.frame_uuid is None:
+    """The turn with its answer, and what to store of it; None if no transcript has the whole exchange, or it is not
+    certain that the exchange is this turn's. Changes nothing."""
+    if turn.session_id is None or turn.frame_uuid is None:  # it had not begun in a session of the CLI
         return None
     known = await paths.parsed(await paths.shown(store, turn.parent_id))
     path = transcript_of(agent, turn.session_id)
@@ -38,31 +39,31 @@ async def recover_turn(
         for other in await asyncio.to_thread(_written_since, turn.started_at or 0.0, path.parent):
             if other != path and await store.session(other.stem) is None:
                 unknown.append(other)
-                if len(unknown) > MOST_COPIES:
+                if len(unknown) > MOST_COPIES:  # without reading all it is not certain that one copy is the only one
                     return None
         copies = [(other, await asyncio.to_thread(_read, other, turn, known)) for other in unknown]
         complete = [(other, copy) for other, copy in copies if copy is not None]
-        if len(complete) != 1:  # not certain
+        if len(complete) != 1:  # none, or it is not certain which one answered this turn
             return None
         [(path, exchange)] = complete
-    before = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
+    parent_session = await store.session_at(agent.key, turn.parent_id) if turn.parent_id else None
     now, session_id = time.time(), path.stem
     if _has_invented_result(turn, exchange.tools):
         return None
-    last = [entry for entry in exchange.path if entry.kind == "assistant"][-1].data
-    version = last.get("version")
+    last_answer = [entry for entry in exchange.path if entry.kind == "assistant"][-1].data
+    version = last_answer.get("version")
     # Without a mark: the records before this turn were not compared; the next turn does that.
     session = Session(session_id, agent.key, turn.id, str(path), version if is_version(version) else "", now)
     answered = replace(
         turn,
         output=exchange.output,
-        stop_reason=last["message"].get("stop_reason"),
+        stop_reason=last_answer["message"].get("stop_reason"),
         usage=exchange.usage,
         tools=exchange.tools,
         answered_by=exchange.model if is_model(exchange.model) else None,
     )
     records = tuple(entry.record() for entry in exchange.entries)
-    return answered, KeptTurn(records, session, _links(turn, before, session_id, now))
+    return answered, KeptTurn(records, session, _links(turn, parent_session, session_id, now))
 
 
 def _has_invented_result(turn: Turn, tools: Sequence[JSON]) -> bool:
@@ -87,27 +88,32 @@ def _written_since(start: float, folder: Path) -> list[Path]:
 
 
 def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
-    """The turn's exchange in this transcript, if it is complete and follows these records."""
+    """The turn's exchange in this transcript, if it is complete and follows these records (`known`: the path to its
+    parent)."""
     try:
         parsed = transcript.parse(contents(path), sum(len(entry.line) for entry in known.entries))
     except OSError:
         return None
     is_copy = path.stem != turn.session_id
-    if parsed.broken or (is_copy and transcript.copied_up_to(known.path, parsed.path) is None):
+    if parsed.broken:  # a damaged line may have been a part of the exchange
+        return None
+    if is_copy and transcript.copied_up_to(known.path, parsed.path) is None:  # of another conversation
         return None
     entries, leaf = list(parsed.entries), known.leaf
-    at = next((n for n, entry in enumerate(entries) if entry.uuid == leaf), None)
     if leaf is not None:
-        if at is None:
+        leaf_index = next((index for index, entry in enumerate(entries) if entry.uuid == leaf), None)
+        if leaf_index is None:  # the file does not have the end of the path
             return None
-        entries = entries[at + 1 :]
+        entries = entries[leaf_index + 1 :]
     entries = list(up_to_end_of_turn(entries, turn.frame_uuid or ""))
     on_path = [entry for entry in entries if entry.on_path]
     if not transcript.is_complete(on_path) or not transcript.unbroken(on_path, leaf):
         return None
     sent = [block for message in turn.input for block in message.content]
     users = [entry for entry in on_path if entry.kind == "user"]
-    if has_invented_result(on_path, sent) or is_damaged(users, sent) or not transcript.has_ended(on_path):
+    if has_invented_result(on_path, sent):  # the CLI outlived the proxy: the answer is to a result that it made up
+        return None
+    if is_damaged(users, sent) or not transcript.has_ended(on_path):
         return None
     # It is this turn by the frame's uuid (kept by CLI 2.1.x), else by the text of the only prompt.
     if not any(entry.uuid == turn.frame_uuid for entry in users):
@@ -120,18 +126,19 @@ def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
     return TranscriptExchange(tuple(entries))
 
 
-def _links(turn: Turn, before: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
-    """The links to this session, by the journal."""
+def _links(turn: Turn, parent_session: Session | None, session_id: str, now: float) -> tuple[Link, ...]:
+    """The links to this session, by what the turn recorded when it began."""
     detail: JSON = {"settled": True}
-    done = turn.evidence.repaired or turn.evidence.written
-    evidence = {} if done is None else done.as_json()
-    if before is None and turn.continuity == "started":
+    repair = turn.evidence.repaired or turn.evidence.written
+    evidence = {} if repair is None else repair.as_json()
+    if parent_session is None and turn.continuity == "started":
         return (Link(None, session_id, turn.id, "started", detail, now),)
     resumed = turn.session_id or session_id
     links: list[Link] = []
     if turn.continuity in ("rebuilt", "branched"):
         reason: LinkReason = "branched" if turn.continuity == "branched" else "rebuilt"
-        links.append(Link(before.id if before else None, resumed, turn.id, reason, {**evidence, **detail}, now))
-    if resumed != session_id:
+        source = parent_session.id if parent_session else None
+        links.append(Link(source, resumed, turn.id, reason, {**evidence, **detail}, now))
+    if resumed != session_id:  # CLI 1.x answered in a copy
         links.append(Link(resumed, session_id, turn.id, "forked_by_cli", detail, now))
     return tuple(links)

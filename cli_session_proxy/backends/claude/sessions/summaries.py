@@ -91,7 +91,7 @@ def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptE
     for exchange in said:
         spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
         blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
-        lines = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.words(block))]
+        lines = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.text_of(block))]
         texts.append("\n\n".join(lines))
     return said, count, texts
 

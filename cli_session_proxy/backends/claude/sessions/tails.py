@@ -62,7 +62,7 @@ async def lacks_other_models(store: Store, agent: Agent, parent: Turn, session: 
     if parent.backend in paths.OWN:  # the CLI answered the last turn itself, so its file should have it
         return False
     latest_of_cli = await paths.own_above(store, parent)
-    if verdict.found == "missing":
+    if verdict.found == "missing":  # its file was deleted if the CLI has answered in this session
         return latest_of_cli is None or latest_of_cli.session_id != session.id
     if verdict.found != "different" or verdict.broken:
         return False
@@ -85,6 +85,6 @@ async def has_own_frame(store: Store, agent: Agent, entries: Sequence[Entry]) ->
 
 
 def _prompts(entries: Sequence[Entry]) -> set[str]:
-    """The uuids of the prompts among these entries, of which there may be very many."""
+    """The uuids of the prompts among these entries. Call it on a thread: there may be very many entries."""
     uuids = (entry.piece_of or entry.uuid for entry in entries if is_prompt(entry))
     return {uuid for uuid in uuids if uuid is not None}

@@ -33,33 +33,36 @@ _TIMESTAMP = re.compile(r'"timestamp":"([^"]+)"')
 
 
 def with_session_id(line: str, session_id: str) -> str:
-    """The line with another session id. Unchanged if the field is not certainly the record's own."""
+    """The record's line with another session id. Unchanged if the line has not exactly one field of that name: then one
+    may be part of a message, and not the record's own."""
     if len(_SESSION_ID.findall(line)) != 1:
         return line
     return _SESSION_ID.sub(f'"sessionId":"{session_id}"', line, count=1)
 
 
 def in_strict_order(lines: Iterable[str]) -> list[str]:
-    """Make timestamps distinct and increasing: CLI 1.0.120 finds the leaf by time, and loses records with equal
-    ones."""
-    out: list[str] = []
-    last = 0
+    """Make timestamps distinct and increasing: CLI 1.0.120 finds the leaf by its timestamp, and loses records with
+    equal timestamps."""
+    ordered: list[str] = []
+    last_ms = 0
     for line in lines:
         match = _TIMESTAMP.search(line)
+        # The first match may be part of a message: it has to be the record's own field.
         at = None if match is None or json.loads(line).get("timestamp") != match[1] else seconds(match[1])
-        if match is None or at is None:
-            out.append(line)
+        if match is None or at is None:  # without a valid time of its own: unchanged
+            ordered.append(line)
             continue
-        now = round(at * 1000)
-        last = now if now > last else last + 1
-        out.append(line if now == last else f"{line[: match.start(1)]}{timestamp(last / 1000)}{line[match.end(1) :]}")
-    return out
+        written_ms = round(at * 1000)
+        last_ms = max(written_ms, last_ms + 1)
+        moved = f"{line[: match.start(1)]}{timestamp(last_ms / 1000)}{line[match.end(1) :]}"
+        ordered.append(line if written_ms == last_ms else moved)
+    return ordered
 
 
 def write(path: Path, records: Sequence[Record], session_id: str, form: Loading = NEWEST) -> FileMark:
-    """Replace the transcript atomically by these records, under this id, and put back the files beside it.
+    """Replace the transcript atomically by these records, under this session id, and restore the stored files beside.
 
-    `form`: how the CLI loads it. Nobody may have the file open.
+    Returns the mark of the new file. `form`: how the CLI loads a transcript. No process may have the file open.
     """
     put_back(checked(path).parent, records)
     records = [record for record in records if not is_file(record)]
