@@ -56,7 +56,8 @@ class ArchiveKey:
 
     @contextmanager
     def sealing(self, into: IO[bytes]) -> Iterator[IO[bytes]]:
-        """A writer that encrypts into the file. Raises `StoreUnavailable` if the file cannot be written."""
+        """A stream: what is written to it is encrypted into the file `into`. Raises `StoreUnavailable` if that file
+        cannot be written."""
         reader, writer = os.pipe()
 
         def seal() -> None:
@@ -69,22 +70,24 @@ class ArchiveKey:
                 with open(writer, "wb") as out:
                     yield out
             except BrokenPipeError:
-                pass  # the reader has stopped; its result says why
+                pass  # `seal` has stopped reading: its exception, raised below, says why
             if (fault := sealed.exception()) is not None:
                 raise StoreUnavailable(f"an archive cannot be prepared: {fault}") from fault
 
     @contextmanager
     def opened(self, sealed: IO[bytes], name: str) -> Iterator[IO[bytes]]:
-        """The decrypted content. Raises `InvalidRequest` for a wrong key, or a file that was changed or cut."""
+        """A stream of the decrypted content of `sealed`. `name`: of that file, for messages. Raises `InvalidRequest`
+        for a wrong key, or a file that was changed or cut."""
         reader, writer = os.pipe()
-        reader_left = threading.Event()
+        caller_left = threading.Event()
 
         def decrypt() -> None:
             with open(writer, "wb", buffering=0) as plain:  # unbuffered: closing must not write the rest
                 try:
                     self._pyrage.decrypt_io(sealed, plain, self._identities)
                 except Exception:
-                    if not reader_left.is_set():
+                    # A caller may stop reading early. Then the pipe breaks, which is no fault of the file.
+                    if not caller_left.is_set():
                         raise
 
         with ThreadPoolExecutor(1) as executor:
@@ -94,7 +97,7 @@ class ArchiveKey:
                     try:
                         yield plain
                     finally:
-                        reader_left.set()
+                        caller_left.set()
             finally:
                 if (fault := decrypting.exception()) is not None:
                     raise InvalidRequest(

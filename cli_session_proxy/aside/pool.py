@@ -61,11 +61,11 @@ class Helpers:
     def __init__(self, *, most: int, seconds: float, memory: int, waiting: int = WAITING) -> None:
         self._seconds = seconds
         self._memory = memory
-        self._free = asyncio.Semaphore(most)
-        self._limit = most + waiting
+        self._free_places = asyncio.Semaphore(most)
+        self._most_calls = most + waiting
         self._calls = 0
-        self._quiet = asyncio.Event()  # no call is running
-        self._quiet.set()
+        self._no_calls = asyncio.Event()  # is set while no call waits or runs
+        self._no_calls.set()
         self._idle: dict[Helper, asyncio.TimerHandle] = {}
         self._busy: set[Helper] = set()
         self._ahead: asyncio.Task[Helper] | None = None  # a process started in advance
@@ -78,16 +78,16 @@ class Helpers:
 
     async def call(self, function: Callable[..., T], *arguments: Any) -> T:
         """The function's result, or what it raises. Raises `OutOfBoundsError`, `QueueFull`, `ClaudeUnavailable`."""
-        if self._calls >= self._limit:
+        if self._calls >= self._most_calls:
             raise QueueFull(
                 f"{self._calls} large requests are being read: send this one again later",
                 retry_after=RETRY_AFTER,
             )
         self._calls += 1
-        self._quiet.clear()
+        self._no_calls.clear()
         try:
             pickled = pickle.dumps((function, arguments), pickle.HIGHEST_PROTOCOL)
-            async with self._free:
+            async with self._free_places:
                 answer = await self._answer(pickled)
             # (True, the result) or (False, the exception), written by our own helper
             if len(answer) <= SMALL:
@@ -102,7 +102,7 @@ class Helpers:
         finally:
             self._calls -= 1
             if not self._calls:
-                self._quiet.set()
+                self._no_calls.set()
 
     def expect(self) -> None:
         """Start a process in advance for a coming call."""
@@ -126,10 +126,10 @@ class Helpers:
             if idle is not None and not exc.took_too_long and not self._closed:
                 return await self._answer(pickled)
             if self._closed:
-                raise _closing() from exc
+                raise _closing_error() from exc
             log.warning("helper_ended", by=exc.by)
             if exc.took_too_long:
-                raise self._too_long() from exc
+                raise self._too_long_error() from exc
             raise OutOfBoundsError("it ends the process that does it") from exc
 
     async def _call(self, helper: Helper, pickled: bytes) -> bytes:
@@ -141,7 +141,7 @@ class Helpers:
             is_reusable = len(pickled) + len(answer) <= LARGE
             return answer
         except TimeoutError as exc:
-            raise self._too_long() from exc
+            raise self._too_long_error() from exc
         finally:
             self._busy.discard(helper)
             if is_reusable:
@@ -152,7 +152,7 @@ class Helpers:
     async def _started(self) -> Helper:
         """A new process."""
         if self._closed:
-            raise _closing()
+            raise _closing_error()
         starting = self._tasks.own(Helper.start(self._memory))
         try:
             return await asyncio.shield(starting)
@@ -177,57 +177,57 @@ class Helpers:
         if self._idle.pop(helper, None) is not None:
             self._tasks.own(helper.end())
 
-    def _too_long(self) -> OutOfBoundsError:
+    def _too_long_error(self) -> OutOfBoundsError:
         return OutOfBoundsError(f"it takes more than {self._seconds:g} s of processor time")
 
     def kill(self) -> None:
-        """End every process at once. Nothing is waited for; any thread may ask for it."""
+        """Kill every process without waiting for its end. Any thread may call this."""
         for helper in [*self._idle, *self._busy]:
             helper.kill()
 
     async def close(self) -> None:
-        """Kill them all and wait for it."""
+        """Kill every process, and wait until all have ended."""
         self._closed = True
         for helper in list(self._idle):
             self._idle[helper].cancel()
             self._retire(helper)
         for helper in self._busy:
             helper.kill()
-        await self._quiet.wait()  # callers get an error, and end their processes
+        await self._no_calls.wait()  # each running call now fails, and ends its process in `_call`
         await self._tasks.stop()
 
 
-def _closing() -> ClaudeUnavailable:
+def _closing_error() -> ClaudeUnavailable:
     return ClaudeUnavailable("the proxy is shutting down: send this again in a moment", retry_after=5.0)
 
 
 class Aside:
-    """One for each engine. Use it on one event loop."""
+    """The threads and helper processes of one engine. Use it on one event loop."""
 
     def __init__(self) -> None:
         self.reading = Helpers(most=PROCESSES, seconds=READING_SECONDS, memory=READING_MEMORY)
         self.checking = Helpers(most=PROCESSES, seconds=CHECKING_SECONDS, memory=CHECKING_MEMORY, waiting=BEGUN_WAITING)
         self.showing = Helpers(most=1, seconds=READING_SECONDS, memory=READING_MEMORY, waiting=BEGUN_WAITING)
         self._threads: ThreadPoolExecutor | None = None
-        self._in_threads = 0
+        self._thread_calls = 0
 
     async def thread(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The function's result, or what it raises. Raises `QueueFull`."""
-        if self._in_threads >= THREADS + WAITING:
+        """Call the function on a thread. Returns its result, or raises what it raises. Raises `QueueFull`."""
+        if self._thread_calls >= THREADS + WAITING:
             raise QueueFull(
-                f"{self._in_threads} requests are being read: send this one again later",
+                f"{self._thread_calls} requests are being read: send this one again later",
                 retry_after=RETRY_AFTER,
             )
         if self._threads is None:
             self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="aside")
-        self._in_threads += 1
+        self._thread_calls += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments))
         finally:
-            self._in_threads -= 1
+            self._thread_calls -= 1
 
     def kill(self) -> None:
-        """See `Helpers.kill`."""
+        """Kill every helper process without waiting for its end. Any thread may call this."""
         for helpers in (self.reading, self.checking, self.showing):
             helpers.kill()
 

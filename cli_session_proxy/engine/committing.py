@@ -168,7 +168,7 @@ def _written(
     agent: Agent, path: Sequence[Turn], fix_id: str, known: Earlier, summary: Mapping[str, Any], order: CommitOrder
 ) -> tuple[int, str]:
     """The attempt's number, and its text with secrets redacted."""
-    number = min(known.last + 1, records.MOST)
+    number = min(known.last_number + 1, records.MOST)
     failed = order.outcome == "failed"
     why = order.why or (summary.get("why_it_failed") if failed else None) or ""
     asked = _words(path[0].input)

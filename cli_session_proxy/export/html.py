@@ -27,7 +27,8 @@ from .shown import Renderer, render_here
 from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
 # So many of the last turns are unfolded when the page opens.
-OPEN = 3
+UNFOLDED = 3
+# The number of colours for sessions, and of steps by which lanes are indented.
 HUES = 12
 
 _STYLE = """
@@ -170,7 +171,7 @@ def _summary(turn: Turn, node: Node, shape: Outline, colours: dict[str, str], li
     """The line of a folded turn, with its anchor. `colours`: a class of the style for each session."""
     is_mended = node.mended or any(link.reason in REPAIR_REASONS for link in links)
     repaired = " <span class='mend'>repaired</span>" if is_mended else ""
-    opened = " open" if node.number > len(shape.nodes) - OPEN else ""
+    opened = " open" if node.number > len(shape.nodes) - UNFOLDED else ""
     state = turn.status if turn.status == "completed" else f"<span class='bad'>{_text(turn.status)}</span>"
     head = " · head" if turn.id == shape.chain.agent.head else ""
     turn_id, colour = _text(turn.id), colours.get(turn.session_id or "", "")

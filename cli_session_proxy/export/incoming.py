@@ -134,14 +134,14 @@ def check(path: Source, file: IO[bytes]) -> Checked:
     first: str | None = None
     sessions: list[str] = []
     images: dict[str, int] = {}
-    before: dict[str, Sequence[str]] = {}  # for each turn those of `_before`
+    predecessors: dict[str, Sequence[str]] = {}  # by turn id
     while raw:
         if raw.startswith(b'{"end":') and raw.endswith(b"\n"):
             counted: JSON = {"lines": lines, "turns": turns, "records": records, "sha256": digest.hexdigest()}
             if _parsed(path, lines + 1, raw)["end"] != counted or file.read(1):
                 raise InvalidRequest(f"{path} was changed since its export: its checksum differs; copy it again")
             try:
-                TopologicalSorter(before).prepare()
+                TopologicalSorter(predecessors).prepare()
             except CycleError as exc:
                 raise InvalidRequest(
                     f"{path}: turn {exc.args[1][0]} continues itself: it was not made by this program, or changed"
@@ -159,14 +159,15 @@ def check(path: Source, file: IO[bytes]) -> Checked:
             else:
                 turns += 1
                 first = first or line["turn"]["id"]
-                before[line["turn"]["id"]] = [turn_id for turn_id in _before(line["turn"]) if turn_id is not None]
+                own_id = line["turn"]["id"]
+                predecessors[own_id] = [turn_id for turn_id in _predecessors(line["turn"]) if turn_id is not None]
         records += raw.startswith(b'{"record":')
         at += len(raw)
         raw = file.readline(MAX_LINE)
     raise InvalidRequest(f"{path} is cut: its last line is missing; copy it again, or export it again")
 
 
-def _before(turn: JSON) -> tuple[str | None, str | None]:
+def _predecessors(turn: JSON) -> tuple[str | None, str | None]:
     """A turn's parent, and the turn before it if that is left off the path."""
     return turn["parent_id"], (turn.get("call") or {}).get("behind")
 
@@ -180,13 +181,14 @@ def _parsed(path: Source, number: int, raw: bytes) -> JSON:
     except ValueError as exc:
         raise InvalidRequest(f"{path} line {number} is no JSON: it was not made by this program") from exc
     kind = next(iter(line), "") if isinstance(line, dict) else ""
-    # Otherwise two JSON parsers could read the line differently.
+    # `check` tells the kind of a line by its first bytes, so these must name the same kind as the parsed line.
     if not raw.startswith(f'{{"{kind}":'.encode("utf-8", "surrogatepass")):
         raise InvalidRequest(f"{path} line {number} is no line of an export: it was not made by this program")
     return dict(line)
 
 
 def _loads(text: bytes | str) -> Any:
+    """Parses strict JSON. Raises `ValueError` for NaN or too large a number, `RecursionError` for too many levels."""
     value = json.loads(text, parse_constant=no_constant, parse_float=_number)
     if is_deeper(value, DEEPEST):
         raise RecursionError
@@ -202,6 +204,7 @@ def _number(text: str) -> float:
 
 async def _exists_here(store: Store, kept: KeptRecords, checked: Checked) -> bool:
     """Whether this chain's turns or sessions exist here already. Then they need new ids."""
+    # A chain is imported whole or not at all, and deleted with its agent: one turn stands for all.
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
     for session_id in checked.sessions:
@@ -214,31 +217,36 @@ async def _exists_here(store: Store, kept: KeptRecords, checked: Checked) -> boo
 
 @dataclass(slots=True)
 class _Reading:
-    """Reads a checked file while the store imports it. Runs on the store's thread."""
+    """Reads a checked file while the store imports it. Runs on a thread.
+
+    `salt`: new ids are derived from it and the old ones; None if the ids stay. `conversation`: the conversation's id
+    in the file, and here.
+    """
 
     checked: Checked
     kept: KeptRecords
     salt: str | None
-    conversation: tuple[str, str]  # its id in the file, and here
+    conversation: tuple[str, str]
     progress: Progress
 
-    def turn_id(self, old: str | None) -> str | None:
-        """The turn's id here: the same wherever it is mentioned."""
-        return old if old is None or self.salt is None else f"turn_{self._fresh(old).hex}"
+    def turn_id(self, old_id: str | None) -> str | None:
+        """The turn's id here: the same for each mention of the turn."""
+        return old_id if old_id is None or self.salt is None else f"turn_{self._fresh(old_id).hex}"
 
-    def session_id(self, old: str | None) -> str | None:
-        return old if old is None or self.salt is None else str(self._fresh(old))
+    def session_id(self, old_id: str | None) -> str | None:
+        return old_id if old_id is None or self.salt is None else str(self._fresh(old_id))
 
-    def wire_id(self, old: str | None) -> str | None:
-        """An id that clients have: derived from a turn's, an item's, or of a part of a turn."""
-        known = _WIRE_ID.fullmatch(old) if old is not None and self.salt is not None else None
-        if known is None:
-            return old
-        return f"{known[1]}_{self._fresh(f'turn_{known[2]}').hex}{known[3]}"
+    def wire_id(self, old_id: str | None) -> str | None:
+        """The id here of what clients name by `resp_…`, `msg_…` and the like: a turn, a part of one, or an item. Any
+        other id stays."""
+        matched = _WIRE_ID.fullmatch(old_id) if old_id is not None and self.salt is not None else None
+        if matched is None:
+            return old_id
+        return f"{matched[1]}_{self._fresh(f'turn_{matched[2]}').hex}{matched[3]}"
 
-    def _fresh(self, old: str) -> uuid.UUID:
+    def _fresh(self, old_id: str) -> uuid.UUID:
         assert self.salt is not None
-        return uuid.uuid5(uuid.UUID(self.salt), old)
+        return uuid.uuid5(uuid.UUID(self.salt), old_id)
 
     def parts(self) -> Iterator[ChainPart]:
         turn: Turn | None = None
@@ -301,23 +309,23 @@ class _Reading:
         tools."""
         places = line.get("images") or ()
         known: dict[str, str] = {}
-        size = before = 0
+        size = previous_offset = 0
         for offset, sha256 in places:
             if sha256 not in known:
                 image_file.seek(self.checked.images[sha256])
                 known[sha256] = json.loads(image_file.readline(MAX_LINE))["data"]
             size += len(known[sha256])
-            if size > 2 * MAX_LINE or offset < before:
+            if size > 2 * MAX_LINE or offset < previous_offset:
                 raise InvalidRequest(f"{where}: images: they are too much, or out of order")
-            before = offset
+            previous_offset = offset
         return restore(text, places, known)
 
     def _turn(self, where: str, line: JSON, image_file: IO[bytes]) -> Turn:
         fields = line["turn"]
-        if line.get("images"):  # at any other place
+        if line.get("images"):  # restored, then checked again: an image may stand at any place of a turn
             fields = _loads(self._restored(where, line, as_text(fields), image_file))
             check_line(where, {"turn": fields}, former=self.checked.former)
-            if (fields["id"], _before(fields)) != (line["turn"]["id"], _before(line["turn"])):
+            if (fields["id"], _predecessors(fields)) != (line["turn"]["id"], _predecessors(line["turn"])):
                 raise InvalidRequest(f"{where}: images: one stands in an id")
         data = of_turn(fields, former=self.checked.former)
         data |= {

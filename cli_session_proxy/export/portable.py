@@ -133,23 +133,23 @@ async def _lines_of(
         progress(out.turns, out.turns)
     if await store.agent_by_key(agent.key) is None:
         raise NotFound(f"agent {agent.agent_id!r} was deleted while it was exported")
-    known = out.ids
+    exported_ids = out.turn_ids
     for session in chain.sessions:
         yield {"session": _without(session, "agent_key", "mark", "transcript")}
     for link in chain.links:
-        named = link if link.turn_id in known or link.turn_id is None else dataclasses.replace(link, turn_id=None)
-        yield {"link": named.as_json()}
+        exported_link = link if link.turn_id in exported_ids else dataclasses.replace(link, turn_id=None)
+        yield {"link": exported_link.as_json()}
     conversation = await store.conversation(agent.key)
     if conversation is not None:
         yield {"conversation": conversation.as_json()}
     for item in await store.items(agent.key):
-        named_item = item if item.turn_id in known else dataclasses.replace(item, turn_id=None)
-        yield {"item": named_item.as_json()}
+        exported_item = item if item.turn_id in exported_ids else dataclasses.replace(item, turn_id=None)
+        yield {"item": exported_item.as_json()}
 
 
 async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[JSON]:
     parent = turn.parent_id
-    if parent is not None and parent not in out.ids:
+    if parent is not None and parent not in out.turn_ids:
         above = await store.turn(parent)
         if above is None or above.status not in FINISHED:  # its parent never ended
             turn = dataclasses.replace(turn, parent_id=None)
@@ -162,10 +162,10 @@ async def _turn_lines(store: Store, turn: Turn, out: _Writer) -> AsyncIterator[J
         fields: JSON = {"record": shortened, "uuid": record.uuid, "synthetic": record.synthetic}
         lines.append(fields | ({"images": places} if places else {}))
     for sha256, data in cutter.images.items():
-        if sha256 not in out.images:
-            out.images.add(sha256)
+        if sha256 not in out.image_hashes:
+            out.image_hashes.add(sha256)
             yield {"image": sha256, "data": data}
-    out.ids.add(turn.id)
+    out.turn_ids.add(turn.id)
     yield line
     for line in lines:
         yield line
@@ -181,33 +181,38 @@ def as_text(value: Any) -> str:
 
 
 class _Writer:
-    """Writes lines in blocks, and computes the checksum."""
+    """Writes lines in blocks, and computes the checksum. `write_block` None: computes only.
 
-    def __init__(self, to: Out | None) -> None:
-        self._to = to
+    `turns`, `records`: how many lines are turns or records. `turn_ids`, `image_hashes`: turns and images in the lines.
+    """
+
+    def __init__(self, write_block: Out | None) -> None:
+        self._write_block = write_block
         self._block = bytearray()
         self._hash = hashlib.sha256()
         self._lines = 0
         self.turns = 0
         self.records = 0
-        self.ids: set[str] = set()
-        self.images: set[str] = set()
+        self.turn_ids: set[str] = set()
+        self.image_hashes: set[str] = set()
 
     async def line(self, value: JSON) -> None:
         data = as_text(value).encode() + b"\n"
         self._hash.update(data)
         self._block += data
         if len(self._block) >= BLOCK:
-            if self._to is not None:
-                await self._to(self._block)
+            if self._write_block is not None:
+                await self._write_block(self._block)
             self._block = bytearray()
         self._lines += 1
+        # A line's key says what it is.
         self.turns += "turn" in value
         self.records += "record" in value
 
     async def end(self) -> JSON:
+        """Write the last line. Returns its content: counts and the checksum."""
         summary: JSON = {"lines": self._lines, "turns": self.turns, "records": self.records}
         summary["sha256"] = self._hash.hexdigest()
-        if self._to is not None:
-            await self._to(self._block + as_text({"end": summary}).encode() + b"\n")
+        if self._write_block is not None:
+            await self._write_block(self._block + as_text({"end": summary}).encode() + b"\n")
         return summary

@@ -116,7 +116,7 @@ def windows(plan: Plan) -> str:
 def remembered(memory: Remembered) -> str:
     """Whether the newest requests had all earlier turns, in one line."""
     agents = count(memory.agents, "agent")
-    sent = f"{memory.sent} of {count(memory.turns, 'turn')} sent in the newest request of {agents}"
+    counts = f"{memory.sent} of {count(memory.turns, 'turn')} sent in the newest request of {agents}"
     if memory.sent == memory.turns:
-        return f"nothing forgotten: {sent}"
-    return f"SOMETHING IS MISSING: {sent}; see `verify`"
+        return f"nothing forgotten: {counts}"
+    return f"SOMETHING IS MISSING: {counts}; see `verify`"

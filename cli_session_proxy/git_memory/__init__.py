@@ -1,10 +1,10 @@
 """Stores attempts at a fix in the commits of a repository, and tells later attempts about them.
 
-records    converts an attempt to the text of a commit or note, and back. Pure
-prompt     the block that the model is shown. Pure
-git        runs git: no hooks, nothing fetched, all output bounded
-reading    the attempts at one fix, from commits reachable from HEAD and their notes, and what a new one is told
-writing    a commit, or a note on one
+records    converts an attempt to the text of a commit or note, and back. No I/O
+prompt     the block that the model is shown. No I/O
+git        runs git without hooks or fetches, and bounds all its output
+reading    the attempts at one fix, from commits reachable from HEAD and their notes; what a new attempt is told
+writing    writes an attempt into a commit, or into a note on one
 
 The repository outlives sandboxes, stores and models. Attempts are stored nowhere else.
 """

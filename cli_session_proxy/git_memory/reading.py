@@ -39,13 +39,12 @@ _FORMAT = "--format=tformat:%H%x00%ct%x00%B%x00%N"
 
 @dataclass(frozen=True, slots=True)
 class Earlier:
-    """Earlier attempts at a fix. `attempts`: newest first. `partly`: the history was not read to its end. `last`: the
-    highest known number of an attempt. `others`: the ids of other fixes in the same commits."""
+    """Earlier attempts at a fix. `attempts`: newest first. `partly`: the history was not read to its end.
+    `last_number`: the highest known number of an attempt."""
 
     attempts: tuple[FixAttempt, ...] = ()
     partly: bool = False
-    last: int = 0
-    others: tuple[str, ...] = ()
+    last_number: int = 0
 
 
 async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
@@ -58,7 +57,6 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
         raise ConfigError(f"the git repository {repo} cannot be read: {exc.message}") from exc
     matched = f"--grep=Fix-Id: {fix_id or ''}"
     attempts: list[FixAttempt] = []
-    others: dict[str, None] = {}
     partly = False
     log_words = ("log", "-z", _FORMAT, "--encoding=UTF-8", f"--notes={NOTES}", "--fixed-strings", matched, "HEAD", "--")
     try:
@@ -74,11 +72,8 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
                         in_text = await asyncio.to_thread(records.read, text, commit=commit, at=at)
                     else:
                         in_text = records.read(text, commit=commit, at=at)
-                    for attempt in in_text:
-                        if fix_id is None or attempt.fix_id == fix_id:
-                            attempts.append(attempt)
-                        else:
-                            others[attempt.fix_id] = None
+                    # A commit may have attempts at several fixes.
+                    attempts += [attempt for attempt in in_text if fix_id is None or attempt.fix_id == fix_id]
     except (TimeoutError, Failed) as exc:  # keep what was read before: it is nearer to HEAD
         why = exc.message if isinstance(exc, Failed) else f"it took longer than {SECONDS:g} s"
         log.warning("git_history_read_in_part", repo=str(repo), why=why)
@@ -86,8 +81,8 @@ async def earlier(repo: Path, fix_id: str | None, most: int) -> Earlier:
     # Picked, rebased or squashed commits repeat an attempt: the one nearest to HEAD counts.
     distinct = {repr(replace(attempt, commit="", at=0.0)): attempt for attempt in reversed(attempts)}
     newest = sorted(distinct.values(), key=lambda one: (one.number or 0, one.at), reverse=True)
-    last = max((attempt.number or 0 for attempt in newest), default=0)
-    return Earlier(tuple(newest[:most]), partly, last, tuple(others))
+    last_number = max((attempt.number or 0 for attempt in newest), default=0)
+    return Earlier(tuple(newest[:most]), partly, last_number)
 
 
 async def _commits(pieces: AsyncIterator[bytes]) -> AsyncIterator[tuple[str, float, tuple[str, str]]]:
@@ -122,17 +117,17 @@ def fix_of(memory: GitMemory, agent: Agent) -> str:
 
 
 async def recall(memory: GitMemory, agent: Agent) -> Recall | None:
-    """What an agent is told of earlier attempts at its fix; None if there are none. Raises `ConfigError` if the
+    """What an agent is told of earlier attempts at its fix; None if there are no attempts. Raises `ConfigError` if the
     repository cannot be read."""
     fix_id = fix_of(memory, agent)
-    known = await earlier(memory.repo, fix_id, memory.attempts)
-    block = block_of(fix_id, known)
+    history = await earlier(memory.repo, fix_id, memory.attempts)
+    block = block_of(fix_id, history)
     if block is None:
         return None
-    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in known.attempts), block["text"]))
+    return Recall(block, Recalled(fix_id, tuple(attempt.commit for attempt in history.attempts), block["text"]))
 
 
-def block_of(fix_id: str, known: Earlier) -> Block | None:
-    """The block for the model, without secrets; None without attempts."""
-    block = prompt.block(fix_id, known.attempts, partly=known.partly)
+def block_of(fix_id: str, history: Earlier) -> Block | None:
+    """The block for the model, with secrets removed; None if there are no attempts."""
+    block = prompt.block(fix_id, history.attempts, partly=history.partly)
     return None if block is None else {**block, "text": redact.text(block["text"])}

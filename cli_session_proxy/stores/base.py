@@ -70,7 +70,8 @@ class Proxy:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """The host that has an agent's files. `host` names it and its `var`; `address` is that of a proxy there."""
+    """The host that has an agent's files. `host`: its name and the path of its `var` directory. `address`: where a
+    proxy on that host is reached."""
 
     host: str
     address: str
@@ -80,8 +81,8 @@ class Home:
 class Whereabouts:
     """Who may write an agent now, and where its files are.
 
-    `holder`: the id of the proxy that has the lease, if that proxy responds; `address`: where it is reached. `home`:
-    the host on which the agent's last turn with tools ran.
+    `holder`: the id of the proxy that has the lease, if that proxy responds. `address`: where the holder is reached.
+    `home`: the host on which the agent's last turn with tools ran.
     """
 
     holder: str | None = None

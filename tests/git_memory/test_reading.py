@@ -42,9 +42,9 @@ async def test_the_attempts_at_one_fix_come_newest_first(repo: Repo) -> None:
     found = await earlier(repo.path, FIX, 10)
     assert [one.number for one in found.attempts] == [3, 2, 1]
     assert found.attempts[0].commit == repo("rev-parse", "HEAD~2")
-    assert (found.last, found.partly) == (3, False)
+    assert (found.last_number, found.partly) == (3, False)
     assert await numbers(repo, most=2) == [3, 2]
-    assert (await earlier(repo.path, FIX, 2)).last == 3
+    assert (await earlier(repo.path, FIX, 2)).last_number == 3
 
 
 async def test_only_what_head_leads_to_is_read(repo: Repo) -> None:
@@ -296,7 +296,7 @@ async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_
     other = Repo(tmp_path / "other")
     other.commit(attempt(7))
     repo.commit(attempt(1))
-    assert (await earlier(repo.path, FIX, 10)).last == 1
+    assert (await earlier(repo.path, FIX, 10)).last_number == 1
     place = repo.path / ".git"
     place.rename(tmp_path / "aside")
 
@@ -326,7 +326,7 @@ async def test_a_git_directory_of_another_repository_is_refused(repo: Repo, tmp_
                 await ask()
         place.unlink() if place.is_symlink() or place.is_file() else shutil.rmtree(place)
     (tmp_path / "aside").rename(place)
-    assert (await earlier(repo.path, FIX, 10)).last == 1
+    assert (await earlier(repo.path, FIX, 10)).last_number == 1
     assert other.message() == attempt(7).strip()
 
 
@@ -353,7 +353,7 @@ async def test_a_git_file_that_leads_to_a_bare_repository_is_refused(repo: Repo,
     repo.commit(attempt(7), file="a")
     bare, led = tmp_path / "bare.git", tmp_path / "led"
     repo("clone", "--bare", "--quiet", str(repo.path), str(bare))
-    assert (await earlier(bare, FIX, 10)).last == 7
+    assert (await earlier(bare, FIX, 10)).last_number == 7
     led.mkdir()
     (led / ".git").write_text(f"gitdir: {bare}\n")
     with pytest.raises(ConfigError, match="not its own"):

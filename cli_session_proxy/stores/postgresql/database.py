@@ -355,11 +355,11 @@ def _authentication_options(options: Mapping[str, Any]) -> dict[str, str]:
     `options`: those of the URL. If they have a password, it must be used.
     """
     if psycopg.pq.version() < REQUIRE_AUTH_SINCE:
-        return {}
+        return {}  # this libpq refuses options that it does not know
     of_libpq = {option.keyword.decode(): option.val for option in psycopg.pq.Conninfo.get_defaults() if option.val}
     sslmode = str(options.get("sslmode") or of_libpq["sslmode"].decode())
     if "require_auth" in of_libpq or sslmode.startswith("verify-"):
-        return {}
+        return {}  # the operator has decided, or the certificate proves who the server is
     has_password = options.get("password") or "password" in of_libpq
     return {"require_auth": "scram-sha-256" if has_password else "!password,!md5"}
 
@@ -369,11 +369,12 @@ ROLLED_BACK = ("40001", "40P01")
 LOCKED = "55P03"
 # The SQLSTATE of a write to a store that was moved; the message is its new place.
 MOVED = "MOVED"
-# By SQLSTATE, or by its class; "": no server answered.
+# The advice after a server asked for the password in a way that `require_auth` forbids.
 NOT_SAFE = (
     "it, or whoever has its place, asked otherwise than by SCRAM and was sent nothing: set password_encryption to "
     "scram-sha-256 and the user's password anew, use TLS with sslmode=verify-full, or say require_auth=… in the URL"
 )
+# By SQLSTATE, or by its first two characters; "": no server answered.
 ADVICE = {
     "": "start PostgreSQL, or correct `store`",
     "08": "start PostgreSQL, or correct `store`",
@@ -399,5 +400,7 @@ def is_lost(exc: Exception) -> bool:
     """Whether the connection is lost, or never existed."""
     cause = exc.orig if isinstance(exc, DBAPIError) else exc
     if code := code_of(exc):
+        # Connection exceptions; the server stops, or ended the session; it ended an idle transaction with its session.
         return code.startswith(("08", "57P", "25P03"))
+    # Without a SQLSTATE the error is not the server's answer, but one of the connection.
     return isinstance(cause, psycopg.OperationalError | psycopg.InterfaceError)

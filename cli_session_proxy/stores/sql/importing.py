@@ -1,7 +1,7 @@
-"""Transactions of `import_chain`: a chain from elsewhere, in several small ones. Only the last makes it visible.
+"""Transactions of `import_chain`: a chain from elsewhere, in many small steps. Only the last makes it visible.
 
 In one transaction 20,000 turns would hold SQLite's write lock for 10 s, and every other agent's turn would fail on it.
-A running import claims its name (`Database.claim`); unclaimed leftovers are of a program that died.
+A running import claims its name (`Database.claim`). Leftovers whose name nobody claims are of a program that died.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _AGENT_OF = select(turns.c.agent_key).where(turns.c.id == bindparam("turn_id"))
 # The uuid of a sent frame, so that its record is recognised as ours.
 _INSERT_FRAME = Prepared(InsertNew(frames))
 
-# The size of one transaction: turns, bytes of records. Other writers wait for one at most.
+# The size of one transaction: turns, bytes of records. Other writers wait for at most one transaction.
 PIECE_TURNS = 100
 PIECE_BYTES = 1024 * 1024
 # The longest pause after a transaction, in seconds.
@@ -36,14 +36,14 @@ def clear(conn: Connection, database: Database) -> None:
     """Remove leftovers of imports whose program died: their turn ids would block the next try."""
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
         release = database.claim(name)
-        if release is not None:
+        if release is not None:  # else its import still runs in another program
             writing.delete_agent(conn, key)
             release()
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:
     """The hidden agent that receives the parts."""
-    _agent_without_turns(conn, new)
+    _agent_without_turns(conn, new)  # refuse now what `finish` would refuse at the end
     return writing.ensure_agent(conn, COMING, name, f"{COMING}-{name}", named=True, now=time.time())
 
 
@@ -71,7 +71,8 @@ class ChainImport:
         self._without_parent: list[tuple[str, str]] = []
 
     def store(self, conn: Connection, piece: Sequence[ChainPart]) -> None:
-        """Store some parts of the chain: all turns come first."""
+        """Store some parts of the chain. All turns come before other parts, so their parents are set at the first of
+        those."""
         for part in piece:
             if isinstance(part, WholeTurn):
                 self._store_turn(conn, part)
@@ -110,7 +111,7 @@ class ChainImport:
             _check_session_id(part.id)
             if conn.scalar(select(sessions.c.id).where(sessions.c.id == part.id)) is not None:
                 raise _unsound(f"session {part.id} is in this store already")
-            writing.save_session(conn, replace(part, agent_key=self.agent.key), [])
+            writing.save_session(conn, replace(part, agent_key=self.agent.key))
         else:
             _check_session_id(part.from_session)
             _check_session_id(part.to_session)
@@ -126,7 +127,7 @@ class ChainImport:
 
     def finish(self, conn: Connection, new: NewChain) -> Agent:
         """Make the chain visible: the agent gets its name."""
-        self._set_parents(conn)
+        self._set_parents(conn)  # `store` does it only if other parts follow the turns
         empty = _agent_without_turns(conn, new)
         if empty is not None:
             # What it has beside turns becomes the imported agent's.

@@ -343,8 +343,9 @@ def commit(
     """Raises `TooLarge` if more than `limit` bytes of the turn are stored so far."""
     session = None if kept is None else kept.session
     refused = ended.status == "refused"
-    fits = session is None and not move_head if refused else session is not None
-    if ended.status not in ANSWERED or not fits:
+    # A refused turn is on no path: no session ends at it, and the head stays. Every answer has a session.
+    is_consistent = session is None and not move_head if refused else session is not None
+    if ended.status not in ANSWERED or not is_consistent:
         raise ValueError(f"commit of {ended.id} as {ended.status}")
     if budgets:
         spending.turn(conn, budgets, ended.usage, ended.cost_usd, ended.finished_at or 0.0)
@@ -372,9 +373,9 @@ def commit(
     added = values["bytes"] - row.bytes
     if cutter.images:
         added += rows.save_images(conn, turn.agent_key, cutter.images)
-    if session is None or session_update is None:
+    if session is None or session_update is None:  # refused: its session's transcript may have the refused request
         spoil_session(conn, turn.session_id)
-    elif not session_update.rowcount:
+    elif not session_update.rowcount:  # there is no such session yet
         open_session(conn, session)
     if kept is not None and kept.links:
         save_links(conn, turn.agent_key, kept.links)
@@ -391,12 +392,13 @@ def commit(
 
 
 def hold(conn: Connection, lease: Lease) -> None:
+    """Raises `LeaseLost` unless the writer still holds this lease."""
     check(lease, LEASE.one(conn, {"of_agent": lease.agent_key}))
 
 
 def check(lease: Lease, row: Row[Any] | None) -> None:
-    """Raises `LeaseLost` unless the writer still holds this lease. `row`: the result of `LEASE` in the transaction of
-    the write."""
+    """As `hold`, for a caller that has queried the lease. `row`: the result of `LEASE` in the transaction of the
+    write."""
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
             "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",
@@ -405,14 +407,15 @@ def check(lease: Lease, row: Row[Any] | None) -> None:
         )
 
 
-def allowed(turn_id: str, among: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
-    """The turn's row. Raises an error unless its status is one of these: an acknowledged turn is never overwritten."""
+def allowed(turn_id: str, statuses: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
+    """The turn's row. Raises an error unless its status is one of `statuses` (None: any): an acknowledged turn is never
+    overwritten."""
     if row is None:
         raise NotFound(f"no turn {turn_id} in the store: its agent may have been deleted")
-    if among is not None and row.status not in among:
+    if statuses is not None and row.status not in statuses:
         raise StoreUnavailable(
-            f"turn {turn_id} is {row.status}, not {' or '.join(sorted(among))}: another proxy on this store has ended "
-            "or taken it; send the request again",
+            f"turn {turn_id} is {row.status}, not {' or '.join(sorted(statuses))}: another proxy on this store has "
+            "ended or taken it; send the request again",
             detail={"turn_id": turn_id, "status": row.status},
         )
     return row

@@ -1,7 +1,8 @@
-"""From an older schema to this one: named steps in a list, and a copy aside before the first.
+"""Migrates a store from an older schema to this one: a list of named steps, and a backup before the first.
 
-A new database is created from `tables` directly. A step converts any older version to its own. If older programs could
-not use its result, it waits until no other proxy is on the store. `ReportStep` reports the progress on a large store.
+A new database is created from `tables` directly. A step converts any older version to its own. A step whose
+result older programs could not use is refused while another proxy is on the store. `ReportStep` reports the progress on
+a large store.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ def _from_0_1(conn: Connection) -> Step:
     for table in (turns, agents, proxies, leases):
         existing = {column["name"] for column in inspect(conn).get_columns(table.name)}
         for column in table.columns:
-            if column.name not in existing and column is not turns.c.evidence:
+            if column.name not in existing and column is not turns.c.evidence:  # `_typed_turns` renames `reason` to it
                 conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
     # Very many unnamed chains may begin alike: this index finds the newest without sorting them all.
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
@@ -80,24 +81,24 @@ def _from_0_1(conn: Connection) -> Step:
 def _typed_turns(conn: Connection) -> Step:
     """Split each turn's object `reason` into `placed`, `options` and `evidence`; sentences become codes."""
     if turns.c.evidence.name in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
-        return
+        return  # this state between 0.1 and 0.2 has them already
     # Renamed, not added, so that short columns stay before long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
     total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
-    seq = done = 0
-    while batch := conn.execute(_FORMER_TURNS, {"after": seq}).all():
+    last_turn = last_link = done = 0
+    while batch := conn.execute(_FORMER_TURNS, {"after": last_turn}).all():
         conn.execute(_TYPED, [_typed(row) for row in batch])
-        seq, done = batch[-1].seq, done + len(batch)
+        last_turn, done = batch[-1].seq, done + len(batch)
         yield done, total
-    n = 0
-    while reasons := conn.execute(_FORMER_LINKS, {"after": n}).all():
+    while reasons := conn.execute(_FORMER_LINKS, {"after": last_link}).all():
         coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in reasons]
         conn.execute(_CODED, [{"of": n, "coded": dumps(detail)} for n, detail in coded])
-        n, done = reasons[-1].n, done + len(reasons)
+        last_link, done = reasons[-1].n, done + len(reasons)
         yield done, total
 
 
 def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
+    """The parameters of `_TYPED` for this turn."""
     old = loads(row.evidence)
     try:
         reason = former.reason(old)
@@ -116,6 +117,7 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
 
 
 def _of_agent(column: Any, table: Any) -> Any:
+    """A value over the agent's rows of this table; 0 if it has none."""
     return func.coalesce(select(column).where(table.c.agent_key == bindparam("of_agent")).scalar_subquery(), 0)
 
 

@@ -24,7 +24,7 @@ def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Rec
     now = time.time()
     # A lock, so that two writers of one transcript take turns.
     conn.execute(select(agents.c.key).where(agents.c.key == agent_key).with_for_update())
-    of_key = _is(agent_key, key)
+    of_key = _is_of(agent_key, key)
     base = {"agent_key": agent_key, "project": key.project, "session_id": key.session_id, "subpath": key.subpath}
     last = conn.scalar(select(func.max(mirrored.c.n)).where(of_key))
     if last is None:
@@ -54,23 +54,24 @@ def mirror(conn: Connection, agent_key: int, key: MirrorKey, lines: Sequence[Rec
 
 
 def lines(conn: Connection, agent_key: int, key: MirrorKey) -> list[Record] | None:
-    rows = conn.execute(select(mirrored).where(_is(agent_key, key)).order_by(mirrored.c.n)).all()
+    rows = conn.execute(select(mirrored).where(_is_of(agent_key, key)).order_by(mirrored.c.n)).all()
     return [Record(row.line.decode("utf-8", "surrogatepass"), row.uuid) for row in rows if row.n] if rows else None
 
 
 def listed(conn: Connection, agent_key: int, project: str) -> list[tuple[MirrorKey, float]]:
-    heads = mirrored.c.agent_key == agent_key, mirrored.c.project == project, mirrored.c.n == 0
-    rows = conn.execute(select(mirrored).where(*heads).order_by(mirrored.c.at))
+    """The agent's transcripts in this project, each with the time of its last write; the latest comes last."""
+    first_lines = mirrored.c.agent_key == agent_key, mirrored.c.project == project, mirrored.c.n == 0
+    rows = conn.execute(select(mirrored).where(*first_lines).order_by(mirrored.c.at))
     return [(MirrorKey(row.project, row.session_id, row.subpath), row.at) for row in rows]
 
 
 def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
-    """Delete its first `count` lines, which became turns."""
-    waiting = _is(agent_key, key) & (mirrored.c.n > 0)
-    first = list(conn.scalars(select(mirrored.c.n).where(waiting).order_by(mirrored.c.n).limit(count)))
-    conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(first, default=0)))
+    """Delete the transcript's first `count` lines, which became turns."""
+    waiting = _is_of(agent_key, key) & (mirrored.c.n > 0)  # line 0 stays: it marks the transcript
+    taken = list(conn.scalars(select(mirrored.c.n).where(waiting).order_by(mirrored.c.n).limit(count)))
+    conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(taken, default=0)))
 
 
-def _is(agent_key: int, key: MirrorKey) -> ColumnElement[bool]:
+def _is_of(agent_key: int, key: MirrorKey) -> ColumnElement[bool]:
     of_session = (mirrored.c.project == key.project) & (mirrored.c.session_id == key.session_id)
     return (mirrored.c.agent_key == agent_key) & of_session & (mirrored.c.subpath == key.subpath)

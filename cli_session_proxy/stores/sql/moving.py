@@ -57,10 +57,10 @@ LEFT = (meta, proxies, followers, cancels)
 PAGE = 500
 PAGE_SIZE = 4 * 1024 * 1024
 
-# The row of `meta` in the source with the id of the move, and the source's table of rows written since.
+# The row of `meta` in the source with the id of the move. The source's table `changes` has the same name.
 MOVING = "moving"
-_beside = MetaData()
-# Rows written since: their table and primary key as JSON. `n` grows with each write.
+_beside = MetaData()  # a store that is not moved has no such table
+# Rows written since the move began: the table's name, and the primary key as JSON. `n` grows with each write of a row.
 changes = Table(
     MOVING,
     _beside,
@@ -71,7 +71,7 @@ changes = Table(
 
 # Gets the progress: done, total. It may raise an exception to end the move.
 ReportProgress = Callable[[int, int], None]
-# The primary key of a row.
+# The values of a row's primary key.
 Key = tuple[Any, ...]
 
 
@@ -107,7 +107,7 @@ class Side(Protocol):
         """After this transaction, every write of this table raises `StoreUnavailable`, with the new place."""
 
     def drop_foreign_keys(self, conn: Connection) -> None:
-        """For the target: allow rows before those that they refer to."""
+        """For the target: allow a row that refers to one which is not there yet."""
 
     def restore_foreign_keys(self, conn: Connection) -> None:  # noqa: ARG002 - by default nothing is left to do
         """For the target: check references between rows again."""

@@ -39,13 +39,14 @@ Values = dict[str, Any]
 
 UNFINISHED: frozenset[Status] = frozenset({"queued", "running"})
 
-# Columns whose values are a turn's fields unchanged (without the generated `seq`), and those that its end changes.
-_PLAIN = (
+# Columns whose values are a turn's fields unchanged (without the generated `seq`).
+_COPIED = (
     "id", "agent_key", "parent_id", "status", "model", "created_at", "effort", "profile", "stop_reason",
     "session_id", "continuity", "cost_usd", "delivery", "origin", "fingerprint", "frame_uuid", "path_hash", "depth",
     "instance", "started_at", "finished_at", "backend", "answered_by",
 )  # fmt: skip
-_plain_of = attrgetter(*_PLAIN)
+_copied_of = attrgetter(*_COPIED)
+# Those of them that the end of a turn changes.
 _ENDED = (
     "status", "stop_reason", "cost_usd", "session_id", "path_hash", "depth", "delivery", "finished_at", "backend",
     "answered_by",
@@ -56,15 +57,15 @@ AGENT = tuple(agents.c[name] for name in Agent.__slots__)
 SESSION = tuple(sessions.c[name] for name in Session.__slots__)
 # Columns of an agent that are totals of its turns.
 TOTALS = ("turns", "side", "failures", "cost_usd", "bytes", "sessions", "repairs")
-# The columns of a turn in the order of the fields of `Turn`; then two more.
-_AT = {name: at for at, name in enumerate(Turn.__slots__)}
-_WITH_IMAGES = len(_AT) + 1
-TURN = (*(turns.c[name] for name in _AT), turns.c.images, turns.c.bytes)
-_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_AT)
-_FALLBACK, _LIMIT_WAIT = _AT["fallback"], _AT["limit_wait"]
-_LISTS = itemgetter("output", "tools", "attempts")(_AT)
-_OBJECTS = itemgetter("timings", "error", "call")(_AT)
-_TEXTS = itemgetter("system", "stop_sequence")(_AT)
+# The index of each field of `Turn`, and so of its column in `TURN`, where two more columns follow.
+_INDEX_OF = {name: at for at, name in enumerate(Turn.__slots__)}
+_WITH_IMAGES = len(_INDEX_OF) + 1
+TURN = (*(turns.c[name] for name in _INDEX_OF), turns.c.images, turns.c.bytes)
+_INPUT, _PLACED, _OPTIONS, _EVIDENCE, _USAGE = itemgetter("input", "placed", "options", "evidence", "usage")(_INDEX_OF)
+_FALLBACK, _LIMIT_WAIT = _INDEX_OF["fallback"], _INDEX_OF["limit_wait"]
+_LISTS = itemgetter("output", "tools", "attempts")(_INDEX_OF)
+_OBJECTS = itemgetter("timings", "error", "call")(_INDEX_OF)
+_TEXTS = itemgetter("system", "stop_sequence")(_INDEX_OF)
 
 OUTLINE = tuple(turns.c[name] for name in TurnOutline.__slots__)
 SUMMED = (
@@ -143,7 +144,7 @@ def _placed_text(placed: Placed) -> str:
 
 def turn_values(cutter: ImageCutter, turn: Turn) -> Values:
     """All columns of a turn except the generated `seq`."""
-    values: Values = dict(zip(_PLAIN, _plain_of(turn), strict=True))
+    values: Values = dict(zip(_COPIED, _copied_of(turn), strict=True))
     texts, places = content(cutter, input=list(map(Message.as_json, turn.input)), output=turn.output, tools=turn.tools)
     texts |= {
         "system": _optional(turn.system),
@@ -194,7 +195,7 @@ def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
         places = loads(cut_out)
         known = load_images(conn, (sha for part in places.values() for _, sha in part))
         for name, cut in places.items():
-            values[_AT[name]] = restore(values[_AT[name]], cut, known)
+            values[_INDEX_OF[name]] = restore(values[_INDEX_OF[name]], cut, known)
     for at in _LISTS:
         values[at] = tuple(map(dict, loads(values[at])))
     for at in _OBJECTS:
@@ -214,7 +215,7 @@ def turn(row: Row[Any], /, conn: Connection, **changed: Any) -> Turn:
     if values[_LIMIT_WAIT] is not None:
         values[_LIMIT_WAIT] = LimitWait.from_json(loads(values[_LIMIT_WAIT]))
     for name, value in changed.items():
-        values[_AT[name]] = value
+        values[_INDEX_OF[name]] = value
     return Turn(*values)
 
 

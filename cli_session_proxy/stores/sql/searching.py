@@ -138,7 +138,9 @@ def _metadata(options: str) -> str:
         elif value is not None:
             yield f"{key}: {value if isinstance(value, str) else json.dumps(value)}"
 
-    return "\n".join(lines("", rows.loads(options).get("metadata")))[:LONGEST] if '"metadata"' in options else ""
+    if '"metadata"' not in options:  # most requests have none: then nothing is parsed
+        return ""
+    return "\n".join(lines("", rows.loads(options).get("metadata")))[:LONGEST]
 
 
 # --- looking
@@ -147,29 +149,29 @@ def _metadata(options: str) -> str:
 def search(conn: Connection, criteria: Search, by_words: ByWords) -> Found:
     """Search agents, sessions and turns by name or id, then turns by words."""
     of_owner = owned_by(criteria.owner)
-    every = select(*rows.AGENT, agents.c.last_at).where(of_owner).order_by(agents.c.last_at.desc())
-    searched = conn.execute(every).all()
+    newest_agents = select(*rows.AGENT, agents.c.last_at).where(of_owner).order_by(agents.c.last_at.desc())
+    agent_rows = conn.execute(newest_agents).all()
     hits: list[Hit] = []
     if criteria.words and not criteria.is_filtered:
         words = [word.casefold() for word in criteria.words]
-        for hit in sound(_agent_hit, searched):
+        for hit in sound(_agent_hit, agent_rows):
             if all(word in hit.agent.agent_id.casefold() for word in words):
                 hits.append(hit)
     hits += _by_id(conn, criteria)
-    left = criteria.limit - len(hits)
-    if left > 0 and criteria.words:
-        best = by_words(left)
-        query = _join_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in best]))
-        row_of = {row[-1]: row for row in conn.execute(query)}
-        for ranked in best:
+    places_left = criteria.limit - len(hits)
+    if places_left > 0 and criteria.words:
+        ranked_turns = by_words(places_left)
+        query = _join_agents(select(*_HIT)).where(turns.c.seq.in_([ranked.seq for ranked in ranked_turns]))
+        row_of = {row[-1]: row for row in conn.execute(query)}  # by `seq`, the last column of `_HIT`
+        for ranked in ranked_turns:
             read = partial(_hit, conn=conn, kind="words", part=ranked.part, snippet=ranked.snippet)
             hits += sound(read, (row_of[ranked.seq],))
-    elif left > 0 and criteria.is_filtered:
-        newest = _join_agents(select(*_HIT)).where(*fits(criteria)).order_by(turns.c.seq.desc()).limit(left)
+    elif places_left > 0 and criteria.is_filtered:  # no words rank the turns: the newest come first
+        newest = _join_agents(select(*_HIT)).where(*fits(criteria)).order_by(turns.c.seq.desc()).limit(places_left)
         hits += sound(partial(_hit, conn=conn, kind="words"), conn.execute(newest).all())
-    shots = conn.scalar(select(func.count()).select_from(agents).where(of_owner, ONE_SHOT)) or 0
+    one_shots = conn.scalar(select(func.count()).select_from(agents).where(of_owner, ONE_SHOT)) or 0
     total = conn.scalar(select(func.sum(agents.c.turns)).where(of_owner)) or 0
-    return Found(tuple(hits[: criteria.limit]), len(searched), int(total), shots)
+    return Found(tuple(hits[: criteria.limit]), len(agent_rows), int(total), one_shots)
 
 
 def fits(criteria: Search) -> list[ColumnElement[bool]]:

@@ -53,25 +53,25 @@ log = logs.get(__name__)
 T = TypeVar("T")
 Ordered = TypeVar("Ordered", Turn, TurnOutline)
 
-# Up to so many characters of an input, or of an answer with its records, are written on the event loop; and records.
+# Up to so many characters of an input, or of an answer with its records, are written on the event loop; and up to so
+# many records.
 SMALL = 32 * 1024
 FEW = 20
 
 # A turn with more bytes is read on a thread: more than 0.5 ms. One with images may have many MB.
 LARGE = 256 * 1024
-
-
 # Seconds between two log lines on the progress of a migration.
-OFTEN = 5.0
+REPORT_EVERY = 5.0
 
 
 @contextmanager
 def logged() -> Iterator[ReportStep]:
+    """Logs the progress of a migration."""
     last = time.monotonic()
 
     def report(step: str, done: int, total: int) -> None:
         nonlocal last
-        if time.monotonic() - last > OFTEN:
+        if time.monotonic() - last > REPORT_EVERY:
             last = time.monotonic()
             log.info("store_migrating", step=step, done=done, total=total)
 
@@ -83,7 +83,7 @@ Method = Callable[Concatenate["SqlStore", P], Coroutine[Any, Any, T]]
 
 
 def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False) -> Method[P, T]:
-    """A method that calls `work` with its arguments, in a read transaction of its own."""
+    """A method that calls `work` with its arguments, in a read transaction of its own. `quick`: see `Database.read`."""
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._db.read(lambda conn: work(conn, *args, **kwargs), quick=quick)
@@ -94,7 +94,7 @@ def _read(work: Callable[Concatenate[Connection, P], T], *, quick: bool = False)
 def _write(
     work: Callable[Concatenate[Connection, P], T], urgency: Urgency = Urgency.DURABLE, *, quick: bool = False
 ) -> Method[P, T]:
-    """A method that calls `work` in a write transaction, under a lease if there is one."""
+    """A method that calls `work` in a write transaction. A `LeaseLost` is counted. `quick`: see `Database.write`."""
 
     async def method(self: SqlStore, /, *args: P.args, **kwargs: P.kwargs) -> T:
         return await self._under_lease(lambda conn: work(conn, *args, **kwargs), urgency, quick=quick)

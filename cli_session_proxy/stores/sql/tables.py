@@ -2,8 +2,8 @@
 
 Content is JSON as text; record lines are bytes, because a line is stored unchanged, valid or not. Every column
 that refers to a turn has an index that starts with it: without one, deleting n turns costs n scans.
-`agents.head` and the sessions of a link carry no foreign key: the head would make a circle, and a link may
-name a session of which nothing else is known.
+`agents.head` and the sessions of a link carry no foreign key: an agent and its turns would refer to each
+other, and a link may name a session of which nothing else is known.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from sqlalchemy import (
 
 metadata = MetaData()
 
-# SQLite hands out ascending ids that are never used again only to a column that is exactly INTEGER.
+# An id that ascends and is never used again. SQLite generates one only for a column whose type is exactly INTEGER.
 _Serial = BigInteger().with_variant(Integer, "sqlite")
 
 meta = Table(
@@ -38,8 +38,8 @@ meta = Table(
 # The row of `meta` that `probe` writes.
 PROBE = "probe"
 
-# Rows of `meta` that keep proxies away (see `moving`): the place that the store was moved to; an unfinished move into
-# it.
+# Rows of `meta` that keep proxies away (see `moving`): this store was moved, and the value is its new place; a move
+# into this store is unfinished.
 MOVED_TO = "moved_to"
 COMING_IN = "coming_in"
 # Rows of `meta` with this prefix and a proxy's id have the facts of that proxy's host.

@@ -294,59 +294,56 @@ class SqliteDatabase(Life, Database):
                 break
         if not group and not self._sync_due:
             return
-        before = _ToSync(self._unsynced, self._sync_due, self._awaiting_sync)
+        to_sync = _ToSync(self._unsynced, self._sync_due, self._awaiting_sync)
         full = self._sync_due or any(write.urgency is Urgency.DURABLE for write in group)
-        self._unsynced, self._sync_due, self._awaiting_sync, self._only_syncs, self._group_synced = (
-            False,
-            False,
-            [],
-            not group,
-            False,
-        )
+        self._unsynced = self._sync_due = self._group_synced = False
+        self._awaiting_sync = []
+        self._only_syncs = not group
         work = partial(self._write_group, group, full)
         if not group:
             work = partial(self._sync, checkpoint=self._quick_writes >= CHECKPOINT)
             self._quick_writes %= CHECKPOINT
         self._group = self._write_thread.run(work)
-        self._group.add_done_callback(partial(self._ended, group, before))
+        self._group.add_done_callback(partial(self._ended, group, to_sync))
 
-    def _ended(self, group: Sequence[_Write], before: _ToSync, ended: asyncio.Future[list[Any]]) -> None:
+    def _ended(self, group: Sequence[_Write], to_sync: _ToSync, outcomes: asyncio.Future[list[Any]]) -> None:
+        """Tell the callers of a group how it ended, and start the next. `to_sync`: what the group had to sync."""
         self._group = None
-        fault = ended.exception()
+        group_error = outcomes.exception()
         for n, write in enumerate(group):
-            outcome = fault if fault is not None else ended.result()[n]
+            outcome = group_error if group_error is not None else outcomes.result()[n]
             if write.done.cancelled():
                 continue
             if isinstance(outcome, BaseException):
                 write.done.set_exception(outcome)
             else:
                 write.done.set_result(outcome)
-        failed = fault if not group else None
-        if not self._group_synced:
-            if before.unsynced or any(write.urgency in JOURNALED for write in group):
+        sync_error = group_error if not group else None  # a group without writes only syncs
+        if not self._group_synced:  # what was not on the disk before is still not, nor are this group's own writes
+            if to_sync.unsynced or any(write.urgency in JOURNALED for write in group):
                 self._unsynced = True
-            if failed is not None:  # the next write tries again
-                log.error("store_not_synced", exc_info=failed)
-            elif before.sync_due:
-                self._sync_due, self._awaiting_sync = True, before.awaiting + self._awaiting_sync
+            if sync_error is not None:  # the next write tries again
+                log.error("store_not_synced", exc_info=sync_error)
+            elif to_sync.sync_due:  # the next group syncs it
+                self._sync_due, self._awaiting_sync = True, to_sync.awaiting + self._awaiting_sync
             elif self._unsynced:
                 self._set_timer()
-        if self._group_synced or failed is not None:
-            for waits in before.awaiting:
-                if waits.cancelled():
+        if self._group_synced or sync_error is not None:
+            for on_disk in to_sync.awaiting:
+                if on_disk.cancelled():
                     continue
-                if failed is None:
-                    waits.set_result(None)
+                if sync_error is None:
+                    on_disk.set_result(None)
                 else:
-                    waits.set_exception(self._unavailable(failed))
+                    on_disk.set_exception(self._unavailable(sync_error))
         self._write_waiting()
 
     # --- on the threads ---
 
     def _connect(self) -> None:
         try:
-            patient = self.busy_timeout
-            kinds = ((WRITING, patient), (READING, patient), (QUICK, 0.0))
+            # A quick transaction runs on the event loop, so it never waits for a lock.
+            kinds = ((WRITING, self.busy_timeout), (READING, self.busy_timeout), (QUICK, 0.0))
             self._engines = [engine(self.url, kind, timeout, self._clock) for kind, timeout in kinds]
             to_write, to_read, to_be_quick = self._engines
             self._writer, self._commits_sync = to_write.connect(), True
@@ -362,12 +359,12 @@ class SqliteDatabase(Life, Database):
         assert self._writer is not None
         driver = driver_of(self._writer)
         try:
-            (before,) = driver.execute("PRAGMA busy_timeout").fetchone()
+            (usual_timeout,) = driver.execute("PRAGMA busy_timeout").fetchone()
             driver.execute(f"PRAGMA busy_timeout={READERS_WAIT}")
             try:
                 (busy, _, _) = driver.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
             finally:
-                driver.execute(f"PRAGMA busy_timeout={before}")
+                driver.execute(f"PRAGMA busy_timeout={usual_timeout}")
         except ERRORS as exc:
             raise self._unavailable(exc) from exc
         return not busy
@@ -413,7 +410,7 @@ class SqliteDatabase(Life, Database):
             self._sync_commits(full)
         self._waited_for = EARLIER_WRITES
         file: Any = self._writer.connection.dbapi_connection
-        before = file.total_changes
+        changes_before = file.total_changes
         try:
             results = transaction(self._writer, WRITING, *[write.work for write in group])
         except sqlite3.OperationalError as exc:
@@ -422,10 +419,10 @@ class SqliteDatabase(Life, Database):
             raise
         finally:
             if not full:
-                with suppress(sqlite3.Error):  # now, while no client waits; else at the next commit
+                with suppress(sqlite3.Error):  # now, while no client waits; if it fails, before the next commit
                     self._sync_commits(True)
         # A commit without changes does not wait for the disk, so it does not prove that earlier writes are on it.
-        self._group_synced |= full and file.total_changes > before
+        self._group_synced |= full and file.total_changes > changes_before
         return results
 
     def _sync_commits(self, full: bool) -> None:
@@ -445,21 +442,22 @@ class SqliteDatabase(Life, Database):
             self._readers.put(conn)
 
     def _shut(self, threads: list[Threads]) -> None:
-        for several in threads:
-            several.stop()
+        for pool in threads:
+            pool.stop()
         while not self._readers.empty():
             self._readers.get_nowait().close()
         for conn in (self._quick, self._writer):
             if conn is not None:
                 conn.close()
-        for engine in self._engines:
-            engine.dispose()
+        for of_kind in self._engines:
+            of_kind.dispose()
         self._writer = self._quick = None
         self._engines = []
 
     # --- what an error means ---
 
     def _locked(self, by: str) -> StoreUnavailable:
+        """`by`: what held the lock, for the message."""
         waited = f"{self.busy_timeout:g} s"
         return StoreUnavailable(
             f"the store {self.path} was locked by {by} for more than {waited}: end what holds it, then try again",
@@ -467,7 +465,8 @@ class SqliteDatabase(Life, Database):
         )
 
     def _unavailable(self, exc: BaseException) -> ProxyError:
-        """One line that says what to do. Only the driver's own words: the statement's values are prompts."""
+        """An error whose message says in one line what to do. It has the driver's message and not SQLAlchemy's, which
+        has the values of the statement: these are prompts."""
         if isinstance(exc, UnicodeEncodeError):
             return InvalidRequest("a name holds half a surrogate pair: send it as well-formed UTF-8")
         if is_busy(exc):

@@ -20,7 +20,7 @@ class SqliteSide(Side):
         self._store = store
 
     def prepare(self, conn: Connection) -> None:
-        self._store.words.remove()  # the index of an earlier store
+        self._store.search_index.remove()  # the index of an earlier store
         self._store.prepare(conn)
 
     def begin(self, conn: Connection) -> None:

@@ -23,7 +23,7 @@ BUSY_TIMEOUT = 10.0
 
 
 class SqliteStore(SqlStore):
-    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory exists.
+    """`Store` on one SQLite file in WAL mode. `url_or_path`: a path, or `sqlite:///…`; its directory must exist.
 
     `clock`: UTC seconds since the epoch, by which leases expire.
     """
@@ -38,17 +38,17 @@ class SqliteStore(SqlStore):
         progress: MigrationProgress = logged,
     ) -> None:
         self.database = SqliteDatabase(url_or_path, busy_timeout=busy_timeout, clock=clock)
-        self.words = SearchIndex(self.database.path, busy_timeout)
+        self.search_index = SearchIndex(self.database.path, busy_timeout)
         super().__init__(self.database, migrations, progress)
 
     async def delete_agent(self, key: int, expiry: Expiry | None = None) -> bool:
         deleted = await super().delete_agent(key, expiry)
-        if deleted:
-            await asyncio.to_thread(self.words.forget, key)
+        if deleted:  # the index is a file of its own, which no foreign key cleans
+            await asyncio.to_thread(self.search_index.forget, key)
         return deleted
 
     async def index(self, seconds: float) -> Indexed:
-        return await asyncio.to_thread(self.words.index, seconds)
+        return await asyncio.to_thread(self.search_index.index, seconds)
 
     async def search(self, wanted: Search) -> Found:
-        return await asyncio.to_thread(self.words.search, wanted)
+        return await asyncio.to_thread(self.search_index.search, wanted)
