@@ -56,7 +56,11 @@ class OutOfBoundsError(Exception):
 
 
 class Helpers:
-    """Processes of one kind. A call's function is importable by its name; arguments and result can be pickled."""
+    """Processes of one kind. A call's function is importable by its name; arguments and result can be pickled.
+
+    `most`: how many calls run at once. `waiting`: how many more may wait. `seconds` of processor time and bytes of
+    `memory`: what one call may take.
+    """
 
     def __init__(self, *, most: int, seconds: float, memory: int, waiting: int = WAITING) -> None:
         self._seconds = seconds

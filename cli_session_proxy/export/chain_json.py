@@ -11,7 +11,7 @@ from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
 from .schema import SCHEMA
-from .shown import Renderer, render_here
+from .shown import Renderer, render_in_process
 
 
 async def chain_json(
@@ -20,7 +20,7 @@ async def chain_json(
     *,
     sandbox: str,
     verbatim: bool = False,
-    render: Renderer = render_here,
+    render: Renderer = render_in_process,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """One valid JSON document in pieces, a newline at its end. Raises `NotFound` before the first piece.

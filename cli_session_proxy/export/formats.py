@@ -12,12 +12,12 @@ from .chain_json import chain_json
 from .html import html
 from .markdown import markdown
 from .mermaid import mermaid
-from .shown import Renderer, render_here
+from .shown import Renderer, render_in_process
 
 
 class Write(Protocol):
     def __call__(
-        self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_here
+        self, store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_in_process
     ) -> AsyncIterator[str]: ...
 
 

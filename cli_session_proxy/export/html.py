@@ -23,7 +23,7 @@ from . import shown
 from .explain import MARKED_REASONS, cache_in_words
 from .outline import Node, Outline, outline
 from .schema import MeasuredDump
-from .shown import Renderer, render_here
+from .shown import Renderer, render_in_process
 from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
 # So many of the last turns are unfolded when the page opens.
@@ -62,7 +62,7 @@ _POLICY = "default-src 'none'; style-src 'sha256-{}'; base-uri 'none'; form-acti
 
 
 async def html(
-    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_here
+    store: Store, agent: Agent, *, sandbox: str, verbatim: bool = False, render: Renderer = render_in_process
 ) -> AsyncIterator[str]:
     """The page in pieces, one per turn. Raises `NotFound` before the first one."""
     shape = await outline(store, agent)

@@ -17,7 +17,7 @@ from . import shown
 from .chain_json import turns_of
 from .explain import cache_in_words, placed
 from .schema import ContentDump
-from .shown import Renderer, render_here
+from .shown import Renderer, render_in_process
 from .words import KINDS, UNSURE, count, mark_of, visible
 
 
@@ -27,7 +27,7 @@ async def markdown(
     *,
     sandbox: str,
     verbatim: bool = False,
-    render: Renderer = render_here,
+    render: Renderer = render_in_process,
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """Yields the title, then a text for each turn, of all or of those on the page `part`. Raises `NotFound` at once."""

@@ -14,7 +14,7 @@ from ..domain.models import ON_PATH, Agent, LinkReason, Status
 from ..stores.base import Store
 from .explain import MARKED_REASONS
 from .outline import Node, Outline, outline
-from .shown import Renderer, render_here
+from .shown import Renderer, render_in_process
 
 # mermaid's default `maxEdges` is 500 and its `maxTextSize` 50,000 characters (its documentation, "Config").
 MOST_BOXES = 250
@@ -49,7 +49,7 @@ async def mermaid(
     *,
     sandbox: str,  # noqa: ARG001 - the shape of every format; no words are shown here
     verbatim: bool = False,  # noqa: ARG001 - as above
-    render: Renderer = render_here,  # noqa: ARG001 - as above
+    render: Renderer = render_in_process,  # noqa: ARG001 - as above
 ) -> AsyncIterator[str]:
     """A flowchart. Raises `NotFound` before the first piece."""
     shape = await outline(store, agent)

@@ -126,13 +126,13 @@ class Show(Protocol[D_co]):
 
 
 class Renderer(Protocol):
-    """Calls a `Show`, here or in a helper process: redacting megabytes takes seconds."""
+    """Calls a `Show`, in this process or in a helper process: redacting megabytes takes seconds."""
 
     async def __call__(self, show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T: ...
 
 
-async def render_here(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
-    """In this process, for programs that serve nobody else."""
+async def render_in_process(show: Show[T], row: Turn, links: Sequence[Link] = (), *, verbatim: bool = False) -> T:
+    """Calls it in this process: for programs that serve no other request meanwhile."""
     return show(row, links, verbatim=verbatim)
 
 

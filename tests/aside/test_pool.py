@@ -125,7 +125,7 @@ async def test_a_process_that_does_not_use_the_processor_is_ended_as_well(
 
 
 async def test_no_more_wait_than_may(monkeypatch: pytest.MonkeyPatch, helpers: Helpers, tmp_path: Path) -> None:
-    monkeypatch.setattr(helpers, "_limit", 2)
+    monkeypatch.setattr(helpers, "_most_calls", 2)
     calls = [asyncio.ensure_future(helpers.call(jobs.sleep, str(tmp_path / "begun"))) for _ in range(2)]
     await begun(tmp_path / "begun")
     with pytest.raises(QueueFull) as refused:

@@ -352,6 +352,7 @@ def commit(
     session_update = None
     if session is not None:
         session_key = {"session_id": session.id, "of_agent": session.agent_key}
+        # Before the lease is checked, because that saves a round trip. A refusal rolls this back.
         session_update = UPDATE_SESSION.run(conn, session_key | rows.session_values(session))
     lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
     turn_query = LOCK_TURN.run(conn, {"turn_id": ended.id})

@@ -63,7 +63,8 @@ def _from_0_1(conn: Connection) -> Step:
         for column in table.columns:
             if column.name not in existing and column is not turns.c.evidence:  # `_typed_turns` renames `reason` to it
                 conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
-    # Very many unnamed chains may begin alike: this index finds the newest without sorting them all.
+    # Very many unnamed chains may begin alike: with its new second column this index finds the newest without sorting
+    # them all.
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
     index.drop(conn, checkfirst=True)
     index.create(conn)

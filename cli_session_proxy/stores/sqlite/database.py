@@ -66,6 +66,8 @@ EARLIER_WRITES = "the writes before this one"
 
 @dataclass(slots=True, eq=False)
 class _Write:
+    """A write that waits for its group. `alone`: it shares its transaction with no other. `done` gets its result."""
+
     work: Work[Any]
     urgency: Urgency
     alone: bool
