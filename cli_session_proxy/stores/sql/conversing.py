@@ -37,14 +37,14 @@ def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> N
 
 def annotate(conn: Connection, agent_key: int, metadata: JSON) -> None:
     _ensure(conn, agent_key)
-    own = conversations.c.agent_key == agent_key
-    conn.execute(update(conversations).where(own).values(metadata=rows.dumps(metadata)))
+    of_agent = conversations.c.agent_key == agent_key
+    conn.execute(update(conversations).where(of_agent).values(metadata=rows.dumps(metadata)))
 
 
 def take_out(conn: Connection, agent_key: int, item_id: str) -> None:
     """Remove an item. Each statement works on the current rows, so concurrent writes are safe."""
-    own = items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id)
-    if conn.execute(own.where(items.c.turn_id.is_(None))).rowcount:
+    delete_item = items.delete().where(items.c.agent_key == agent_key, items.c.id == item_id)
+    if conn.execute(delete_item.where(items.c.turn_id.is_(None))).rowcount:
         return
     _ensure(conn, agent_key)
     more = _more_removed + literal(rows.dumps(item_id)) + "]"
@@ -80,12 +80,12 @@ def item(row: Row[Any]) -> Item:
 def take(conn: Connection, agent_key: int, taken: Sequence[tuple[str, str]]) -> None:
     """Assign each item to its turn. `PathChanged` if one was removed."""
     for item_id, turn_id in taken:
-        own = items.c.agent_key == agent_key, items.c.id == item_id
-        if not conn.execute(update(items).where(*own).values(turn_id=turn_id)).rowcount:
+        this_item = items.c.agent_key == agent_key, items.c.id == item_id
+        if not conn.execute(update(items).where(*this_item).values(turn_id=turn_id)).rowcount:
             raise PathChanged(item_id)
 
 
 def add_to_call(conn: Connection, turn_id: str, more: JSON) -> None:
-    own = turns.c.id == turn_id
-    known = conn.scalar(select(turns.c.call).where(own).with_for_update(key_share=True))
-    conn.execute(update(turns).where(own).values(call=rows.dumps({**json.loads(known or "{}"), **more})))
+    this_turn = turns.c.id == turn_id
+    known = conn.scalar(select(turns.c.call).where(this_turn).with_for_update(key_share=True))
+    conn.execute(update(turns).where(this_turn).values(call=rows.dumps({**json.loads(known or "{}"), **more})))

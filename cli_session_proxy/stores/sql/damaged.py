@@ -90,8 +90,8 @@ def _damaged(
     """Make the error for a damaged row, and log it once. `wrong`: the column that cannot be read, if it is known."""
     table: Any = getattr(wrong, "table", None)
     table = columns[0].table if table is None else table  # a label has no table; the first column is never a label
-    own = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]
-    keys = [pair for pair in own if pair[0].primary_key] or own[:1]
+    of_table = [(column, value) for column, value in zip(columns, values, strict=True) if column in set(table.c)]
+    keys = [pair for pair in of_table if pair[0].primary_key] or of_table[:1]  # without its key, by its first column
     where = ", ".join(f"{column.name} {str(value)[:80]!r}" for column, value in keys)
     named = f"{table.name} with {where}: {'its JSON' if wrong is None else wrong.name}"
     if named not in _logged and len(_logged) < MOST_LOGGED:

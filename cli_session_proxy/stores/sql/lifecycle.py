@@ -94,8 +94,8 @@ def _state_query(parent: ColumnElement[Any]) -> Prepared:
     joined_session = sessions.alias("joined_session")
     ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
     session = (joined_session.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
-    own = and_(turns.c.id == parent, turns.c.agent_key == agents.c.key)
-    joined = agents.outerjoin(turns, own).outerjoin(joined_session, joined_session.c.n == ending)
+    is_parent = and_(turns.c.id == parent, turns.c.agent_key == agents.c.key)
+    joined = agents.outerjoin(turns, is_parent).outerjoin(joined_session, joined_session.c.n == ending)
     query = select(*rows.TURN, *_JOINED_AGENT, *session, _others.label("others")).select_from(joined)
     return Prepared(query.where(agents.c.key == bindparam("of_agent")))
 

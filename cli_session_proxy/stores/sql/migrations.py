@@ -185,8 +185,8 @@ def prepare(
             detail={"found": version, "known": known},
         )
     else:  # refuse a store that was moved away, and one into which a move is not complete
-        for mark, value in conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all():
-            if mark == MOVED_TO:
+        for name, value in conn.execute(select(meta).where(meta.c.name.in_([MOVED_TO, COMING_IN]))).all():
+            if name == MOVED_TO:
                 raise moved(database.name, value)
             raise StoreUnavailable(
                 f"a move into the store {database.name} has not ended: run the same `migrate` again, or choose another "

@@ -405,16 +405,16 @@ def _insert(conn: Connection, table: Table, rows: Sequence[Row[Any]]) -> None:
 
 def _pages(conn: Connection, table: Table, after: Key | None, end: int | None = None) -> Iterator[Sequence[Row[Any]]]:
     """All rows by primary key, in pages that fit into memory. `end`: up to this key."""
-    own = list(table.primary_key)
+    key_columns = list(table.primary_key)
     while True:
-        query = select(*own, _size(table)).order_by(*own).limit(PAGE)
-        query = query if end is None else query.where(own[0] <= end)
+        query = select(*key_columns, _size(table)).order_by(*key_columns).limit(PAGE)
+        query = query if end is None else query.where(key_columns[0] <= end)
         sizes = conn.execute(query if after is None else query.where(_is_above(table, after))).all()
         if not sizes:
             return
         last = _cut(sizes)[-1]
         upto = ~_is_above(table, last) if after is None else and_(_is_above(table, after), ~_is_above(table, last))
-        rows = conn.execute(select(table).where(upto).order_by(*own)).all()
+        rows = conn.execute(select(table).where(upto).order_by(*key_columns)).all()
         if rows:
             yield rows
         after = last
@@ -442,16 +442,18 @@ def _key(table: Table, row: Row[Any]) -> Key:
 
 
 def _is_above(table: Table, key: Key) -> ColumnElement[bool]:
-    own = list(table.primary_key)
-    if len(own) == 1:
-        above: ColumnElement[bool] = own[0] > key[0]
+    key_columns = list(table.primary_key)
+    if len(key_columns) == 1:
+        above: ColumnElement[bool] = key_columns[0] > key[0]
         return above
-    return tuple_(*own) > tuple_(*(literal(value, column.type) for value, column in zip(key, own, strict=True)))
+    return tuple_(*key_columns) > tuple_(
+        *(literal(value, column.type) for value, column in zip(key, key_columns, strict=True))
+    )
 
 
 def _is_one_of(table: Table, keys: Sequence[Key]) -> ColumnElement[bool]:
-    own = list(table.primary_key)
-    return own[0].in_([key for (key,) in keys]) if len(own) == 1 else tuple_(*own).in_(keys)
+    key_columns = list(table.primary_key)
+    return key_columns[0].in_([key for (key,) in keys]) if len(key_columns) == 1 else tuple_(*key_columns).in_(keys)
 
 
 def _differing(target: Connection, table: Table, rows: Sequence[Row[Any]]) -> set[Key]:

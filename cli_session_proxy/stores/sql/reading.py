@@ -377,11 +377,11 @@ def page(
     newest: int | None = None,
     most_bytes: int | None = None,
 ) -> TurnPage:
-    own = turns.c.agent_key == agent_key
+    of_agent = turns.c.agent_key == agent_key
     if newest is not None:
-        at = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(newest - 1).limit(1))
+        at = conn.scalar(select(turns.c.seq).where(of_agent).order_by(turns.c.seq).offset(newest - 1).limit(1))
         before_seq = None if at is None else at + 1
-    query = _TURN.where(own) if before_seq is None else _TURN.where(own, turns.c.seq < before_seq)
+    query = _TURN.where(of_agent) if before_seq is None else _TURN.where(of_agent, turns.c.seq < before_seq)
     newest_first = query.order_by(turns.c.seq.desc()).limit(limit)
     if most_bytes is None:
         on_page = conn.execute(newest_first).all()
@@ -389,55 +389,57 @@ def page(
         on_page, _ = _within(conn, newest_first, most_bytes, limit)
     turns_of_page = sound(partial(rows.turn, conn=conn), on_page, rows.damaged_turn)
     # Filter by agent, too: most have few links, and a lookup for each turn of the page takes longer.
-    of_agent = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
+    agent_links = select(links).where(links.c.agent_key == agent_key).order_by(links.c.n)
     links_of_page: list[Link] = []
     for part in chunks([turn.id for turn in turns_of_page]):
-        links_of_page += sound(rows.link, conn.execute(of_agent.where(links.c.turn_id.in_(part))))
+        links_of_page += sound(rows.link, conn.execute(agent_links.where(links.c.turn_id.in_(part))))
     totals = select(agents.c.turns, agents.c.cost_usd).where(agents.c.key == agent_key)
     total, cost = conn.execute(totals).one_or_none() or (0, 0.0)
-    first = conn.scalar(select(func.count()).where(own, turns.c.seq <= turns_of_page[0].seq)) if turns_of_page else 0
+    first = (
+        conn.scalar(select(func.count()).where(of_agent, turns.c.seq <= turns_of_page[0].seq)) if turns_of_page else 0
+    )
     reasons = select(links.c.reason, func.count().label("number")).where(links.c.agent_key == agent_key)
     counts = {row.reason: row.number for row in conn.execute(reasons.group_by(links.c.reason))}
     return TurnPage(tuple(turns_of_page), tuple(links_of_page), first or 0, total, counts, cost)
 
 
 def tree(conn: Connection, agent_key: int, *, after: int = 0) -> Tree:
-    own = turns.c.agent_key == agent_key
-    shown = own
+    of_agent = turns.c.agent_key == agent_key
+    shown = of_agent
     if after:
-        last = conn.scalar(select(turns.c.seq).where(own).order_by(turns.c.seq).offset(after - 1).limit(1))
+        last = conn.scalar(select(turns.c.seq).where(of_agent).order_by(turns.c.seq).offset(after - 1).limit(1))
         if last is None:
             return Tree((), ())
-        shown = and_(own, turns.c.seq > last)
+        shown = and_(of_agent, turns.c.seq > last)
     parents = list(range(after, after + (conn.scalar(select(func.count()).where(shown)) or 0)))
-    # Nearly every turn continues the one before it, so the database selects only the others: 20,000 rows in Python
+    # Nearly every turn continues the one before it, so the database selects only the rest: 20,000 rows in Python
     # would block all requests for 80 ms.
-    before = func.lag(turns.c.id).over(order_by=turns.c.seq)
+    previous_id = func.lag(turns.c.id).over(order_by=turns.c.seq)
     number = func.row_number().over(order_by=turns.c.seq)
-    each = select(number.label("number"), turns.c.parent_id, before.label("before")).where(shown).subquery()
-    others = conn.execute(
-        select(each.c.number, each.c.parent_id).where(each.c.parent_id.is_distinct_from(each.c.before))
+    each = select(number.label("number"), turns.c.parent_id, previous_id.label("previous_id")).where(shown).subquery()
+    branching = conn.execute(
+        select(each.c.number, each.c.parent_id).where(each.c.parent_id.is_distinct_from(each.c.previous_id))
     ).all()
     marks = select(links.c.turn_id).where(links.c.agent_key == agent_key, links.c.reason.in_(sorted(MARKED))).distinct()
     marked = [turn_id for turn_id in conn.scalars(marks) if turn_id is not None]
-    needed = [row.parent_id for row in others if row.parent_id is not None] + marked
+    needed = [row.parent_id for row in branching if row.parent_id is not None] + marked
     if len(needed) > FEW:
-        every = conn.scalars(select(turns.c.id).where(own).order_by(turns.c.seq))
+        every = conn.scalars(select(turns.c.id).where(of_agent).order_by(turns.c.seq))
         numbers = {turn_id: number for number, turn_id in enumerate(every, 1)}
     else:
         numbers = places(conn, agent_key, needed)
-    for row in others:
+    for row in branching:
         parents[row.number - 1] = numbers.get(row.parent_id, 0)
     shown_marks = sorted(numbers[turn_id] for turn_id in marked if numbers.get(turn_id, 0) > after)
     return Tree(tuple(parents), tuple(shown_marks))
 
 
 def places(conn: Connection, agent_key: int, turn_ids: Sequence[str]) -> dict[str, int]:
-    own = turns.c.agent_key == agent_key
+    of_agent = turns.c.agent_key == agent_key
     numbers = {}
     for part in chunks(list(dict.fromkeys(turn_ids))):
-        for row in conn.execute(select(turns.c.id, turns.c.seq).where(own, turns.c.id.in_(part))).all():
-            numbers[row.id] = conn.scalar(select(func.count()).where(own, turns.c.seq <= row.seq)) or 0
+        for row in conn.execute(select(turns.c.id, turns.c.seq).where(of_agent, turns.c.id.in_(part))).all():
+            numbers[row.id] = conn.scalar(select(func.count()).where(of_agent, turns.c.seq <= row.seq)) or 0
     return numbers
 
 
@@ -546,11 +548,11 @@ def own_records(conn: Connection, turn_id: str) -> list[Record]:
 
 
 def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:
-    own = items.c.agent_key == agent_key
-    query = select(items).where(own).order_by(items.c.n)
+    of_agent = items.c.agent_key == agent_key
+    query = select(items).where(of_agent).order_by(items.c.n)
     if tip is not None:
         off: ColumnElement[bool] = items.c.turn_id.is_(None)
-        some_taken = select(items.c.n).where(own, items.c.turn_id.is_not(None)).limit(1)
+        some_taken = select(items.c.n).where(of_agent, items.c.turn_id.is_not(None)).limit(1)
         if conn.scalar(some_taken) is not None:  # else no item depends on the path
             off = or_(off, items.c.turn_id.not_in(select(_ancestors(tip).c.id)))
         query = query.where(off)
