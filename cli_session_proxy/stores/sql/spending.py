@@ -74,9 +74,9 @@ def request(conn: Connection, of: Sequence[Budget], turn_id: str, now: float, *,
             running = budgets.period(row.per, now)
             if row.begins == running.begins and row.requests <= 1:  # the first turn of the period: delete older rows
                 since = budgets.last_used([one for one in rows if one.per == row.per], running)
-                own = and_(spent.c.account == row.account, spent.c.begins < since)
+                of_account = and_(spent.c.account == row.account, spent.c.begins < since)
                 unused = spent.c.begins < budgets.previous(budgets.period("month", now)).begins  # of any account
-                conn.execute(delete(spent).where(spent.c.per == row.per, or_(own, unused)))
+                conn.execute(delete(spent).where(spent.c.per == row.per, or_(of_account, unused)))
 
 
 def turn(conn: Connection, of: Sequence[Budget], usage: Usage, cost_usd: float | None, now: float) -> None:
