@@ -146,6 +146,22 @@ async def test_programs_that_are_looked_for_are_not_written_from_inside(
     assert not ran.exists()
 
 
+@pytest.mark.parametrize("entry", ["a folder", "an empty entry"])
+async def test_libraries_that_programs_outside_load_are_not_written_from_inside(
+    shells: Shells, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, entry: str
+) -> None:
+    """bubblewrap itself loads them. An empty entry is the directory in which `serve` was started."""
+    project = tmp_path / "project"
+    project.mkdir()
+    monkeypatch.chdir(project if entry == "an empty entry" else tmp_path)
+    env = {"LD_LIBRARY_PATH": f"{project if entry == 'a folder' else ''}:/usr/local/lib"}
+    more = {"claude_env": shells.settings.claude_env | env, "config": tmp_path / "named.toml"}
+    async with running(with_profile(shells.settings, add_dirs=(project,)).model_copy(update=more)) as engine:
+        with pytest.raises(SandboxError, match=r"add_dirs.* LD_LIBRARY_PATH"):
+            await shells.run(engine, "confined", "true")
+    assert shells.upstream.requests == []
+
+
 async def test_no_program_outside_loads_a_library_from_an_agents_directory(shells: Shells) -> None:
     """An empty entry of LD_LIBRARY_PATH is the directory in which a program is started."""
     env = shells.settings.claude_env | {"LD_LIBRARY_PATH": ":/usr/local/lib"}

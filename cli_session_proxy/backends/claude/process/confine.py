@@ -28,6 +28,7 @@ import asyncio
 import contextlib
 import os
 import pwd
+import re
 import shutil
 import signal
 import site
@@ -329,9 +330,10 @@ class _Boundary:
     def _run_outside(self) -> dict[Path, str]:
         """Programs that run outside the sandbox, and must not be writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
-        named = (os.environ.get("PATH", ""), self._env.get("PATH", ""))  # bubblewrap, node and git are found by it
-        folders = (os.path.abspath(folder) for names in named if names for folder in names.split(os.pathsep))
-        found |= dict.fromkeys(map(Path, folders), "a folder of PATH")
+        for name in ("PATH", "LD_LIBRARY_PATH"):  # of bubblewrap, node and git, and of what they load
+            named = (os.environ.get(name, ""), self._env.get(name, ""))
+            folders = (os.path.abspath(at) for names in named if names for at in re.split("[:;]", names))
+            found |= dict.fromkeys(map(Path, folders), f"a folder of {name}")
         python = sysconfig.get_paths()
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists
         ours = (sys.executable, python["stdlib"], python["purelib"], str(Path(__file__).parents[3]), *own)

@@ -45,11 +45,13 @@ class Watcher:
     def __init__(self, sessions: Sessions, projects: Projects) -> None:
         self._sessions = sessions
         self._projects = projects
+        self._left_out: set[Path] = set()  # folders with a name that watchfiles cannot read
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """The ids of sessions whose transcripts others wrote to. Never ends by itself."""
         root = self._projects.root
         before: list[Path] | None = None
+        folders: list[Path] = []
         while True:
             try:
                 folders = await asyncio.to_thread(self._folders)
@@ -76,8 +78,13 @@ class Watcher:
                         if is_joined:  # an agent's first transcript: watch its folder, too
                             break
                 continue
-            except (OSError, RuntimeError) as exc:  # watchfiles raises RuntimeError for system errors
-                log.warning("not_watching", folder=str(root), error=str(exc))
+            except (OSError, RuntimeError, ExceptionGroup) as exc:  # watchfiles raises RuntimeError for system errors
+                why = str(exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc)
+                log.warning("not_watching", folder=str(root), error=why)
+                # It fails at a name that is not UTF-8: go on without the agent that made it.
+                if unreadable := {folder for folder in folders if f'"{folder}{os.sep}' in why}:
+                    self._left_out |= unreadable
+                    continue
             await asyncio.sleep(AGAIN)
 
     def _folders(self) -> list[Path]:
@@ -88,7 +95,8 @@ class Watcher:
             for entry in entries:
                 if entry.is_dir(follow_symlinks=False) and self._projects.is_of_agents(Path(entry.path)):
                     found.append((entry.stat(follow_symlinks=False).st_mtime, Path(entry.path)))
-        return [path for _, path in sorted(found, reverse=True)[:MOST]]
+        watched = [path for _, path in sorted(found, reverse=True) if path not in self._left_out]
+        return watched[:MOST]
 
     def _read(self, changes: Collection[tuple[Change, str]]) -> tuple[list[str], bool]:
         """Our agents' sessions that were written to, and whether there is a folder of a new agent."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import threading
@@ -177,6 +178,17 @@ async def test_where_watching_is_refused_it_is_tried_again(watched: Watched, mon
     monkeypatch.setattr(watcher, "awatch", refused_once)
     assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
     assert len(tried) == 2
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="other systems refuse such names")
+async def test_an_agent_that_makes_a_name_which_is_not_utf_8_stops_the_watching_of_no_other(watched: Watched) -> None:
+    other = watched.ours.with_name(watched.ours.name + "b")
+    other.mkdir()
+    assert await watched.told(watched.ours / f"{ONE}.jsonl") == ONE
+    watched.known.add(ONE)
+    os.close(os.open(os.fsencode(watched.ours) + b"/\xff", os.O_CREAT))
+    assert await watched.told(other / f"{TWO}.jsonl") == TWO
+    assert watched.ours.stat().st_ino not in watches()
 
 
 @pytest.mark.parametrize(("kind", "polls"), [("ext4", False), ("9p", True), ("drvfs", True)])
