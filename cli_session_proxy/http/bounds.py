@@ -23,12 +23,14 @@ EVENT_STREAMS = 64
 BODIES = 4
 # Retry-After: most bodies from this machine arrive within a second.
 RETRY_AFTER = 1.0
-# The limit of open files that is requested: more than connections and CLIs need; what every macOS grants.
+# Limits of open files, requested in turn: more than connections and CLIs need, then what every macOS grants.
 OPEN_FILES = (65_536, 10_240)
 # The most connections: half of the file descriptors; CLIs' pipes need the rest.
 MOST_CONNECTIONS = 2048
-# Descriptors that are reserved if the limit is low: 36 of an idle `serve`, those to start a CLI, and for one client.
-OWN = 56
+# File descriptors that clients cannot take if the limit is low: an idle `serve` has 36 open; the others start a CLI
+# and serve one client.
+RESERVED_FILES = 56
+# The fewest connections, however low the limit is.
 LEAST_CONNECTIONS = 4
 
 
@@ -38,13 +40,13 @@ def raise_open_files() -> None:
     for requested in OPEN_FILES:
         limit = requested if hard == resource.RLIM_INFINITY else min(requested, hard)
         if soft == resource.RLIM_INFINITY or soft >= limit:
-            return
-        with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kern.maxfilesperproc
+            return  # it is high enough already
+        with contextlib.suppress(OSError, ValueError):  # macOS refuses more than its kern.maxfilesperproc: try the next
             resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
             return
 
 
-def connections() -> int:
+def connection_limit() -> int:
     """The most connections of all owners, by this process's limit of open files."""
     return max_connections(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
@@ -52,12 +54,15 @@ def connections() -> int:
 def max_connections(files: int) -> int:
     if files == resource.RLIM_INFINITY:
         return MOST_CONNECTIONS
-    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // 2, files - OWN))
+    return max(LEAST_CONNECTIONS, min(MOST_CONNECTIONS, files // 2, files - RESERVED_FILES))
 
 
 @dataclass(slots=True)
 class Bounds:
-    """The counts of all owners. One per app."""
+    """The limits of one owner, and the present counts by owner. One per app.
+
+    Limits: `requests`, `bodies` (in bytes), `event_streams`. Counts: `open` (requests), `streams`, `bytes` (of bodies).
+    """
 
     requests: int
     bodies: int
@@ -70,7 +75,7 @@ class Bounds:
     def of(settings: Settings) -> Bounds:
         requests = settings.queue_limit + settings.max_turns + SPARE_REQUESTS
         if settings.has_owners:  # an open request has a connection
-            requests = min(requests, math.ceil(OWNERS_SHARE * connections()))
+            requests = min(requests, math.ceil(OWNERS_SHARE * connection_limit()))
         return Bounds(requests, BODIES * settings.max_body, EVENT_STREAMS)
 
     def request(self, owner: str) -> RequestHold:

@@ -18,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from .. import logs
 from ..wires.asgi import CLOSED
-from .bounds import connections
+from .bounds import connection_limit
 
 # The most bytes that are gathered before sending: the transport's high-water mark, so that flow control works.
 GATHERED = 64 * 1024
@@ -41,7 +41,7 @@ STALLED_STRANGER = 10.0
 log = logs.get(__name__)
 
 # The most open connections; an idle one is closed for a new one.
-MOST = connections()
+MOST = connection_limit()
 # Seconds for a client to send its first request; until then its connection does not count as idle. With many open
 # connections it does, so that a flood of silent ones does not block new clients.
 FIRST_WORD = 1.0 if MOST < 256 else 0.1
@@ -132,7 +132,10 @@ class Unread:
 
 
 class Intake(FlowControl):
-    """Flow control that does not resume reading while the connection holds it (uvicorn resumes often)."""
+    """Flow control that does not resume reading while the connection holds it (uvicorn resumes often).
+
+    `held`: enough unanswered requests are queued.
+    """
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -146,7 +149,7 @@ class Intake(FlowControl):
 class Untaken:
     """Data that waits for one client. The connection is aborted if the client reads nothing for too long."""
 
-    unread = Unread()  # of all connections of this process
+    unread = Unread()  # shared by all connections of this process
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
@@ -154,7 +157,7 @@ class Untaken:
         self._timer: asyncio.TimerHandle | None = None
 
     def begins(self, *, stranger: bool = False) -> None:
-        """The transport is full: stop writing until it drains."""
+        """The transport is full: watch whether its client reads, until `ends`."""
         self._patience = STALLED_STRANGER if stranger else STALLED
         self._watch()
         self.unread.add(self._transport, stranger=stranger)
@@ -166,11 +169,11 @@ class Untaken:
         self.unread.remove(self._transport)
 
     def _watch(self) -> None:
-        left = self._transport.get_write_buffer_size()
-        self._timer = asyncio.get_running_loop().call_later(self._patience, self._stalled, left)
+        unread = self._transport.get_write_buffer_size()
+        self._timer = asyncio.get_running_loop().call_later(self._patience, self._check_progress, unread)
 
-    def _stalled(self, before: int) -> None:
-        if self._transport.get_write_buffer_size() >= before:
+    def _check_progress(self, unread_before: int) -> None:
+        if self._transport.get_write_buffer_size() >= unread_before:  # the client has read nothing
             self._transport.abort()
         else:
             self._watch()
@@ -190,7 +193,7 @@ class Connection(HttpToolsProtocol):
     _unparsed = 0  # bytes since the last head or piece of a body
     _waiting = b""  # not parsed yet: too many requests come before
     _body_left = 0  # missing bytes of the present body, if declared
-    _wishing = b""  # the head of a request with an `Upgrade` that is ignored, without it
+    _head_without_upgrade = b""  # the head of a request whose `Upgrade` is ignored, without that header
     _handshake = b""  # the head of a request that asks for a WebSocket
     _handed_over = False
     _for_gate: dict[str, Any]  # functions for the gate, and its result: a key was sent, or none is needed
@@ -209,7 +212,7 @@ class Connection(HttpToolsProtocol):
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._no_head_timer()
+        self._stop_head_timer()
         self._untaken.ends()
         self._waiting = b""
         super().connection_lost(exc)
@@ -291,24 +294,24 @@ class Connection(HttpToolsProtocol):
                     return
                 # A server may ignore `Upgrade` (RFC 9110, 7.8). Java's client asks for HTTP/2 like this, and httptools
                 # then drops the request's body: parse the head again without it.
-                data = self._wishing + data[wish.args[0] :]
-                self._wishing = b""
+                data = self._head_without_upgrade + data[wish.args[0] :]
+                self._head_without_upgrade = b""
 
     def _become_socket(self, rest: bytes) -> None:
-        """Hand the connection over to a WebSocket protocol, as uvicorn does."""
+        """Hand the connection over to a WebSocket protocol, as uvicorn does. `rest`: the bytes after the handshake."""
         from .socket import Socket  # noqa: PLC0415 - its library is loaded by the first handshake
 
-        self._no_head_timer()
+        self._stop_head_timer()
         self.connections.discard(self)
         self._handed_over = True
-        web = Socket(config=self.config, server_state=self.server_state, app_state=self.app_state)
-        web.connection_made(self.transport)
-        self.transport.set_protocol(web)
-        web.data_received(self._handshake)
-        if not web.handshake_initiated:  # its library refused the head
+        websocket = Socket(config=self.config, server_state=self.server_state, app_state=self.app_state)
+        websocket.connection_made(self.transport)
+        self.transport.set_protocol(websocket)
+        websocket.data_received(self._handshake)
+        if not websocket.handshake_initiated:  # its library refused the head
             self.send_400_response("Invalid HTTP request received.")
         elif unread := rest + self._waiting:
-            web.data_received(unread)
+            websocket.data_received(unread)
         self._waiting = b""
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -320,11 +323,11 @@ class Connection(HttpToolsProtocol):
             if (method, version, self._get_upgrade()) == (b"GET", b"1.1", b"websocket") and self._idle():
                 fields = b"".join(b"%b: %b\r\n" % field for field in self.headers)
                 self._handshake = b"GET %b HTTP/1.1\r\n%b\r\n" % (self.url, fields)
-                return
+                return  # `_parse` hands the connection over
             fields = b"".join(b"%b: %b\r\n" % field for field in self.headers if field[0] != b"upgrade")
-            self._wishing = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, fields)
-            return
-        self._no_head_timer()
+            self._head_without_upgrade = b"%b %b HTTP/%b\r\n%b\r\n" % (method, self.url, version, fields)
+            return  # `_parse` parses this head instead
+        self._stop_head_timer()
         self._unparsed = 0
         self._body_left = 0
         for name, value in self.headers:
@@ -338,19 +341,19 @@ class Connection(HttpToolsProtocol):
         blocked."""
         if self.transport.is_closing():
             return True
-        theirs = self.transport.get_extra_info("socket")  # the transport's socket object cannot read
-        if theirs is None:
+        wrapped = self.transport.get_extra_info("socket")  # the transport's socket object cannot read
+        if wrapped is None:
             return False
-        peeking = socket.socket(theirs.family, theirs.type, theirs.proto, theirs.fileno())
+        peeking = socket.socket(wrapped.family, wrapped.type, wrapped.proto, wrapped.fileno())
         try:
             peeking.setblocking(False)  # despite any default timeout
             return not peeking.recv(1, socket.MSG_PEEK)
         except BlockingIOError:  # open, without data
             return False
-        except OSError:
+        except OSError:  # reset by the client
             return True
         finally:
-            peeking.detach()
+            peeking.detach()  # the descriptor is still the transport's: it must not be closed
 
     def on_body(self, body: bytes) -> None:
         self._unparsed = 0
@@ -359,7 +362,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self._unparsed = self._body_left = 0
-        if not self._wishing and not self._handshake:
+        if not self._head_without_upgrade and not self._handshake:  # else the request's head was only set aside
             super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -378,7 +381,7 @@ class Connection(HttpToolsProtocol):
     def _await_head(self) -> None:
         self._head_timer = self.loop.call_later(self.timeout_keep_alive, self.transport.close)
 
-    def _no_head_timer(self) -> None:
+    def _stop_head_timer(self) -> None:
         if self._head_timer is not None:
             self._head_timer.cancel()
             self._head_timer = None

@@ -91,8 +91,8 @@ class Gate:
         self._plan = plan
         self._audit = audit
         self._relay = relay
-        # Forwarded requests are counted at the proxy that they came to first.
-        self._passed_on = Bounds(sys.maxsize, sys.maxsize, sys.maxsize)
+        # For forwarded requests: they are counted at the proxy that they came to first.
+        self._unlimited = Bounds(sys.maxsize, sys.maxsize, sys.maxsize)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":  # no request
@@ -111,32 +111,34 @@ class Gate:
         if self._audit is not None and not is_socket:
             request_audit = RequestAudit(self._audit, scope, inner["state"], raw_path(scope), self._keys is not None)
             inner["state"]["audit"] = request_audit
-        added = {"x-request-id": request_id}
+        added_headers = {"x-request-id": request_id}
         started = False
         is_signed = False  # by another proxy, which needs a signed answer
         forwarded_for: str | None = None  # the owner of a forwarded request: the other proxy has checked the key
         began = time.monotonic()
-        fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
+        log_fields: dict[str, Any] = {"method": scope.get("method"), "wire": wire.errors.name}
 
-        async def out(message: Message) -> None:
+        async def send_answer(message: Message) -> None:
             nonlocal started
             if message["type"] in ("http.response.start", "websocket.accept"):
                 if request_audit is not None:
                     request_audit.answers(message.get("status", 0))
                 started = True
-                sent = list(message.get("headers", ()))
-                named = dict(sent)
+                answer_headers = list(message.get("headers", ()))
+                by_name = dict(answer_headers)
                 for name, value in _PROTECTION:
-                    if name not in named:
-                        sent.append((name, value))
-                fields["status"] = message.get("status")
+                    if name not in by_name:
+                        answer_headers.append((name, value))
+                log_fields["status"] = message.get("status")
                 if is_signed and self._relay is not None:
-                    added[PROOF] = self._relay.signer.prove(headers, message.get("status", 0), REFUSED in added)
-                if TURN_ID in named:
-                    fields["turn_id"] = named[TURN_ID].decode()
-                    if (plan := self._plan()) is not None and PLAN not in named:  # else another proxy has set it
-                        sent += encoded(dict(plan.headers()))
-                message["headers"] = [*sent, *encoded(added)]
+                    added_headers[PROOF] = self._relay.signer.prove(
+                        headers, message.get("status", 0), REFUSED in added_headers
+                    )
+                if TURN_ID in by_name:
+                    log_fields["turn_id"] = by_name[TURN_ID].decode()
+                    if (plan := self._plan()) is not None and PLAN not in by_name:  # else another proxy has set it
+                        answer_headers += encoded(dict(plan.headers()))
+                message["headers"] = [*answer_headers, *encoded(added_headers)]
             if is_socket and message["type"].startswith("http."):
                 message = {**message, "type": f"websocket.{message['type']}"}
             await send(message)
@@ -156,25 +158,26 @@ class Gate:
                 is_signed = True
                 if inner["path"] not in QUESTIONS:
                     self._relay.signer.once(headers)
-                added[REFUSED] = "1"
+                # Nothing is done yet: if a check fails, the answer says so to the other proxy.
+                added_headers[REFUSED] = "1"
                 forwarded_for = self._relay.owner_of(headers)
                 receive = checked(receive, headers[BODY])
-                del added[REFUSED]
-            by_page = "origin" in headers or "sec-fetch-site" in headers  # from a browser
-            reader: str | None = None
+                del added_headers[REFUSED]
+            from_browser = "origin" in headers or "sec-fetch-site" in headers
+            allowed_origin: str | None = None
             if forwarded_for is None:
                 self._origins.check_host(headers)
-                if by_page:
+                if from_browser:
                     scheme = scope["scheme"].replace("ws", "http", 1)
-                    reader = self._origins.check_page(headers, scheme, inner["path"])
-            if reader is not None:
+                    allowed_origin = self._origins.check_page(headers, scheme, inner["path"])
+            if allowed_origin is not None:
                 if not is_socket and scope["method"] == "OPTIONS" and "access-control-request-method" in headers:
-                    allowed = encoded(permitted(reader, headers))
-                    await out({"type": "http.response.start", "status": 204, "headers": allowed})
-                    await out({"type": "http.response.body", "body": b"", "more_body": False})
+                    allowed = encoded(permitted(allowed_origin, headers))
+                    await send_answer({"type": "http.response.start", "status": 204, "headers": allowed})
+                    await send_answer({"type": "http.response.body", "body": b"", "more_body": False})
                     return
-                added |= readable_by(reader)
-            if by_page:
+                added_headers |= readable_by(allowed_origin)
+            if from_browser:
                 check_body(headers)
             is_open = inner["path"] in OPEN or inner["path"].startswith(OPEN_BELOW)
             if forwarded_for is not None:
@@ -187,29 +190,29 @@ class Gate:
             if is_socket and inner["path"] not in wire.sockets:
                 raise NotFound("there is no WebSocket at this address: send the same as a POST, with stream for events")
             if is_open:
-                await self._app(inner, receive, out)
+                await self._app(inner, receive, send_answer)
                 return
             if (connection := scope.get("extensions", {}).get(CLOSED)) is not None:
-                connection["admitted"] = True
-            bounds = self._bounds if forwarded_for is None else self._passed_on
-            with bounds.request(inner["state"]["owner"]) as held:
-                inner["state"]["held"] = held
+                connection["admitted"] = True  # the stricter limits for clients without a key end here
+            bounds = self._bounds if forwarded_for is None else self._unlimited
+            with bounds.request(inner["state"]["owner"]) as hold:
+                inner["state"]["held"] = hold
                 if self._relay is None:
-                    await self._app(inner, receive, out)
+                    await self._app(inner, receive, send_answer)
                 elif is_socket:
-                    token = ORIGIN.set("websocket")
+                    token = ORIGIN.set("websocket")  # its messages cannot be forwarded
                     try:
-                        await self._app(inner, receive, out)
+                        await self._app(inner, receive, send_answer)
                     finally:
                         ORIGIN.reset(token)
                 else:
-                    incoming = Incoming(scope, inner, receive, out)
+                    incoming = Incoming(scope, inner, receive, send_answer)
                     await self._relay.serve(self._app, incoming, forwarded=forwarded_for is not None)
         except asyncio.CancelledError:
-            # The server stops, and ending the turn takes longer than the drain.
+            # The server stops, and ending the turn takes longer than the drain. A begun answer stays unfinished.
             if not started:
                 why = "the proxy stopped before this answer was ready: send the request again"
-                await send_error(out, inner, Interrupted(why, retry_after=RESTART))
+                await send_error(send_answer, inner, Interrupted(why, retry_after=RESTART))
             raise
         except Exception as exc:  # noqa: BLE001 - the last place: whatever it is, the client gets an answer
             error = as_proxy_error(exc)
@@ -224,16 +227,16 @@ class Gate:
                 why = redact.text(error.message).encode()[:LONGEST_REASON].decode("utf-8", "ignore")
                 await send({"type": "websocket.close", "code": POLICY_VIOLATION, "reason": why})
             else:
-                await send_error(out, inner, error)
+                await send_error(send_answer, inner, error)
         finally:
             if not is_socket and scope["method"] not in LOOKS:
-                log.info("request", **fields, ms=round((time.monotonic() - began) * 1000))
+                log.info("request", **log_fields, ms=round((time.monotonic() - began) * 1000))
 
     async def _owner(self, keys: Keys, scope: Scope, headers: Mapping[str, str], query: str) -> str:
         """The owner of a request. Raises `Unauthorized`, and `InvalidRequest` for a wrong header of the gateway."""
         if (found := keys.gateway(scope)) is not None:
             gateway, peer = found
-            # An agent's shell at another proxy has that machine's address.
+            # An agent's shell at another proxy has that machine's address: unlike a gateway, it must not name an owner.
             if self._relay is None or not await is_among(peer, await self._relay.others()):
                 return gateway.owner_of(scope)
         return keys.owner_of(headers, query)

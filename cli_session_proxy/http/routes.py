@@ -360,7 +360,7 @@ async def _utf8(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
 
 
 async def no_such_route(request: Request, exc: Exception) -> Response:
-    """404 and 405 in the error shape of the rest."""
+    """404 and 405 in the error format of the address's wire."""
     status = exc.status_code if isinstance(exc, HTTPException) else 404
     headers: dict[str, str] = {}
     path, method = request.url.path, request.method
@@ -371,5 +371,5 @@ async def no_such_route(request: Request, exc: Exception) -> Response:
     elif status == 404:
         error = NotFound(f"{method} {path} does not exist: GET / lists the routes, such as POST /v1/chat/completions")
     else:
-        error = InvalidRequest("the request cannot be served")
+        error = InvalidRequest("the request cannot be served")  # any other error of Starlette's router
     return JSONAnswer(error_body(request.scope, error), error.status, headers=headers)

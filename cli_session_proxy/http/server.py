@@ -168,21 +168,21 @@ async def _run(
     archive: Archive | None,
 ) -> None:
     server = Server(app, settings)
-    other = served_already(settings)
+    other_serve = served_already(settings)
     # Start-up objects are permanent, and reference counts free a turn's objects: collecting took 3 % of a turn's time.
     gc.freeze()
     gc.set_threshold(20_000, 50, 100)
     stop = asyncio.Event()
     watchdog.kill = engine.kill
-    deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
+    start_deadline = partial(watchdog.end_within, settings.drain_timeout + LAST_RESORT)
     with (
-        on_signals(stop.set, deadline),
+        on_signals(stop.set, start_deadline),
         watchdog.watching(app.state.metrics.loop_held),
         announced(settings.var, listener) as app.state.served_secret,
     ):
         serving = asyncio.create_task(server.serve(sockets=[listener]))
         stopping = asyncio.create_task(stop.wait())
-        greeting = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other))
+        greeting = asyncio.create_task(_tell(server, settings, listener, repairs, say, report, other_serve))
         services = Tasks()
 
         async def run_beside(service: Beside) -> None:
@@ -194,7 +194,7 @@ async def _run(
         if archive is not None:
             services.serve(archive(engine))
         systemd = Systemd.of(os.environ)
-        living = asyncio.create_task(systemd.live(server.ready))
+        systemd_task = asyncio.create_task(systemd.live(server.ready))
         try:
             await asyncio.wait({serving, stopping}, return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -208,8 +208,8 @@ async def _run(
             await serving
             if app.state.relay is not None:
                 await app.state.relay.close()
-            living.cancel()
-            await asyncio.gather(living, return_exceptions=True)
+            systemd_task.cancel()
+            await asyncio.gather(systemd_task, return_exceptions=True)
 
 
 def _archive(settings: Settings, audit: Audit | None) -> Archive | None:
@@ -230,14 +230,14 @@ async def _tell(
     repairs: RepairLines,
     say: Say,
     report: Report | None,
-    other: str | None,
+    other_serve: str | None,
 ) -> None:
     await server.ready.wait()
     try:
         for line in banner(place_of(listener), needs_key=bool(Keys(settings).owners)):
             say(line)
-        if other is not None:
-            say(f"{other}: the two share its agents, and commands ask the newer one")
+        if other_serve is not None:
+            say(f"{other_serve}: the two share its agents, and commands ask the newer one")
         if report is not None:
             async for line in report(settings, Keys(settings)):
                 say(line)

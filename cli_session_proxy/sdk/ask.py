@@ -5,11 +5,12 @@
     episode, city = await ask("The largest city of Italy?", schema=City)        # a City
     episode, output = await ask("Do I need an umbrella?", tools=[weather])      # runs weather() for the model
 
-An `Episode` is a position in a conversation. Asking twice from one creates two branches. It can be stored (`to_json`)
-and continued in another process, or in the other of these two ways, if both use the same `var`:
+An `Episode` is a position in a conversation. Asking twice from one creates two branches. There are two ways to ask:
 
 - without `base_url` the engine of this process runs the CLI (settings from environment and file);
-- with one, a running `serve` does.
+- with `base_url` a running `serve` does.
+
+An episode can be stored (`to_json`), and continued in another process or in the other way, if both use the same `var`.
 
 With `tools` an answer may take several turns: the model calls functions, they run here, on the caller's loop, and their
 results are the next turn. `timeout` and `max_rounds` are bounds for all turns together. Cancelling `ask` ends them.
@@ -46,7 +47,11 @@ MAX_ROUNDS = 50
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """A position in a conversation: plain data, without secrets. `turn`: the last turn's id."""
+    """A position in a conversation: plain data, without secrets.
+
+    `turn`: the last turn's id. `agent_id` and `model`: of that turn. `base_url`: the `serve` that ran it; None: this
+    process.
+    """
 
     turn: str
     agent_id: str
@@ -185,7 +190,10 @@ class _Typed:
             ) from exc
 
     def read(self, text: str) -> Any:
-        """Raises `UpstreamError` if the type's own validators refuse data that its JSON Schema allows."""
+        """The answer's text as an object of the schema; without a schema the text.
+
+        Raises `UpstreamError` if the type's own validators refuse data that its JSON Schema allows.
+        """
         if self.adapter is None:
             return text if self.schema is None else json.loads(text)
         try:

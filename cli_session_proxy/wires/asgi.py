@@ -192,7 +192,7 @@ class Table:
                 if claim.form is not None and not claim.form.fullmatch(path):
                     continue
                 found.append(wire)
-                if claim.by is None:
+                if claim.by is None:  # it takes every request that no claim before it has taken
                     return tuple(one for one in self.wires if one in found)
         raise AssertionError(f"{ANY} is claimed without a condition")
 
@@ -205,6 +205,7 @@ class Table:
 
 
 def _roots(path: str) -> tuple[str, ...]:
+    """The roots under which a claim of this path may be listed, the longest first."""
     first, _, rest = path[1:].partition("/")
     return (f"/{first}/{rest.partition('/')[0]}", f"/{first}", ANY)
 

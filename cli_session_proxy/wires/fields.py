@@ -62,7 +62,7 @@ def parse_body(raw: bytes) -> JSON:
 
 
 def model_name(value: object) -> str:
-    """The CLI's name of the model, without a LiteLLM prefix; `default` without a model."""
+    """The CLI's name of the model, without a LiteLLM prefix; `default` if the client names none."""
     if value is None:
         return "default"
     if not isinstance(value, str):
@@ -93,8 +93,8 @@ class Fields(dict[str, Any]):
         return tuple(name for name in names if self.get(name) is not None)
 
     def unread(self, where: str = "") -> tuple[str, ...]:
-        """The names of fields with a value that were not read, and so have no effect. Call it after reading everything.
-        `where`: the object's place in the body."""
+        """The names of fields with a value that were not read, and so have no effect; without names that no header can
+        hold. Call it after reading everything. `where`: the object's place in the body."""
         if self.keys() <= self._read:  # the usual case
             return ()
         unread = (name for name in self if name not in self._read and self[name] is not None and _FIELD.fullmatch(name))

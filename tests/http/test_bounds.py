@@ -270,4 +270,4 @@ async def test_the_server_lets_a_new_one_wait_for_room_without_a_descriptor_and_
 
 
 def test_the_bound_is_within_what_this_process_may_have_open() -> None:
-    assert 16 <= bounds.connections() <= bounds.MOST_CONNECTIONS
+    assert 16 <= bounds.connection_limit() <= bounds.MOST_CONNECTIONS

@@ -14,7 +14,7 @@ from cli_session_proxy.domain.models import Message, Status, Turn, Usage
 from cli_session_proxy.errors import StoreUnavailable
 from cli_session_proxy.export.sums import DAY, DAYS, summed
 from cli_session_proxy.http.keys import make
-from cli_session_proxy.http.ui.overview import needing
+from cli_session_proxy.http.ui.overview import in_need_of_attention
 from cli_session_proxy.settings import Settings
 from cli_session_proxy.stores.base import NewChain, TurnFacts, WholeTurn
 from cli_session_proxy_store_conformance.samples import a_finished_turn
@@ -36,7 +36,8 @@ def fact(n: int, *, agent: int = 1, status: Status = "completed", ago: float = 6
 
 
 def why(*facts: TurnFacts) -> list[tuple[int, str, str]]:
-    return [(key, code, says) for key, _, _, code, says in needing(sorted(facts, key=lambda one: -one.seq), NOW)]
+    newest_first = sorted(facts, key=lambda one: -one.seq)
+    return [(key, code, says) for key, _, _, code, says in in_need_of_attention(newest_first, NOW)]
 
 
 def test_days_models_and_keys_are_summed_up() -> None:

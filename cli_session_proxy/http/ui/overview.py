@@ -25,18 +25,18 @@ from .views import preview
 SUMS_KEPT = 2.0
 SUMS_KEPT_TIMES = 50
 # Seconds after which a running turn is listed, and a turn that still waits for its client's tool results.
-LONG = 300.0
-OWED = 600.0
+RUNS_LONG = 300.0
+RESULTS_OVERDUE = 600.0
 # Consecutive failed turns after which an agent counts as stuck.
-STUCK = 2
-# Seconds after which the login is asked for again.
+STUCK_AFTER = 2
+# Seconds after which the CLI is asked for its login again.
 LOGIN_KEPT = 600.0
 # Agents of which the newest request is compared with the chain.
-COMPARED = 5
+AGENTS_COMPARED = 5
 # Characters that are shown of an unfinished answer.
-TEXT = 300
+ANSWER_SHOWN = 300
 # The most agents that are listed by name. Others are counted.
-NAMED = 50
+AGENTS_NAMED = 50
 
 
 # Returns the login of the backend's program. It may start the program.
@@ -45,6 +45,8 @@ AskLogin = Callable[[], Awaitable[Login]]
 
 @dataclass(slots=True)
 class _Sums:
+    """Cached sums over `facts`, the turns of the last days. `made_at` and `took`: monotonic seconds."""
+
     made_at: float
     took: float
     facts: list[TurnFacts]
@@ -67,7 +69,7 @@ class Overview:
 
     def __init__(self, engine: Engine, ask: AskLogin) -> None:
         self._engine = engine
-        self._ask = ask
+        self._ask_login = ask
         self._sums: dict[str | None, _Sums] = {}
         self._one_at_a_time = asyncio.Lock()
         self._login = Login("unknown", None)  # as of `_login_checked_at`
@@ -90,9 +92,9 @@ class Overview:
                 done = time.monotonic()
                 sums = self._sums[sums_of] = _Sums(done, done - began, facts, forgotten, days, models, keys)
             summary = await self._status(owner, sums, now, wait=wait)
-        attention = needing([one for one in sums.facts if one.owner == owner], now)
+        attention = in_need_of_attention([one for one in sums.facts if one.owner == owner], now)
         names: dict[int, JSON] = {}
-        for key, *_ in attention[:NAMED]:
+        for key, *_ in attention[:AGENTS_NAMED]:
             agent = await self._engine.store.agent_by_key(key)
             if agent is not None:  # else it was deleted since the sums were made
                 names[key] = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
@@ -111,10 +113,10 @@ class Overview:
             "budgets": await self._engine.budgets.shown(self._engine.store, sums_of, None, now),
             "attention": [
                 {**names[key], "turn_id": turn_id, "at": at, "code": code, "says": says}
-                for key, turn_id, at, code, says in attention[:NAMED]
+                for key, turn_id, at, code, says in attention[:AGENTS_NAMED]
                 if key in names
             ],
-            "more": max(0, len(attention) - NAMED),
+            "more": max(0, len(attention) - AGENTS_NAMED),
             "running": await self._running(owner),
             "processes": {**counts._asdict(), "each": await self._processes(owner)},
             "cli": summary.cli,
@@ -125,7 +127,7 @@ class Overview:
         """Costs are those of `sums`. `remembered` is about this owner's agents."""
         facts = sums.facts
         if wait and (self._login_checked_at is None or now - self._login_checked_at > LOGIN_KEPT):
-            self._login, self._login_checked_at = await self._ask(), now
+            self._login, self._login_checked_at = await self._ask_login(), now
         if self._login.advice is not None and status.answers(facts, self._login_checked_at or now):
             self._login = Login("unknown", None)  # somebody has logged in meanwhile
         program = self._engine.backend.program()
@@ -143,39 +145,39 @@ class Overview:
         """How much of the path the newest requests held, for the agents answered last. Each turn is examined once."""
         newest: dict[int, str] = {}
         for one in facts:
-            if one.status in ANSWERED and len(newest) < COMPARED:
+            if one.status in ANSWERED and len(newest) < AGENTS_COMPARED:
                 newest.setdefault(one.agent_key, one.id)
-        seen: dict[str, Remembered] = {}
+        examined: dict[str, Remembered] = {}
         for turn_id in newest.values():
             if (known := self._compared.get(turn_id)) is not None:
-                seen[turn_id] = known
+                examined[turn_id] = known
                 continue
-            seen[turn_id] = Remembered(0, 0, 0)
+            examined[turn_id] = Remembered(0, 0, 0)
             with suppress(DamagedRow):  # the turn's page shows the damage
                 turn = await self._engine.store.turn(turn_id)
                 ran = turn is not None and turn.session_id is not None  # an imported turn sent no request
                 request = await self._engine.backend.request_of(turn) if turn is not None and ran else None
                 if request is not None:
-                    seen[turn_id] = Remembered(1, request.turns, request.turns - len(request.missing))
-        self._compared = seen
-        sums = [sum(getattr(one, name) for one in seen.values()) for name in ("agents", "turns", "sent")]
+                    examined[turn_id] = Remembered(1, request.turns, request.turns - len(request.missing))
+        self._compared = examined
+        sums = [sum(getattr(one, name) for one in examined.values()) for name in ("agents", "turns", "sent")]
         return Remembered(*sums) if sums[0] else None
 
     async def _running(self, owner: str) -> list[JSON]:
         rows = []
-        going = self._engine.progress()
-        for one, shown in zip(going, feed.progress(going), strict=True):
+        progresses = self._engine.progress()
+        for one, shown in zip(progresses, feed.progress(progresses), strict=True):
             agent = await self._engine.store.agent_by_key(one.turn.agent_key)
             if agent is not None and agent.owner == owner:
                 about: JSON = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
                 about |= {"model": one.turn.model}
                 shown.pop("approvals")  # their texts are long, and `says` mentions them
-                rows.append({**about, **shown, "text": feed.ending(shown["text"], TEXT)})
+                rows.append({**about, **shown, "text": feed.ending(shown["text"], ANSWER_SHOWN)})
         if not self._engine.store.spans_hosts:
             return rows
-        here = {one.turn.id for one in going}
+        local_ids = {one.turn.id for one in progresses}
         async for turn in self._engine.store.unfinished():
-            agent = None if turn.id in here else await self._engine.store.agent_by_key(turn.agent_key)
+            agent = None if turn.id in local_ids else await self._engine.store.agent_by_key(turn.agent_key)
             proxy = await self._engine.store.proxy(turn.instance or "") if agent is not None else None
             if agent is not None and agent.owner == owner:
                 about = {"agent_id": agent.agent_id, "title": await title_of(self._engine.store, agent)}
@@ -197,7 +199,7 @@ class Overview:
         return rows
 
 
-def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
+def in_need_of_attention(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, float, Attention, str]]:
     """Agents that need attention, by severity, then newest first: key, turn, time, code, and a sentence.
 
     Failures of the last day are listed even if later turns succeeded. Repairs and single refusals are not. Pure.
@@ -213,22 +215,22 @@ def needing(facts: Sequence[TurnFacts], now: float) -> list[tuple[int, str, floa
 
     for turns in by_agent.values():
         ended = [one for one in turns if one.status in FINISHED and one.status != "cancelled"]
-        lost = [one for one in ended if one.status in ("failed", "refused")]
+        unsuccessful = [one for one in ended if one.status in ("failed", "refused")]
         in_a_row = next((n for n, one in enumerate(ended) if one.status not in ("failed", "refused")), len(ended))
-        today = [one for one in lost if one.status == "failed" and one.created_at > now - DAY]
-        failed = [one for one in lost[:in_a_row] if one.status == "failed"]
-        if len(failed) >= STUCK:
+        today = [one for one in unsuccessful if one.status == "failed" and one.created_at > now - DAY]
+        failed = [one for one in unsuccessful[:in_a_row] if one.status == "failed"]
+        if len(failed) >= STUCK_AFTER:
             note(failed[0], "stuck", turns=len(failed), why=failed[0].code)
-        elif lost and lost[0] in failed:
-            note(lost[0], "failed", why=lost[0].code)
-        elif in_a_row - len(failed) >= STUCK:
-            note(lost[0], "refused", turns=in_a_row - len(failed))
+        elif unsuccessful and unsuccessful[0] in failed:
+            note(unsuccessful[0], "failed", why=unsuccessful[0].code)
+        elif in_a_row - len(failed) >= STUCK_AFTER:
+            note(unsuccessful[0], "refused", turns=in_a_row - len(failed))
         elif today:
             note(today[0], "failures", turns=len(today), why=today[0].code)
-        open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - LONG]
+        open_ones = [one for one in turns if one.status in ("queued", "running") and one.created_at < now - RUNS_LONG]
         if open_ones:
             note(open_ones[-1], "long")
-        if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - OWED:
+        if turns[0].status == "requires_action" and (turns[0].finished_at or now) < now - RESULTS_OVERDUE:
             note(turns[0], "results")
     order: tuple[Attention, ...] = ("stuck", "failed", "long", "refused", "failures", "results")
     return sorted(found, key=lambda row: (order.index(row[3]), -row[2]))

@@ -111,17 +111,17 @@ def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
     def millis(at: float) -> float:
         return round(max(0.0, at - began) * 1000, 1)
 
-    out: list[JSON] = []
-    before = 0.0
+    events: list[JSON] = []
+    previous_end = 0.0
     for step in STEPS:
         at = turn.timings.get(step)
         if isinstance(at, int | float):
-            out.append({"kind": "step", "name": step, "from": min(before, at), "to": at, "failed": False})
-            before = at
+            events.append({"kind": "step", "name": step, "from": min(previous_end, at), "to": at, "failed": False})
+            previous_end = at
     attempts = [one for one in dump["attempts"] if isinstance(one.get("started_at"), int | float)]
-    for one in attempts if len(attempts) > 1 else ():
+    for one in attempts if len(attempts) > 1 else ():  # a single attempt is no more than the turn's steps
         ended = one.get("ended_at")
-        out.append(
+        events.append(
             {
                 "kind": "attempt", "name": str(one.get("n")), "from": millis(one["started_at"]),
                 "to": millis(ended) if isinstance(ended, int | float) else None,
@@ -130,14 +130,16 @@ def waterfall(turn: Turn, dump: TurnDump) -> list[JSON]:
         )  # fmt: skip
     for call in tool_calls(dump["tools"]):
         ends = None if call.ended is None else millis(call.ended)
-        out.append({"kind": "tool", "name": call.name, "from": millis(call.began), "to": ends, "failed": call.failed})
+        events.append(
+            {"kind": "tool", "name": call.name, "from": millis(call.began), "to": ends, "failed": call.failed}
+        )
     for retry in dump["reason"].get("retries") or ():
         at, delay = retry.get("at"), retry.get("retry_delay_ms")
         if isinstance(at, int | float):
             ends = millis(at) + delay if isinstance(delay, int | float) else None
             label = explain.doing("retry", retry)
-            out.append({"kind": "retry", "name": label, "from": millis(at), "to": ends, "failed": True})
-    return out
+            events.append({"kind": "retry", "name": label, "from": millis(at), "to": ends, "failed": True})
+    return events
 
 
 def image(turn: Turn, sha256: str) -> tuple[str, bytes] | None:

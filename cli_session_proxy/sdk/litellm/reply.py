@@ -56,20 +56,23 @@ class ChatReply:
 
 
 class Deadline:
-    """LiteLLM passes a timeout to custom handlers and never enforces it: this does. None waits without end."""
+    """LiteLLM passes a timeout to custom handlers and never enforces it: this does.
+
+    `seconds`: the timeout; None waits without end. `slack`: more seconds, for an error that the work itself raises.
+    """
 
     def __init__(self, seconds: float | None, *, slack: float = 0.0) -> None:
         self._seconds = seconds
-        self._at = None if seconds is None else time.monotonic() + seconds + slack
+        self._ends_at = None if seconds is None else time.monotonic() + seconds + slack
 
     async def wait(self, work: Awaitable[T]) -> T:
         """The result of `work`, which is cancelled when time is up. Raises `TurnTimeout`."""
-        remaining = None if self._at is None else self._at - time.monotonic()
+        remaining = None if self._ends_at is None else self._ends_at - time.monotonic()
         scope = asyncio.timeout(remaining)
         try:
             async with scope:
                 return await work
         except TimeoutError as exc:
             if not scope.expired():
-                raise
+                raise  # the work's own timeout
             raise TurnTimeout(f"no answer within the call's timeout of {self._seconds:g} s: give it more") from exc

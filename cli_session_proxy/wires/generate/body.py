@@ -32,10 +32,13 @@ EFFORTS = {"MINIMAL": "low", "LOW": "low", "MEDIUM": "medium", "HIGH": "high", "
 
 # Accepted without effect, and listed in X-Ignored-Params: the CLI has no option for them.
 IGNORED = ("presencePenalty", "frequencyPenalty", "mediaResolution")
+# The same outside of `generationConfig`.
 IGNORED_OUTSIDE = ("safetySettings", "serviceTier")
 
+# Ignored fields whose type is checked.
 _NUMBERS = ("presencePenalty", "frequencyPenalty")
 _CONFIG = "generationConfig"
+# The MIME type of an answer that is one bare value of an enum.
 ENUM = "text/x.enum"
 PARAMETERS: Names = {
     "max_tokens": "generationConfig.maxOutputTokens", "temperature": "generationConfig.temperature",
@@ -58,12 +61,12 @@ def read(body: JSON, naming: Naming, model: str, *, stream: bool = False) -> Gen
     body = fields = Fields(body)
     config = Fields(either(body, _CONFIG, dict) or {})
     for name in _NUMBERS:
-        either(config, name, NUMBER, _CONFIG)
+        either(config, name, NUMBER, _CONFIG)  # only its type is checked
     _refuse_unsupported(body, config)
     system, messages = generate_content.read(body)
     thinking = Fields(either(config, "thinkingConfig", dict, _CONFIG) or {})
     fields.get("model")  # some clients also send it here; the address decides
-    # 0 turns it off; -1 lets the model decide
+    # A budget of 0 turns thinking off; -1 lets the model decide.
     budget = either(thinking, "thinkingBudget", int, "thinkingConfig")
     thinks = None if budget is None or budget < 0 else budget > 0
     effort = effort_of_budget(budget) if budget is not None and budget > 0 else None

@@ -190,6 +190,7 @@ def interaction(turn: Turn, *, include_input: bool = False) -> JSON:
 
 
 def head(turn: Turn, status: str) -> JSON:
+    """The fields that an interaction has from its beginning."""
     return {
         "id": interaction_id(turn.id), "object": "interaction", "status": status, "model": turn.reported_model,
         "created": _time(turn.created_at),
@@ -213,5 +214,5 @@ def _time(at: float) -> str:
 
 
 def error_body(error: ProxyError) -> JSON:
-    """An error. `code`: our stable code, a text."""
+    """An error in Google's format for interactions. `code`: our stable code, a text."""
     return {"error": {"code": error.code, "message": redact.text(error.message)}}

@@ -26,9 +26,9 @@ class InteractionsWriter(ReplayedStream):
         super().__init__(accepted)
         self._summaries = (accepted.call or {}).get("summaries", False)
         self._after = after
-        self._at = 0
-        self._open: dict[int, int] = {}  # by block index: its step, which its first text begins
-        self._steps = 0
+        self._position = 0
+        self._step_of_block: dict[int, int] = {}  # by block index: its step, which its first text begins
+        self._step_count = 0
 
     def _failed(self, turn: Turn) -> list[bytes]:
         status = interactions.status_of(turn)
@@ -55,34 +55,32 @@ class InteractionsWriter(ReplayedStream):
         if not text or (kind == "thinking" and not self._summaries):
             return []
         events: list[bytes] = []
-        if index not in self._open:
-            self._open[index] = self._steps
-            self._steps += 1
-            opening: JSON = {"type": "model_output", "content": []}
-            opening = opening if self._kinds[index] == "text" else {"type": "thought"}
-            events = self._send("step.start", index=self._open[index], step=opening)
-        step = self._open[index]
+        if index not in self._step_of_block:
+            self._step_of_block[index] = self._step_count
+            self._step_count += 1
+            is_text = self._kinds[index] == "text"
+            opening: JSON = {"type": "model_output", "content": []} if is_text else {"type": "thought"}
+            events = self._send("step.start", index=self._step_of_block[index], step=opening)
+        step = self._step_of_block[index]
         if kind == "signature":
             thought: JSON = {"type": "thought_signature", "signature": signature(text)}
             return [*events, *self._send("step.delta", index=step, delta=thought)]
-        before = self._at
-        self._at += len(text)
-        if self._at <= self._after:
-            return events
-        rest = text[max(0, self._after - before) :]
-        thought = {"type": "text", "text": rest}
-        if kind == "thinking":
-            thought = {"type": "thought_summary", "content": thought}
-        return [*events, self._event("step.delta", index=step, delta=thought)]
+        start = self._position
+        self._position += len(text)
+        if self._position <= self._after:
+            return events  # the client has all of this text
+        content = {"type": "text", "text": text[max(0, self._after - start) :]}
+        sent = {"type": "thought_summary", "content": content} if kind == "thinking" else content
+        return [*events, self._event("step.delta", index=step, delta=sent)]
 
     def _stop(self, index: int) -> list[bytes]:
         self._kinds.pop(index, None)
-        step = self._open.pop(index, None)
+        step = self._step_of_block.pop(index, None)
         return [] if step is None else self._send("step.stop", index=step)
 
     def _end(self, turn: Turn) -> list[bytes]:
         events = self._begin()
-        if self._steps == 0:  # not streamed: of an ended turn, or of a CLI without partial messages
+        if self._step_count == 0:  # nothing was streamed: an ended turn, or a CLI without partial messages
             for index, block in enumerate(turn.output):
                 opening, deltas = opened(block)
                 events += self._start(index, opening)
@@ -90,14 +88,15 @@ class InteractionsWriter(ReplayedStream):
                 events += self._stop(index)
         for block in turn.output if turn.status == "requires_action" else ():
             if block.get("type") == "tool_use":
-                step, self._steps = self._steps, self._steps + 1
+                step, self._step_count = self._step_count, self._step_count + 1
                 events += self._send("step.start", index=step, step=step_of(block, summaries=False))
                 events += self._send("step.stop", index=step)
         return [*events, *self._send("interaction.completed", interaction=interactions.interaction(turn)), SSE_DONE]
 
     def _send(self, kind: str, **fields: Any) -> list[bytes]:
-        self._at += 1
-        return [self._event(kind, **fields)] if self._at > self._after else []
+        """An event that counts one; none if the client has received it before."""
+        self._position += 1
+        return [self._event(kind, **fields)] if self._position > self._after else []
 
     def _event(self, kind: str, **fields: Any) -> bytes:
-        return sse_event(kind, {"event_type": kind, "event_id": str(self._at), **fields})
+        return sse_event(kind, {"event_type": kind, "event_id": str(self._position), **fields})

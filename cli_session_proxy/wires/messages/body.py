@@ -69,9 +69,10 @@ _ANSWER_KINDS = ("text", "thinking", "redacted_thinking")
 def read(body: JSON, naming: Naming) -> WireCall:
     """Read a body. Raises `InvalidRequest`, which names the field; `NotFound` for a thread."""
     body = fields = Fields(body)
-    most = required(body, "max_tokens", int)
+    max_tokens = required(body, "max_tokens", int)
+    # Only the types of these two are checked: the CLI uses the cache by itself.
     optional(body, "metadata", dict)
-    optional(body, "cache_control", dict)  # the CLI uses the cache by itself
+    optional(body, "cache_control", dict)
     if (optional(body, "thread", dict) or {}).get("type") == "continue":
         raise NotFound(
             "message threads are not kept here: send the whole conversation, its history is recognised",
@@ -87,7 +88,7 @@ def read(body: JSON, naming: Naming) -> WireCall:
     tools, hosted = read_tools(body)
     thinking = optional(body, "thinking", dict) or {}
     kind, budget = optional(thinking, "type", str, "thinking"), optional(thinking, "budget_tokens", int, "thinking")
-    if budget is not None and budget >= most and not tools:  # with tools a budget may be for several answers
+    if budget is not None and budget >= max_tokens and not tools:  # with tools a budget may be for several answers
         raise InvalidRequest(
             "max_tokens must be greater than thinking.budget_tokens: the budget is a part of it",
             param="thinking.budget_tokens",
@@ -122,12 +123,12 @@ def read(body: JSON, naming: Naming) -> WireCall:
 def count(body: JSON, naming: Naming) -> JSON:  # noqa: ARG001 - every `read` of a body takes both
     """The answer of count_tokens: an estimate (`blocks.estimated_tokens`)."""
     tools, _ = read_tools(body)
-    model_name(body.get("model"))
+    model_name(body.get("model"))  # raises for an invalid name
     return {"input_tokens": estimated_tokens(*messages_content.read(body, answered=False), tools)}
 
 
 def _format(body: Mapping[str, Any]) -> JSON | None:
-    """`output_config.format`, or the beta's `output_format`."""
+    """The format in `output_config.format`, else in the beta's `output_format`; None without one."""
     config = optional(body, "output_config", dict) or {}
     for where, wanted in (("output_config.format", config.get("format")), ("output_format", body.get("output_format"))):
         if wanted is not None and not isinstance(wanted, dict):

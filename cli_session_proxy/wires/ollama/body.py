@@ -59,7 +59,7 @@ IGNORED = ("keep_alive", "truncate", "shift", "template", "raw")
 
 # The placeholder of a text, while the bytes around it are made.
 _PLACEHOLDER = "here"
-# More than the longest id of a turn.
+# Longer than any id of a turn.
 _LONGEST_CONTEXT = 128
 # Ollama has no reason for a refusal; its clients accept any.
 _FINISH_REASONS = {"max_tokens": "length", "model_context_window_exceeded": "length", "refusal": "content_filter"}
@@ -142,7 +142,7 @@ def _read(
             stop=() if stop is None else stop_texts([stop] if isinstance(stop, str) else stop, "options.stop"),
             parameters=read_parameters(options, PARAMETERS, thinking=thinks, get=_option),
         ),
-        continues=_continues(fields.get("context")) if endpoint == "generate" else None,
+        continues=_continued_turn_id(fields.get("context")) if endpoint == "generate" else None,
         call={"store": True} if endpoint == "generate" else None,  # its `context` is an id to continue it
     )
     return OllamaCall(
@@ -182,8 +182,11 @@ def _format(wanted: object) -> JSON | None:
 # --- the context of a generate ----------------------------------------------------------------------------
 
 
-def _continues(context: object) -> str | None:
-    """The turn id in a context. Raises `InvalidRequest` for a context that is not from this proxy."""
+def _continued_turn_id(context: object) -> str | None:
+    """The turn id in a context, which is a list of its bytes; None without a context.
+
+    Raises `InvalidRequest` for a context that is not from this proxy.
+    """
     if context is None or context == []:
         return None
     if isinstance(context, list) and len(context) <= _LONGEST_CONTEXT:
@@ -206,7 +209,13 @@ def answer(turn: Turn, call: OllamaCall) -> JSON:
 
 
 def loaded(load: Load) -> JSON:
-    return {**_head(load.model, time.time()), **_part(load.endpoint, ""), "done": True, "done_reason": load.done_reason}
+    """The answer to a request without a prompt."""
+    return {
+        **_head(load.model, time.time()),
+        **_content(load.endpoint, ""),
+        "done": True,
+        "done_reason": load.done_reason,
+    }
 
 
 def _head(model: str, at: float) -> JSON:
@@ -217,8 +226,8 @@ def timestamp(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def _part(endpoint: Endpoint, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
-    """An object's text, thinking and calls, in the fields of its address."""
+def _content(endpoint: Endpoint, text: str, thinking: str = "", calls: list[JSON] | None = None) -> JSON:
+    """Text, thinking and tool calls in the fields of this endpoint's answers."""
     thought = {"thinking": thinking} if thinking else {}
     if endpoint == "generate":
         return {"response": text, **thought}
@@ -229,22 +238,24 @@ def _final(turn: Turn, call: OllamaCall, text: str, thinking: str, calls: list[J
     """The last object (`done`), with Ollama's counts, and durations in nanoseconds."""
     ended = turn.finished_at or time.time()
     total = max(0.0, ended - turn.created_at)
-    ready, first = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
+    session_ready, first_block = (float(turn.timings.get(step, 0)) / 1000 for step in ("session_ready", "first_block"))
     # A context is a list of numbers: the bytes of the turn's id.
     context = {"context": list(turn.id.encode())} if call.endpoint == "generate" else {}
+    # The name as the client wrote it, unless another model has answered instead.
+    model = turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model
     return {
-        **_head(turn.reported_model if turn.fallback is not None and turn.fallback.here else call.model, ended),
-        **_part(call.endpoint, text, thinking, calls),
+        **_head(model, ended),
+        **_content(call.endpoint, text, thinking, calls),
         "done": True,
         "done_reason": _FINISH_REASONS.get(turn.stop_reason or "", "stop"),
         **({} if (words := refusal_message(turn)) is None else {"refusal": words}),
         **context,
         "total_duration": _nanoseconds(total),
-        "load_duration": _nanoseconds(ready),
+        "load_duration": _nanoseconds(session_ready),
         "prompt_eval_count": turn.usage.prompt_tokens,
-        "prompt_eval_duration": _nanoseconds(first - ready),
+        "prompt_eval_duration": _nanoseconds(first_block - session_ready),
         "eval_count": turn.usage.output_tokens,
-        "eval_duration": _nanoseconds(total - max(first, ready)),
+        "eval_duration": _nanoseconds(total - max(first_block, session_ready)),
     }
 
 
@@ -274,7 +285,7 @@ class LineWriter:
         self._call = call
         self._frames: dict[str, tuple[bytes, bytes]] = {}
         for kind in ("text", "thinking"):
-            content = _part(call.endpoint, *((_PLACEHOLDER, "") if kind == "text" else ("", _PLACEHOLDER)))
+            content = _content(call.endpoint, *((_PLACEHOLDER, "") if kind == "text" else ("", _PLACEHOLDER)))
             line = _line({**_head(call.model, time.time()), **content, "done": False})
             # The last occurrence: before it is the model's name, as the client wrote it.
             before, _, after = line.rpartition(json.dumps(_PLACEHOLDER).encode())
@@ -288,7 +299,7 @@ class LineWriter:
             kinds = ("thinking", "text")
             lines = [line for kind in kinds for line in self._text_line(kind, self._texts.rest(turn, kind))]
             if calls := _calls(turn):
-                part = _part("chat", "", "", calls)
+                part = _content("chat", "", "", calls)
                 lines.append(_line({**_head(self._call.model, time.time()), **part, "done": False}))
             return [*lines, _line(_final(turn, self._call, "", "", []))]
         return self._text_line(*self._texts.piece(event))

@@ -64,8 +64,10 @@ def read(messages: object) -> tuple[str | None, tuple[Message, ...]]:
 
 def user_message(text: str, images: list[Any], where: str) -> Message:
     """A blank text beside images is left out, because the Messages API refuses it."""
-    shown = tuple(_image(image, f"{where}[{index}]") for index, image in enumerate(images))
-    return Message("user", (*shown, *_text(text)) if text.strip() or not shown else shown)
+    image_blocks = tuple(_image(image, f"{where}[{index}]") for index, image in enumerate(images))
+    if image_blocks and not text.strip():
+        return Message("user", image_blocks)
+    return Message("user", (*image_blocks, *_text(text)))
 
 
 def _text(text: str) -> tuple[Block, ...]:
@@ -76,21 +78,21 @@ def _image(data: object, where: str) -> Block:
     if not isinstance(data, str):
         raise wrong_type(where, "an image in base64")
     try:
-        begins = base64.b64decode(data[:_FIRST_CHARACTERS], validate=True)
+        first_bytes = base64.b64decode(data[:_FIRST_CHARACTERS], validate=True)
     except (binascii.Error, ValueError) as exc:  # ValueError: characters outside of ASCII
         raise InvalidRequest(f"{where} is not valid base64", param=where) from exc
     for beginning, media_type in _FIRST_BYTES:
-        if begins.startswith(beginning):
+        if first_bytes.startswith(beginning):
             return base64_image(media_type, data, where)
     raise InvalidRequest(f"{where} must be a PNG, JPEG, GIF or WebP image in base64", param=where)
 
 
 def _calls(message: Mapping[str, Any], where: str, calls: OpenCalls) -> list[Block]:
     blocks: list[Block] = []
-    for here, call in objects(optional(message, "tool_calls", list, where) or [], f"{where}.tool_calls"):
-        function = required(call, "function", dict, here)
-        name = required(function, "name", str, f"{here}.function")
-        arguments = optional(function, "arguments", dict, f"{here}.function") or {}
-        made = calls.call(optional(call, "id", str, here), name)
-        blocks.append({"type": "tool_use", "id": made, "name": name, "input": arguments})
+    for place, call in objects(optional(message, "tool_calls", list, where) or [], f"{where}.tool_calls"):
+        function = required(call, "function", dict, place)
+        name = required(function, "name", str, f"{place}.function")
+        arguments = optional(function, "arguments", dict, f"{place}.function") or {}
+        call_id = calls.call(optional(call, "id", str, place), name)
+        blocks.append({"type": "tool_use", "id": call_id, "name": name, "input": arguments})
     return blocks

@@ -130,7 +130,7 @@ def _model_name(body: JSON, naming: Naming) -> str:  # noqa: ARG001 - every `rea
 
 # An agent's base URL is the server's with `/agents/{agent_id}` appended. These addresses may follow it; any other
 # "/api/" is part of the agent's name. Addresses that are not served are listed, to be refused in Ollama's form.
-_ASKED = (
+_API_NAMES = (
     "chat", "generate", "tags", "show", "ps", "version", "embed", "embeddings", "pull", "push", "create", "copy",
     "delete", "blobs",
 )  # fmt: skip
@@ -142,5 +142,5 @@ WIRE = Wire(
         "ollama", lambda error, _: ollama.error_body(error), body({"error": TEXT, "code": TEXT}, param=TEXT)
     ),
     routes=OllamaRoutes,
-    bases=tuple(f"/api/{name}" for name in _ASKED),
+    bases=tuple(f"/api/{name}" for name in _API_NAMES),
 )

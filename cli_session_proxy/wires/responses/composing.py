@@ -69,20 +69,21 @@ def compose(
     *,
     continues: str | None = None,
     delta: bool = True,
-    held: OpenDialogue | None = None,
+    dialogue: OpenDialogue | None = None,
     rest: Sequence[ConversationItem] = (),
 ) -> TurnRequest:
     """The request that follows the turn `ran`. With `delta` the system texts and tools of that turn still apply.
 
-    `rest`: the conversation's items after the turn `continues`. They come first, then the unsent items.
+    `dialogue`: the conversation, if the call names one. `rest`: its items after the turn `continues`. They come first,
+    then its unsent items.
     """
     composed = _Composition(dict.fromkeys(lasting_system_texts(ran)) if delta else {}, begun=delta and ran is not None)
-    if held is not None:
-        for entry in itertools.chain.from_iterable(held.items_by_turn):
-            if entry.id in held.removed and entry.system is not None:
+    if dialogue is not None:
+        for entry in itertools.chain.from_iterable(dialogue.items_by_turn):
+            if entry.id in dialogue.removed and entry.system is not None:
                 composed.system_texts.pop(entry.system, None)
-        composed.add_path(rest, held.own_items)
-        composed.add_unsent_items(held.unsent)
+        composed.add_path(rest, dialogue.own_items)
+        composed.add_unsent_items(dialogue.unsent)
     composed.add_input(call)
     if not composed.messages or composed.messages[-1].role != "user":
         raise InvalidRequest("input must end with a user message, or a function_call_output", param="input")

@@ -62,20 +62,21 @@ class Dialogues:
         return turn
 
     async def submit(
-        self, call: ResponsesCall, *, own: Collection[str] | None = None, has_left: HasLeft | None = None
+        self, call: ResponsesCall, *, unstored_ids: Collection[str] | None = None, has_left: HasLeft | None = None
     ) -> Answer:
         """Accept a call of a Responses client. Raises `ProxyError`.
 
-        `own`: ids of responses with `store: false` that its connection (a WebSocket) may still continue.
+        `unstored_ids`: ids of responses with `store: false` that its connection (a WebSocket) may still continue.
         """
         call = await self._with_items(call)
         if call.conversation is not None:
             agent = await self._conversation_agent(call.request.owner, call.conversation)
             return await self._in_conversation(call, agent, has_left)
         if call.previous is not None:
-            parent = await self._previous(call.request.owner, call.previous, own or ())
+            parent = await self._previous(call.request.owner, call.previous, unstored_ids or ())
             return await self._engine.submit(compose(call, parent, continues=parent.id), has_left)
         asked = call.request
+        # Without an answer of the model the input is no history: what the agent was told before still applies.
         delta = all(message.role == "user" for message in asked.messages)
         head = await self._head(call)
         request = compose(call, head, continues=head.id if delta and head else None, delta=delta)
@@ -83,13 +84,15 @@ class Dialogues:
         if delta and asked.agent_id is not None and not asked.fresh:
             accepted = request
 
-            async def after_head(before: Turn | None) -> TurnRequest:
+            async def after_head(current_head: Turn | None) -> TurnRequest:
                 """The prompt after the agent's head, which may have moved since acceptance."""
-                continues = before.id if before else None
-                return accepted if continues == accepted.continues else compose(call, before, continues=continues)
+                continues = current_head.id if current_head else None
+                return accepted if continues == accepted.continues else compose(call, current_head, continues=continues)
 
             request = replace(request, compose=after_head, composed=accepted)
-        if own is None and asked.agent_id is None and not (asked.call or {})["store"] and asked.kept:
+        # See `TurnRequest.client`. Over a WebSocket `store: false` still allows the next message to continue.
+        is_unstored = asked.agent_id is None and not (asked.call or {})["store"]
+        if unstored_ids is None and is_unstored and asked.kept:
             request = replace(request, client=call.client)
         return await self._engine.submit(request, has_left)
 
@@ -111,7 +114,7 @@ class Dialogues:
             if not is_id:
                 messages.append(message)
                 continue
-            turn = None
+            turn = None  # of an unknown or malformed id: the item is reported as not found
             if turn_id := responses_items.turn_id_of_item(block["id"]):
                 with suppress(NotFound):
                     turn = await self.kept.turn(call.request.owner, response_id(turn_id))
@@ -130,9 +133,9 @@ class Dialogues:
         agent = await self._engine.store.agent(call.request.owner, call.request.agent_id)
         return await self._engine.store.turn(agent.head) if agent is not None and agent.head else None
 
-    async def _previous(self, owner: str, given: str, own: Collection[str] = ()) -> Turn:
+    async def _previous(self, owner: str, given: str, unstored_ids: Collection[str] = ()) -> Turn:
         try:
-            turn = await self.kept.turn(owner, given, stored=given not in own)
+            turn = await self.kept.turn(owner, given, stored=given not in unstored_ids)
         except NotFound as exc:
             raise PreviousNotFound(
                 f"Previous response with id '{given}' not found.", param="previous_response_id"
@@ -171,8 +174,8 @@ class Dialogues:
 
     async def items(self, owner: str, given: str) -> list[JSON]:
         """All items: of the turns on the path, then the client's own that no turn has used yet."""
-        held = await self._held(await self._conversation_agent(owner, given))
-        return [entry.item for entry in held.entries]
+        dialogue = await self._whole_dialogue(await self._conversation_agent(owner, given))
+        return [entry.item for entry in dialogue.entries]
 
     async def add_items(self, owner: str, given: str, new: Sequence[Item]) -> list[JSON]:
         agent = await self._conversation_agent(owner, given)
@@ -182,11 +185,11 @@ class Dialogues:
     async def remove_item(self, owner: str, given: str, item_id: str) -> JSON:
         """Remove an item. If it belongs to an earlier turn, the next turn leaves it off the path."""
         agent = await self._conversation_agent(owner, given)
-        held = await self._held(agent)
-        if all(entry.id != item_id for entry in held.entries):
+        dialogue = await self._whole_dialogue(agent)
+        if all(entry.id != item_id for entry in dialogue.entries):
             raise NotFound(f"there is no item {item_id!r} in this conversation", param="item_id")
         await self._engine.store.take_out(agent.key, item_id)
-        return conversations.conversation(agent, held.metadata)
+        return conversations.conversation(agent, dialogue.metadata)
 
     async def _conversation_agent(self, owner: str, given: str) -> Agent:
         name = agent_id_of(given)
@@ -195,11 +198,11 @@ class Dialogues:
             raise unknown(given)
         return agent
 
-    async def _held(self, agent: Agent) -> OpenDialogue:
+    async def _whole_dialogue(self, agent: Agent) -> OpenDialogue:
         """The whole conversation at its present head."""
-        return await self._behind(agent.key, await self._engine.tip(agent), whole=True)
+        return await self._dialogue_at(agent.key, await self._engine.tip(agent), whole=True)
 
-    async def _behind(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> OpenDialogue:
+    async def _dialogue_at(self, agent_key: int, tip: Turn | None, *, whole: bool = False) -> OpenDialogue:
         """The conversation whose next turn continues `tip`.
 
         Its turns are only read for the `whole` of it, or if items were removed or are off the path.
@@ -228,14 +231,14 @@ class Dialogues:
         """
         call = replace(call, request=replace(call.request, agent_id=agent.agent_id))
 
-        async def decide(before: Turn | None) -> TurnRequest:
-            held = await self._behind(agent.key, before)
-            last, rest = held.split_at_removed() if held.removed else (before, [])
+        async def decide(current_head: Turn | None) -> TurnRequest:
+            dialogue = await self._dialogue_at(agent.key, current_head)
+            last, rest = dialogue.split_at_removed() if dialogue.removed else (current_head, [])
             # Options that still apply come from a turn that was run here, not from imported ones.
-            ran = before
+            ran = current_head
             while ran is not None and ran.evidence.brought is not None and ran.parent_id is not None:
                 ran = await self._engine.store.turn(ran.parent_id)
-            return compose(call, ran, continues=last.id if last else None, held=held, rest=rest)
+            return compose(call, ran, continues=last.id if last else None, dialogue=dialogue, rest=rest)
 
         if call.request.messages:
             request = compose(call, None)  # preliminary, until it runs

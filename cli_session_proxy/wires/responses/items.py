@@ -298,6 +298,7 @@ def _message_entries(message: Message, key: str, n: int) -> list[ConversationIte
 
 
 def _input_part(block: Block) -> JSON:
+    """A block of the client as a part of a message item."""
     if block["type"] == "text":
         return {"type": "input_text", "text": block["text"]}
     source = block["source"]
@@ -322,11 +323,11 @@ def stored_items(given: object, new_id: Callable[[str], str], where: str = "item
     """Items for a conversation in the stored form: with an id and a list of parts. Raises `InvalidRequest`."""
     if not isinstance(given, list):
         raise wrong_type(where, "a list of items")
-    read(given, where)
+    read(given, where)  # raises for an invalid item
     items: list[Item] = []
-    for sent in given:
-        kind = sent.get("type") or "message"
-        item: JSON = {**sent, "id": new_id(_PREFIXES.get(kind, "item")), "type": kind}
+    for given_item in given:
+        kind = given_item.get("type") or "message"
+        item: JSON = {**given_item, "id": new_id(_PREFIXES.get(kind, "item")), "type": kind}
         if kind == "reasoning":
             item.setdefault("summary", [])
         else:
@@ -351,10 +352,10 @@ def page(items: Sequence[JSON], query: Mapping[str, str]) -> JSON:
     rows = list(items) if order == "asc" else list(reversed(items))
     after = query.get("after")
     if after is not None:
-        at = next((index for index, item in enumerate(rows) if item["id"] == after), None)
-        if at is None:
+        position = next((index for index, item in enumerate(rows) if item["id"] == after), None)
+        if position is None:
             raise InvalidRequest(f"there is no item {after!r} here", param="after")
-        rows = rows[at + 1 :]
+        rows = rows[position + 1 :]
     return listed(rows[: int(limit)], has_more=len(rows) > int(limit))
 
 

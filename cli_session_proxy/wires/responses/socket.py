@@ -208,7 +208,7 @@ class _Connection:
             if asked.ahead is not None:
                 await self._send_events(asked, self._kept_ahead(asked.call, asked.ahead))
                 return
-            answer = await self._dialogues.submit(asked.call, own=self._own)
+            answer = await self._dialogues.submit(asked.call, unstored_ids=self._own)
             try:
                 writer = ResponsesWriter(answer.accepted, frame=_frame, end=())
                 async for events in answer.batches():

@@ -29,12 +29,12 @@ class Shapes:
     def item(self, block: Block, key: str, n: int) -> JSON:
         """A call as an item for the client."""
         name = str(block["name"])
-        kind, space, name = self.of.get(name, ["function", "", name])
+        kind, namespace, name = self.of.get(name, ["function", "", name])
         if kind in published.PREFIXES:
             return published.item_of(kind, block, f"{published.PREFIXES[kind]}_{key}_{n}")
         item: JSON = {"type": f"{kind}_call", "status": "completed", "call_id": block["id"], "name": name}
-        if space:
-            item["namespace"] = space
+        if namespace:
+            item["namespace"] = namespace
         if kind == "custom_tool":
             return {"id": f"ctc_{key}_{n}", **item, "input": str(block["input"].get("input", ""))}
         return {"id": f"fc_{key}_{n}", **item, "arguments": json.dumps(block["input"], ensure_ascii=False)}
@@ -74,13 +74,15 @@ def read(body: Mapping[str, Any], more: list[object]) -> ParsedTools:
     return ParsedTools(checked(collector.tools), Shapes(collector.shapes), collector.shown, ignored, len(more))
 
 
-def with_brought(tools: tuple[Tool, ...], call: JSON, before: Mapping[str, Any]) -> tuple[tuple[Tool, ...], JSON]:
+def with_brought(
+    tools: tuple[Tool, ...], call: JSON, previous_call: Mapping[str, Any]
+) -> tuple[tuple[Tool, ...], JSON]:
     """Add tools of earlier items to a request with only the new message, and to its `call`, unless their names are
-    already used. `before`: the call of the turn that it continues."""
-    count = before.get("brought", 0)
+    already used. `previous_call`: the call of the turn that it continues."""
+    count = previous_call.get("brought", 0)
     if not count:
         return tools, call
-    more = read({}, before["tools"][-count:])
+    more = read({}, previous_call["tools"][-count:])
     names = {tool.name for tool in tools}
     shapes = {**more.shapes.of, **call.get("shapes", {})}
     shown = [*call["tools"], *(one for one in more.shown if one not in call["tools"])]
@@ -100,35 +102,35 @@ class _ToolCollector:
 
     def add(self, tool: JSON, here: str) -> None:
         if tool.get("type") != "namespace":
-            own = self._offered(tool, here, "")
+            parsed = self._offered(tool, here, "")
             shown: JSON = dict(tool)
-            if own is not None and tool.get("type") in (None, "function"):
-                shown = {"type": "function", "name": own.name, "description": own.description}
-                shown |= {"parameters": own.schema, "strict": own.strict}
+            if parsed is not None and tool.get("type") in (None, "function"):
+                shown = {"type": "function", "name": parsed.name, "description": parsed.description}
+                shown |= {"parameters": parsed.schema, "strict": parsed.strict}
             self.shown.append(shown)
             return
-        space = required(tool, "name", str, here)
+        namespace = required(tool, "name", str, here)
         for place, inner in objects(required(tool, "tools", list, here), f"{here}.tools"):
-            self._offered(inner, place, space)
+            self._offered(inner, place, namespace)
         self.shown.append(dict(tool))
 
-    def _offered(self, tool: Mapping[str, Any], here: str, space: str) -> Tool | None:
+    def _offered(self, tool: Mapping[str, Any], here: str, namespace: str) -> Tool | None:
         """The tool for the model; None for one that OpenAI would run, or without a known schema."""
         kind = optional(tool, "type", str, here) or "function"
-        if kind in published.NAMES and not space and (known := published.tool_of(kind, tool, here)) is not None:
+        if kind in published.NAMES and not namespace and (known := published.tool_of(kind, tool, here)) is not None:
             self.shapes[known.name] = [known.name, "", known.name]
             self.tools.append(known)
             return known
         if kind not in ("function", "custom"):
             self.ignored.append(hosted_name(kind, here))
             return None
-        own = read_tool(tool, here) if kind == "function" else custom_tool(tool, here)
-        name = flat(space, own.name) if space else own.name
-        if space or kind == "custom":
-            self.shapes[name] = ["function" if kind == "function" else "custom_tool", space, own.name]
-        own = replace(own, name=name)
-        self.tools.append(own)
-        return own
+        parsed = read_tool(tool, here) if kind == "function" else custom_tool(tool, here)
+        name = flat(namespace, parsed.name) if namespace else parsed.name
+        if namespace or kind == "custom":
+            self.shapes[name] = ["function" if kind == "function" else "custom_tool", namespace, parsed.name]
+        parsed = replace(parsed, name=name)
+        self.tools.append(parsed)
+        return parsed
 
 
 def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -138,11 +140,11 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(wanted, dict):
         return body
     if wanted.get("type") == "allowed_tools" and isinstance(wanted.get("tools"), list):
-        listed = [_chosen(one) if isinstance(one, dict) else one for one in wanted["tools"]]
+        listed = [_as_function(one) if isinstance(one, dict) else one for one in wanted["tools"]]
         return {**body, "tool_choice": {**wanted, "tools": [one for one in listed if one is not None]}}
     if wanted.get("type") in ("allowed_tools", None):
-        return body
-    if (named := _chosen(wanted)) is None:
+        return body  # malformed: its reader says why
+    if (named := _as_function(wanted)) is None:
         raise InvalidRequest(
             f"tool_choice: {wanted['type']!r} is a tool that OpenAI runs itself, and is not offered here",
             param="tool_choice",
@@ -150,7 +152,7 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**body, "tool_choice": named}
 
 
-def _chosen(wanted: JSON) -> JSON | None:
+def _as_function(wanted: JSON) -> JSON | None:
     """A tool of a choice as a function; None if it is not offered."""
     kind = optional(wanted, "type", str, "tool_choice") or "function"
     if kind in ("function", "custom"):
