@@ -127,7 +127,7 @@ async def test_one_owners_waiting_turns_leave_another_a_place(tmp_path: Path) ->
 
 async def test_one_owners_requests_leave_another_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One that sent no body held all of them for five minutes, where few files may be open."""
-    monkeypatch.setattr(bounds, "connections", lambda: 8)
+    monkeypatch.setattr(bounds, "connection_limit", lambda: 8)
     monkeypatch.setattr(connection, "MOST", 8)
     async with no_cli(tmp_path, keys=KEYS) as url:
         host, port = httpx.URL(url).host, httpx.URL(url).port

@@ -143,7 +143,7 @@ def choice(body: Mapping[str, Any]) -> Mapping[str, Any]:
         listed = [_as_function(one) if isinstance(one, dict) else one for one in wanted["tools"]]
         return {**body, "tool_choice": {**wanted, "tools": [one for one in listed if one is not None]}}
     if wanted.get("type") in ("allowed_tools", None):
-        return body  # malformed: its reader says why
+        return body  # `read_choice` takes it as it is, or refuses it
     if (named := _as_function(wanted)) is None:
         raise InvalidRequest(
             f"tool_choice: {wanted['type']!r} is a tool that OpenAI runs itself, and is not offered here",
