@@ -14,9 +14,9 @@ from .house import Import, circles, imports, room, shreds, size, top_floor
 
 TOP_FLOOR = 12
 # Lines and functions of the package as they are: a change that adds some says so here. Wanted: 50,000 and 3,100.
-LINES = 59_091
-FUNCTIONS = 3_740
-SHREDS = 80
+LINES = 58_091
+FUNCTIONS = 3_505
+SHREDS = 47
 
 
 @pytest.fixture(scope="module")

@@ -79,10 +79,9 @@ class Dialogues:
         # Without an answer of the model the input is no history: what the agent was told before still applies.
         delta = all(message.role == "user" for message in asked.messages)
         head = await self._head(call)
-        request = compose(call, head, continues=head.id if delta and head else None, delta=delta)
-        request = replace(request, continues=None)
+        accepted = compose(call, head, continues=head.id if delta and head else None, delta=delta)
+        request = replace(accepted, continues=None)
         if delta and asked.agent_id is not None and not asked.fresh:
-            accepted = request
 
             async def after_head(current_head: Turn | None) -> TurnRequest:
                 """The prompt after the agent's head, which may have moved since acceptance."""

@@ -14,6 +14,8 @@ import pytest
 from openai.types.responses import Response, ResponseStreamEvent
 from pydantic import BaseModel, TypeAdapter
 
+from cli_session_proxy.wires.responses import dialogues
+from cli_session_proxy.wires.responses.composing import compose
 from turnfault.provider.script import Fail, HeldReply, Reply
 from turnfault.provider.seen import parts as parts_of
 from turnfault.provider.upstream import Upstream
@@ -379,3 +381,18 @@ async def test_a_body_over_the_limit_is_refused(open_door: OpenDoor) -> None:
     async with open_door(max_body=2048) as door:
         answer = await door.http.post("/v1/responses", json={"model": "sonnet", "input": "x" * 4000})
     assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+
+
+async def test_a_named_agents_new_message_is_composed_once_while_its_head_stays(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    composed: list[str | None] = []
+
+    def counted(*given: Any, **options: Any) -> Any:
+        composed.append(options["continues"])
+        return compose(*given, **options)
+
+    first = await door.openai.responses.create(model="sonnet", input="one", extra_body={"agent_id": "ada"})
+    monkeypatch.setattr(dialogues, "compose", counted)
+    await door.openai.responses.create(model="sonnet", input="two", extra_body={"agent_id": "ada"})
+    assert composed == [f"turn_{first.id.removeprefix('resp_')}"]
