@@ -290,7 +290,7 @@ def count(records: Iterable[Record], what: LeftOut) -> int:
         if record.uuid is not None and _may_hold(record, what):
             data = json.loads(record.line)
             if not data.get("isSidechain"):
-                found += sum(block.get("type") in _TYPES[what] for block in _blocks(_content(data)))
+                found += sum(str(block.get("type")) in _TYPES[what] for block in _blocks(_content(data)))
     return found
 
 
@@ -325,7 +325,8 @@ def _with_replaced(content: Iterable[Block], replaced: Callable[[Block], Sequenc
     out: list[Block] = []
     for block in content:
         if block.get("type") == "tool_result" and isinstance(block.get("content"), list):
-            out.append({**block, "content": _with_replaced(block["content"], replaced)})
+            inner = (one for one in block["content"] if isinstance(one, dict))
+            out.append({**block, "content": _with_replaced(inner, replaced)})
         else:
             out += replaced(block)
     return out

@@ -78,6 +78,15 @@ def test_an_image_in_the_result_of_a_tool_is_left_out_too_and_words_stand_in_its
     assert "left out" in content[1]["text"]
 
 
+def test_blocks_that_no_cli_writes_stop_no_decision() -> None:
+    """A confined shell writes its transcript, and an imported one may be anybody's."""
+    result: Block = {"type": "tool_result", "tool_use_id": "c", "content": ["seen", None, {"type": ["image"]}, IMAGE]}
+    records = path([words("a"), {"type": {"image": 1}}], [result])
+    assert mending.count(records, "images") == 1
+    shown = mending.shown([*records, mending.leave_out("images")])
+    assert mending.count(shown, "images") == 0
+
+
 def test_a_smaller_image_stands_in_the_place_of_one_before_the_mark_and_of_no_other() -> None:
     smaller: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/jpeg", "data": "c21hbGw="}}
     result: Block = {"type": "tool_result", "tool_use_id": "t", "content": [IMAGE]}
