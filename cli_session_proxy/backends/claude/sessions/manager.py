@@ -190,6 +190,7 @@ class Sessions:
         self._sandboxes.note_confined(job.agent.dir)
         # In the sandbox the CLI's naming rule holds. A noted folder may be another agent's, and must not be mounted.
         self._projects.forget(cwd)
+        project = self._projects.folder(cwd)  # before anything is awaited, in which a folder could be noted again
         shows_settings = "user" in job.profile.setting_sources
         private = self._sandboxes.private(job.agent.dir, shows_settings=shows_settings)
         try:
@@ -198,7 +199,7 @@ class Sessions:
                 await asyncio.to_thread(self._logins.exchange, private, lend=not environment.has_login(env))
         except OSError as exc:
             raise SandboxError(f"the login cannot be copied for a confined agent ({exc}): see {private}") from exc
-        place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, self._projects.folder(cwd), private)
+        place = confine.ConfinedPlace(cwd, tmpdir, self._config_dir, project, private)
         return partial(confine.wrapper, self._settings, job.profile, program, place, env)
 
     async def _checked_out(self, context: TurnContext, decided: Decided, *, last: bool) -> LiveSession:
