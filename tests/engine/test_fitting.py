@@ -130,7 +130,7 @@ async def test_an_image_of_a_history_is_kept_as_it_came_and_shown_as_the_model_t
         assert before is not None
         assert before.input[0].content[0] == image(large)
         [record] = await engine.store.own_records(before.id)
-        shown = json.loads(record.line)[0]["content"]
+        shown = json.loads(record.line)["content"]
         assert shown[0]["source"]["data"] != large
         assert fitted_image(shown[0]["source"]["data"]) is None
         assert shown[1]["text"].startswith("[An image was left out here: it has 100000 x 100000 pixels")

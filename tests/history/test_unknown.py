@@ -222,8 +222,8 @@ async def test_a_long_history_comes_in_piece_by_piece_and_one_that_was_cut_off_i
     agent: str | None, make_settings: MakeSettings, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that other agents' writes have their turn in between. Nothing of it comes in twice."""
-    monkeypatch.setattr(placement, "BATCH", 2)
-    monkeypatch.setattr(placement, "SHORT", 3)
+    monkeypatch.setattr(placement, "IMPORT_BATCH", 2)
+    monkeypatch.setattr(placement, "INLINE_MESSAGES", 3)
     history = [f"{kind} {n}" for n in range(7) for kind in ("asked", "answered")]
     pieces: list[int] = []
     async with running_without_cli(make_settings(), upstream) as engine:

@@ -178,7 +178,7 @@ async def test_a_collector_that_does_not_answer_keeps_nobody_waiting_and_what_is
     collector: Collector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(exporting, "QUEUE_SIZE", 20)
-    monkeypatch.setattr(exporting, "LAST", 30.0)
+    monkeypatch.setattr(exporting, "CLOSE_TIMEOUT", 30.0)
     collector.open.clear()
     telemetry = exporting.Telemetry(settings_of(collector, metrics=False))
     end_turns(telemetry, 1)
