@@ -97,11 +97,11 @@ class ApprovalAnswered(ProxyError, status=409, code="approval_answered", retries
 
 
 class RequestTooLarge(ProxyError, status=413, code="request_too_large", retries_help=False):
-    """The body is larger than `max_body`."""
+    """The request is larger than the proxy (`max_body`) or the provider takes."""
 
 
 class QueueFull(ProxyError, status=429, code="queue_full"):
-    """Too many turns wait. `retry_after`: an estimate."""
+    """Too many turns wait, or too many requests are open."""
 
 
 class RateLimited(ProxyError, status=429, code="rate_limited"):

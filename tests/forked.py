@@ -22,7 +22,7 @@ import pytest
 _CONTEXT = multiprocessing.get_context("forkserver")
 _CONTEXT.set_forkserver_preload(
     ["cli_session_proxy.cli", "cli_session_proxy.http.server", "cli_session_proxy.commands.login",
-     "cli_session_proxy.commands.migrating", "anyio.streams.tls", "uvicorn.lifespan.off", "tests.recovery.proxy"]
+     "cli_session_proxy.commands.terminal", "anyio.streams.tls", "uvicorn.lifespan.off", "tests.recovery.proxy"]
 )  # fmt: skip
 
 

@@ -124,11 +124,15 @@ class Helpers:
             idle, timer = self._idle.popitem()
             timer.cancel()
         try:
-            return await self._call(idle or await self._started(), pickled)
+            if idle is not None:
+                try:
+                    return await self._call(idle, pickled)
+                except Ended as exc:
+                    if exc.took_too_long or self._closed:
+                        raise
+            # An idle process may have died before the call. If a new one ends, too, the call is the cause.
+            return await self._call(await self._started(), pickled)
         except Ended as exc:
-            # An idle process may have died before the call: then another is tried. A new one was ended by the call.
-            if idle is not None and not exc.took_too_long and not self._closed:
-                return await self._answer(pickled)
             if self._closed:
                 raise _closing_error() from exc
             log.warning("helper_ended", by=exc.by)

@@ -172,7 +172,7 @@ class Evidence(Sparse):
     """What happened to a turn, apart from its links and attempts.
 
     - `brought`         the turn was not run here
-    - `left_off`        the id of the turn before it, if that was left off the path (undelivered)
+    - `left_off`        the id of the earliest turn before it that was left off the path (undelivered)
     - `sandbox`         the agent's directory was missing, and created again
     - `files_at`        the host with the files of the agent's tools, which was not reached; this host has none
     - `verified`        how the session was found equal to the path

@@ -75,7 +75,7 @@ class Attempt:
     tools_size: int = 0  # characters of `tools`
     used: Used | None = None  # so far, not counted in budgets yet
     answered_by: str | None = None  # the model, as the backend names it
-    asked: bool = False  # the store knows that the frame is sent (`Store.begin`)
+    asked: bool = False  # `Store.begin` was called: the store may have this attempt, and its frame may be sent
     started: bool = False  # clients were told session and model
     committed: bool = False
     end_recorded: bool = False  # in `live.attempts`, after `Lost`

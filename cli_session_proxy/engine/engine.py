@@ -211,21 +211,25 @@ class Engine:
         """Open the store, prepare `var/`, settle what a dead proxy left. Raises `ConfigError`, `StoreUnavailable`."""
         self._stopped = False
         var = self.settings.var
+
+        def not_writable(exc: OSError) -> ConfigError:
+            why = f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var"
+            return ConfigError(why)
+
         try:
             var.mkdir(mode=0o700, parents=True, exist_ok=True)
             var.chmod(0o700)
             probe = var / f".write-{os.getpid()}"
             probe.touch()
             probe.unlink()
-            await self.store.open()  # before this proxy is one of those that a migration waits for
-            try:
-                self._instances.enter()
-            except OSError:
-                await self.store.close()
-                raise
         except OSError as exc:
-            why = f"cannot write to {var}: {exc.strerror}; make it writable or choose another place with --var"
-            raise ConfigError(why) from exc
+            raise not_writable(exc) from exc
+        await self.store.open()  # before this proxy is one of those that a migration waits for
+        try:
+            self._instances.enter()
+        except OSError as exc:
+            await self.store.close()
+            raise not_writable(exc) from exc
         await self._instances.set_clock()
         await self.plan.load()
         await self._recovery.recover(self._ownership.hold_if_free)

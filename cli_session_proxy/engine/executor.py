@@ -471,7 +471,9 @@ class Executor:
             # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
             attempt.evidence = replace(attempt.evidence, recalled=recalled.evidence)
-            turn = replace(turn, evidence=replace(turn.evidence, recalled=recalled.evidence))
+        # What the model is shown follows this attempt, not what an earlier attempt has stored.
+        if turn.evidence.recalled != attempt.evidence.recalled:
+            turn = replace(turn, evidence=replace(turn.evidence, recalled=attempt.evidence.recalled))
         by_name = self.settings.model_for(turn.model, profile)
         if attempt.fallback is None and parent is not None and parent.fallback is not None:
             names = self.settings.fallbacks_for(by_name, profile)

@@ -185,8 +185,8 @@ class Instances:
             log.warning("process_not_noted", pid=pid, error=exc.strerror)
 
     def children(self, instance: str, cwd: Path | None = None) -> Iterator[tuple[int, str]]:
-        """(pid, start time) of each CLI that this proxy started and has not reaped; with `cwd`, only of those in that
-        directory."""
+        """(pid, start time) of each CLI that the proxy `instance` started and has not reaped; with `cwd`, only of
+        those in that directory."""
         for path in sorted(self._folder(instance).glob("[0-9]*")):
             try:
                 data = json.loads(path.read_text())

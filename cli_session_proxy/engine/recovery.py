@@ -37,9 +37,9 @@ Resume = Callable[[Agent, Turn, int], None]
 
 # Seconds between checks whether another proxy has ended.
 NEIGHBOUR_CHECK = 1.0
-# Seconds without a heartbeat until a proxy on another host counts as ended, and all that it left is settled: its
+# Seconds after the last heartbeat of a proxy on another host has expired, until all that it left is settled: its
 # machine may only be paused. An agent that gets a request is taken over as soon as its lease has expired.
-COUNTS_AS_ENDED = 60.0
+SETTLE_SILENT_AFTER = 60.0
 # Seconds between two reads of a turn that another proxy runs (only the store is shared), and of one that waits for a
 # limit.
 REREAD_TURN, REREAD_WAITING = 0.1, 1.0
@@ -105,10 +105,10 @@ class Recovery:
         pause, waits_read = NEIGHBOUR_CHECK, time.monotonic()
         while True:
             await asyncio.sleep(pause)
-            pause = min(2 * pause, COUNTS_AS_ENDED)  # after failures, retry less and less often
+            pause = min(2 * pause, SETTLE_SILENT_AFTER)  # after failures, retry less and less often
             with survived("not_recovered"):
                 ended = any(not self._instances.alive(other) for other in self._instances.others())
-                if time.monotonic() - waits_read > COUNTS_AS_ENDED:  # seldom, as it reads all unfinished turns
+                if time.monotonic() - waits_read > SETTLE_SILENT_AFTER:  # seldom, as it reads all unfinished turns
                     waits_read = time.monotonic()
                     # A turn of a stopped proxy may still wait for a limit.
                     waits = {one.instance async for one in self._store.unfinished() if one.limit_wait is not None}
@@ -117,10 +117,10 @@ class Recovery:
                     pause = NEIGHBOUR_CHECK
 
     async def _silent(self) -> list[str]:
-        """The proxies on other hosts that have not responded for `COUNTS_AS_ENDED` seconds."""
+        """The proxies on other hosts whose heartbeat expired more than `SETTLE_SILENT_AFTER` seconds ago."""
         if not self._instances.spans_hosts:
             return []
-        return [other for other in await self._store.silent(COUNTS_AS_ENDED) if not self._instances.alive(other)]
+        return [other for other in await self._store.silent(SETTLE_SILENT_AFTER) if not self._instances.alive(other)]
 
     async def recover(self, hold_if_free: HoldIfFree) -> bool:
         """Settle what dead proxies left of every agent, and forget these proxies. Several may run it at once, and

@@ -7,6 +7,7 @@ import errno
 import ipaddress
 import os
 import socket
+import stat
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -132,8 +133,9 @@ def _unix(path: Path) -> socket.socket:
     """Created with mode 0600. A socket without a listener is replaced."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.exists() or path.is_symlink():
-            if not path.is_socket() or path.is_symlink():
+        with contextlib.suppress(FileNotFoundError):
+            mode = path.lstat().st_mode  # one look: another starting proxy may remove it meanwhile
+            if not stat.S_ISSOCK(mode):
                 raise ConfigError(f"--uds {path} exists and is not a socket: not touched, choose another path")
             if answers(path):
                 raise ConfigError(f"--uds {path} is taken by another program: stop that one or choose another path")

@@ -38,7 +38,8 @@ from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
 #
 # The first turn: its prompt, and the text and the thinking of the answer.
 FIRST, ANSWER, THOUGHT = "check-first", "The colour is check-teal.", "They want check-teal."
-# A transcript that we write: its prompt, the next turn's prompt, an image, a call of the client's tool and its result.
+# A transcript that we write: its prompt, which has an image beside it, and the next turn's prompt. A second one: its
+# prompt. It ends with a call of the client's tool and the result.
 SHOWN, WRITTEN, LOOKED_UP = "check-shown", "check-written", "check-looked-up"
 PNG = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": PNG}}

@@ -46,7 +46,7 @@ class EventStream:
 
 
 class SentTexts:
-    """What a stream has sent of an answer's text and thinking. Texts are joined as `lineage.answer_text` joins them."""
+    """What a stream was given to send of an answer: its text and its thinking, joined as by `lineage.answer_text`."""
 
     def __init__(self) -> None:
         self._sent: dict[str, list[str]] = {"text": [], "thinking": []}

@@ -96,6 +96,19 @@ async def test_a_process_that_died_while_nobody_used_it_is_replaced(helpers: Hel
     assert await helpers.call(jobs.pid) != idle
 
 
+async def test_a_call_that_ends_its_process_takes_one_idle_process_along_and_no_more() -> None:
+    helpers = Helpers(most=3, seconds=5.0, memory=MEMORY)
+    try:
+        pids = await asyncio.gather(*(helpers.call(jobs.pid) for _ in range(3)))
+        assert len(set(pids)) == 3
+        with pytest.raises(OutOfBoundsError, match="ends the process"):
+            await helpers.call(jobs.die)
+        alive = [pid for pid in pids if start_time(pid) is not None]
+        assert len(alive) == 2
+    finally:
+        await helpers.close()
+
+
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("size", [0, 8 * PIECE])
 def test_one_that_has_ended_says_so_on_both_event_loops(run: Any, size: int) -> None:

@@ -374,7 +374,7 @@ async def test_a_turn_that_waits_goes_to_another_host_and_back_and_is_sent_once(
 async def test_a_host_that_is_stopped_leaves_its_waiting_turns_to_the_others(
     postgres_url: str, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cli_session_proxy.engine.recovery.COUNTS_AS_ENDED", 0.2)
+    monkeypatch.setattr("cli_session_proxy.engine.recovery.SETTLE_SILENT_AFTER", 0.2)
     async with pair(postgres_url, tmp_path) as (one, two):
         one.model.faults = [limit()]
         first = await put_off(one.engine, "one")

@@ -37,8 +37,10 @@ def clear(conn: Connection, database: Database) -> None:
     for key, name in conn.execute(select(agents.c.key, agents.c.agent_id).where(agents.c.owner == COMING)).all():
         release = database.claim(name)
         if release is not None:  # else its import still runs in another program
-            writing.delete_agent(conn, key)
-            release()
+            try:
+                writing.delete_agent(conn, key)
+            finally:
+                release()
 
 
 def begin(conn: Connection, new: NewChain, name: str) -> Agent:

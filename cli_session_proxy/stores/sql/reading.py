@@ -505,11 +505,11 @@ def _in_order(turn_id: str, parents: dict[str, str | None]) -> Iterable[str]:
 MOST_OF_A_PATH = 512 * 1024 * 1024
 
 
-def _refuse_larger(size: int, most: int) -> None:
+def _refuse_larger(size: int, most: int, of: str) -> None:
     if size > most:
         raise ContextTooLong(
-            f"this conversation has {size:,} bytes of records, and {most:,} are the most: rewind it to an earlier "
-            "turn, or start a new one"
+            f"this conversation has {size:,} bytes of {of}, and {most:,} are the most: rewind it to an earlier turn, "
+            "or start a new one"
         )
 
 
@@ -523,7 +523,7 @@ def path(conn: Connection, turn_id: str) -> list[Turn]:
     on = above.c.id == turns.c.id
     # Their `bytes` are those of the records, too.
     sizes = rows.with_images(conn, conn.execute(select(turns.c.bytes, turns.c.images).join(above, on)))
-    _refuse_larger(sum(sizes), 2 * MOST_OF_A_PATH)
+    _refuse_larger(sum(sizes), 2 * MOST_OF_A_PATH, "turns and records")
     found = {turn.id: turn for turn in _turns(conn, _TURN.join(above, on))}
     return [found[at] for at in _in_order(turn_id, {turn.id: turn.parent_id for turn in found.values()})]
 
@@ -532,9 +532,10 @@ def path_records(conn: Connection, turn_id: str) -> list[Record]:
     above = _ancestors(turn_id)
     on = above.c.id == records.c.turn_id
     size = conn.scalar(select(func.sum(func.length(records.c.line))).select_from(records).join(above, on)) or 0
-    _refuse_larger(size, MOST_OF_A_PATH)
+    _refuse_larger(size, MOST_OF_A_PATH, "records")
     cut_out = conn.scalars(select(records.c.images).join(above, on).where(records.c.images.is_not(None)))
-    _refuse_larger(size + sum(rows.with_images(conn, ((0, images) for images in cut_out))), MOST_OF_A_PATH)
+    size += sum(rows.with_images(conn, ((0, images) for images in cut_out)))
+    _refuse_larger(size, MOST_OF_A_PATH, "records")
     lines = conn.execute(select(records).join(above, on).order_by(records.c.turn_id, records.c.n)).all()
     by_turn: dict[str, list[Record]] = {}
     for line, record in zip(lines, rows.loaded_records(conn, lines), strict=True):

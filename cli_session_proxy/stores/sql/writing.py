@@ -110,18 +110,19 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
         if not reading.expired_agents(conn, expiry, only=key):
             return False
         _remember_cost(conn, key)
-    # First the lease: from here on no other transaction writes a turn of the agent.
+    # First the lease, as in every write under one: in another order `take_over` could wait for this and this for it.
     conn.execute(leases.delete().where(leases.c.agent_key == key))
     own_turns = select(turns.c.id).where(turns.c.agent_key == key)
     for table in (followers, cancels, idempotency_keys, records):
         conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))
-    # Images to which no other agent refers are deleted, too.
+    for table in (links, sessions, frames, items, conversations, mirrored, turns):
+        conn.execute(table.delete().where(table.c.agent_key == key))
+    # Images to which no other agent refers are deleted, too: last, because another agent may refer to one meanwhile.
     other = image_refs.alias()
     shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != key)
     of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key, ~shared.exists())
     unshared = list(conn.scalars(of_agent))
-    for table in (links, sessions, frames, items, conversations, mirrored, image_refs, turns):
-        conn.execute(table.delete().where(table.c.agent_key == key))
+    conn.execute(image_refs.delete().where(image_refs.c.agent_key == key))
     for part in rows.chunks(unshared):
         conn.execute(images.delete().where(images.c.sha256.in_(part)))
     conn.execute(agents.delete().where(agents.c.key == key))

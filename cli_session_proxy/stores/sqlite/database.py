@@ -359,8 +359,8 @@ class SqliteDatabase(Life, Database):
     def _empty_log(self) -> bool:
         """Checkpoint the WAL file and truncate it: it has earlier states of pages. False while somebody reads one."""
         assert self._writer is not None
-        driver = driver_of(self._writer)
         try:
+            driver = driver_of(self._writer)
             (usual_timeout,) = driver.execute("PRAGMA busy_timeout").fetchone()
             driver.execute(f"PRAGMA busy_timeout={READERS_WAIT}")
             try:

@@ -32,7 +32,9 @@ def sealed(messages: Sequence[Message]) -> str:
         pieces.append(f"{message.role}: {_as_text(message)}".encode("utf-8", "surrogatepass"))
         size += len(pieces[-1]) + 2
         if size > LARGEST:
-            raise ContextTooLong(f"the conversation has more than {LARGEST:,} bytes of text: it fits into no one item")
+            raise ContextTooLong(
+                f"the conversation has more than {LARGEST:,} bytes of text: it does not fit into one item"
+            )
     return _PREFIX + base64.b64encode(zlib.compress(b"\n\n".join(pieces))).decode()
 
 

@@ -20,7 +20,8 @@ class OpenDialogue:
     """A conversation at one of its turns.
 
     `path` and `items_by_turn`: the turns so far, and the items of each. `unsent`: the client's own items that no turn
-    on the path has sent yet. `own_items`: all of the client's own, by id. `removed`: ids of removed items.
+    on the path has sent yet. `own_items`: all of the client's own, by id. `removed`: ids of removed items. `path`,
+    `items_by_turn` and `own_items` are empty where they are not needed: see `Dialogues._dialogue_at`.
     """
 
     metadata: JSON

@@ -165,7 +165,8 @@ class ResponsesWriter(ReplayedStream):
                 continue
             self._items += 1
             out += self._send(_call_events(responses.response(turn)["output"][n], n))
-        name = f"response.{responses.status_of(turn)}"
+        status = responses.status_of(turn)
+        name = f"response.{status if status in ('completed', 'incomplete') else 'failed'}"
         return [*out, *self._send([{"type": name, "response": responses.response(turn)}]), *self._bytes_at_end]
 
     def _send(self, events: Iterable[JSON]) -> list[bytes]:

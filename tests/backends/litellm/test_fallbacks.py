@@ -283,3 +283,23 @@ async def test_earlier_attempts_stay_in_front_of_the_first_prompt_whoever_answer
     assert all("the pool leaks" in json.dumps(shown[0]) for shown in users)
     assert all(longer[: len(shorter)] == shorter for shorter, longer in pairwise(users))
     assert provider.refused == []
+
+
+async def test_a_failed_first_prompt_that_is_sent_again_behind_another_turn_has_no_attempts_any_more(
+    with_models: Callable[..., Settings], provider: Provider, tmp_path: Path
+) -> None:
+    repo = Repo(tmp_path / "repo")
+    repo.commit(attempt(1, why="the pool leaks"))
+    profile: dict[str, Any] = {"git_memory": {"repo": str(repo.path), "fix_id": "login-500"}}
+    settings = with_models(profiles={"fixer": profile}, profile="fixer")
+    async with running(settings) as engine:
+        provider.next(Reply(status=400))
+        with pytest.raises(ProxyError):
+            await ask(engine, "fix it", model="gpt", idempotency_key="once")
+        await ask(engine, "look at it", model="gpt")
+        again = await ask(engine, "fix it", model="gpt", idempotency_key="once")
+    assert again.evidence.recalled is None
+    shown = [one["content"] for one in provider.openai[-1]["messages"] if one["role"] == "user"]
+    assert len(shown) == 2
+    assert "the pool leaks" in json.dumps(shown[0])
+    assert shown[1] == "fix it"

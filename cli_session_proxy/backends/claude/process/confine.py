@@ -330,9 +330,10 @@ class _Boundary:
     def _run_outside(self) -> dict[Path, str]:
         """Programs that run outside the sandbox, and must not be writable inside."""
         found = dict.fromkeys((*_software(self._program, self._env), *_links(self._program)), "the Claude CLI")
-        for name in ("PATH", "LD_LIBRARY_PATH"):  # of bubblewrap, node and git, and of what they load
+        # Of bubblewrap, node and git, and of what they load. The loader takes ";" as well, a shell does not.
+        for name, separator in (("PATH", os.pathsep), ("LD_LIBRARY_PATH", "[:;]")):
             named = (os.environ.get(name, ""), self._env.get(name, ""))
-            folders = (os.path.abspath(at) for names in named if names for at in re.split("[:;]", names))
+            folders = (os.path.abspath(at) for names in named if names for at in re.split(separator, names))
             found |= dict.fromkeys(map(Path, folders), f"a folder of {name}")
         python = sysconfig.get_paths()
         own = [site.getusersitepackages()] if site.ENABLE_USER_SITE else []  # loaded at the next start, if it exists

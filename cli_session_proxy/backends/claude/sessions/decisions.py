@@ -246,14 +246,15 @@ def opening(
     if same_tools and before.tools:  # keep the first spelling of equal tools
         tools, offers = before.tools, Offers.of([Tool.from_json(tool) for tool in before.tools])
     head = before if before.tools == tools else replace(before, tools=tools)
-    fits = (
-        system is not None
+    if system == before.known_system:
+        return Opening(head, offers, same=same_tools)
+    fits = (  # only of a changed prompt: the comparison takes long for a long one
+        changes != "replace"
+        and system is not None
         and before.system is not None
         and system_prompts.is_same_but_for_values(before.system, system)
     )
-    if system == before.known_system:
-        return Opening(head, offers, same=same_tools)
-    if fits and changes != "replace" and not asks:  # no prompt to state the change in: it waits for the next one
+    if fits and not asks:  # no prompt to state the change in: it waits for the next one
         return Opening(head, offers, same=same_tools)
     in_prompt = (fits and changes == "auto") or changes == "newest-turn" or system == before.system
     if asks and in_prompt and system is not None and before.system is not None and before.known_system is not None:
