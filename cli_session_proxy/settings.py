@@ -44,8 +44,8 @@ from pydantic import (
 
 from .domain.identifiers import origin
 from .domain.limits import is_model
+from .domain.options import Window
 from .domain.times import Zone
-from .domain.windows import Window
 from .errors import ConfigError, did_you_mean, likely
 from .machine import cores, half_of_memory
 

@@ -42,7 +42,7 @@ from cli_session_proxy.domain.models import (
     Turn,
     Usage,
 )
-from cli_session_proxy.domain.parameters import Name, Parameters
+from cli_session_proxy.domain.options import ParameterName, Parameters
 from cli_session_proxy.stores.base import KeptTurn
 
 # What the model says to a path: blocks of the Messages API, `tool_use` among them, or that it refuses.
@@ -107,7 +107,7 @@ class _MemoryExecution:
 
     def __post_init__(self) -> None:
         wanted = self.job.turn.options.parameters
-        sampled: tuple[Name, ...] = ("temperature", "top_p", "top_k", "seed")
+        sampled: tuple[ParameterName, ...] = ("temperature", "top_p", "top_k", "seed")
         self.unmet = tuple(name for name in sampled if getattr(wanted, name) is not None)
         self.evidence = Evidence()
         if self.continuity in ("started", "rebuilt"):

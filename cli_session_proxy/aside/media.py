@@ -7,8 +7,8 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ..domain.evidence import NoteCode
 from ..domain.models import Block
-from ..domain.notes import Code
 from .attachments import Fitted, UnreadableImage, document_fault, fitted_image
 from .pool import Aside, OutOfBoundsError
 
@@ -20,7 +20,7 @@ KNOWN = 16
 class ReplacedBlock:
     """The replacement of a block, and the reason."""
 
-    code: Code
+    code: NoteCode
     block: Block
 
 

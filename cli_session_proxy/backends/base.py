@@ -42,8 +42,7 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from ..domain.parameters import Name
-from ..domain.windows import Window
+from ..domain.options import ParameterName, Window
 from ..errors import ProxyError
 from ..settings import Profile
 from ..stores.base import Facts, KeptTurn, WholeTurn
@@ -295,7 +294,7 @@ class Execution(Protocol):
     def evidence(self) -> Evidence: ...
 
     @property
-    def unmet(self) -> Sequence[Name]:
+    def unmet(self) -> Sequence[ParameterName]:
         """Parameters of the job that have no effect here. If `max_tokens` is among them, the engine cuts the answer."""
 
     def say(self) -> AsyncGenerator[Event, None]:

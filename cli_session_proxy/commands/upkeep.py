@@ -19,8 +19,8 @@ from ..backends.claude.process import environment
 from ..backends.claude.sessions.adoption import Adopted, ImportFitting, Replacement, adopt_session
 from ..backends.claude.transcript import files, mending
 from ..domain import limits
+from ..domain.evidence import NoteCode
 from ..domain.models import Block, Record
-from ..domain.notes import Code
 from ..engine.forgetting import ANY_AGE
 from ..errors import ConfigError, NotFound, printable
 from ..export import incoming, portable
@@ -147,7 +147,7 @@ async def _looking() -> AsyncIterator[Replacement]:
     aside, loop = Aside(), asyncio.get_running_loop()
     media = Media(aside)
 
-    def look(block: Block) -> tuple[Code, Block] | None:
+    def look(block: Block) -> tuple[NoteCode, Block] | None:
         found = asyncio.run_coroutine_threadsafe(media.changed(block), loop).result()
         return None if found is None else (found.code, found.block)
 

@@ -17,9 +17,9 @@ from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
 from .client_tools import calls_of
+from .evidence import Note
 from .lineage import Past
 from .models import Block, Message, Turn
-from .notes import Note
 
 _VALID = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NUMBERED = re.compile(r"(.+)_[0-9]+")

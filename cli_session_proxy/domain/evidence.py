@@ -13,8 +13,57 @@ from typing import Any, Literal, NamedTuple
 
 from .approvals import Approval
 from .forms import Recorded, Sparse
-from .notes import Note, header
-from .parameters import Name
+from .options import ParameterName
+
+# A difference between the messages and what the model was shown.
+NoteCode = Literal[
+    "system_prompt_in_newest_turn",  # changes of it were sent with the prompt
+    "system_prompt_replaced",
+    "thinking_left_out",  # its signature was for another head of the request
+    "cut_thinking_left_out",  # from an answer that the provider cut
+    "images_left_out",
+    "documents_left_out",
+    "summarised",  # the model was shown a summary of the oldest turns
+    "model_takes_no_images",
+    "model_takes_no_documents",
+    "outside_window",  # turns older than the request's window
+    "not_summarised",  # of these, turns that are in no summary
+    "files_elsewhere",  # files of the agent's tools are on an unreachable host
+    "said_beside",  # a person's prompts in the session during the turn, on no path
+    "session_not_written",  # its CLI reported a failed write: the transcript was repaired
+    # by the CLI itself
+    "cli_left_out_thinking",
+    "other_models_thinking",
+    "cli_left_out_tool_results",
+    "cli_left_out_images",
+    "cli_left_out_documents",
+    "cli_changed_images",
+    # in a client's history
+    "foreign_thinking_left_out",
+    "ids_rewritten",
+    "calls_without_result",
+    "results_without_call",
+    "empty_messages",
+    "characters_replaced",
+    "arguments_kept_as_text",
+    "images_made_smaller",
+    "unreadable_images_left_out",
+    "unreadable_documents_left_out",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Note(Recorded):
+    """`count`: of the blocks or turns that the code is about; 1 if there can be only one."""
+
+    code: NoteCode
+    count: int = 1
+
+
+def notes_header(notes: Iterable[Note]) -> str:
+    """The value of `X-Continuity-Note`: `code=count` of each, in order."""
+    return ", ".join(f"{note.code}={note.count}" for note in notes)
+
 
 # Why a session was written or rewound before a turn:
 # - `client_history`  a client sent a history that was new here
@@ -212,7 +261,7 @@ class Evidence(Sparse):
     settled: bool = False
     records: RecordsFrom | None = None
     other: Mapping[str, Any] = field(default_factory=dict)
-    unmet: tuple[Name, ...] = ()
+    unmet: tuple[ParameterName, ...] = ()
     notes: tuple[Note, ...] = ()
     refusal: Refusal | None = None
     recalled: Recalled | None = None
@@ -232,7 +281,7 @@ class Evidence(Sparse):
         """The value of `X-Continuity-Note`: the notes, compaction and retries; "" for none."""
         asked_again = len(self.retries) + len(self.cuts)
         notes = self.header_notes
-        parts = [header(notes)] if notes else []
+        parts = [notes_header(notes)] if notes else []
         parts += [] if self.compacted is None else ["cli_compacted=1"]
         parts += [f"cli_asked_again={asked_again}"] if asked_again else []
         return ", ".join(parts)

@@ -27,8 +27,8 @@ from itertools import chain, groupby
 from operator import itemgetter
 from typing import NamedTuple
 
+from .evidence import Note
 from .models import Block, Message, Placed, Rule, Turn
-from .notes import Note
 
 # Joins the text blocks of an answer, on wires that have one string for them.
 TEXT_JOIN = "\n\n"

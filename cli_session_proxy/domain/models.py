@@ -12,11 +12,9 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from .evidence import NOTHING, Evidence
+from .evidence import NOTHING, Evidence, Note
 from .forms import Recorded, Sparse
-from .notes import Note
-from .parameters import Name, Parameters
-from .windows import Window
+from .options import ParameterName, Parameters, Window
 
 Block = dict[str, Any]
 JSON = dict[str, Any]
@@ -469,7 +467,7 @@ class Started:
     turn_id: str
     session_id: str
     continuity: Continuity
-    unmet: tuple[Name, ...] = ()
+    unmet: tuple[ParameterName, ...] = ()
     notes: tuple[Note, ...] = ()
     backend: str | None = None
     model: str | None = None

@@ -6,7 +6,7 @@ import json
 
 from .client_tools import calls_of
 from .models import THINKING, Block, Turn
-from .windows import TurnSize
+from .options import TurnSize
 
 # Tokens of an image or document of any size: about the most that providers count.
 PICTURE_TOKENS = 1_500

@@ -16,7 +16,7 @@ from ..aside.pool import Aside
 from ..backends.base import Backend
 from ..domain import call_ids, lineage, side_calls
 from ..domain.client_tools import calls_of
-from ..domain.evidence import Brought, Evidence
+from ..domain.evidence import Brought, Evidence, Note, NoteCode
 from ..domain.lineage import HistoryEnding, Past
 from ..domain.models import (
     FINISHED,
@@ -33,7 +33,6 @@ from ..domain.models import (
     Turn,
     TurnRequest,
 )
-from ..domain.notes import Code, Note
 from ..errors import Interrupted, InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import Store, WholeTurn
@@ -350,7 +349,7 @@ class RequestFitting:
     """
 
     aside: Aside
-    _changed: Counter[Code] = field(init=False)  # in the current exchange
+    _changed: Counter[NoteCode] = field(init=False)  # in the current exchange
 
     @cached_property
     def _media(self) -> Media:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Literal
 
 from ..domain import times
-from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from ..domain.evidence import NOTHING, OUTPUT_REFUSED, Evidence, NoteCode, RecordsFrom, Repair, RepairCode, StreamCut
 from ..domain.models import (
     JSON,
     REPAIR_REASONS,
@@ -23,7 +23,6 @@ from ..domain.models import (
     Turn,
     Usage,
 )
-from ..domain.notes import Code
 from .words import Brief, Kind, count
 
 if TYPE_CHECKING:
@@ -426,8 +425,8 @@ def _cuts(cuts: Sequence[StreamCut]) -> str:
     return sentences
 
 
-# Differences between messages and what the model was shown (`domain.notes`), by code; {0} is a count with its noun.
-_NOTES: Mapping[Code, tuple[str, str]] = {
+# Differences between messages and what the model was shown (`domain.evidence`), by code; {0} is a count with its noun.
+_NOTES: Mapping[NoteCode, tuple[str, str]] = {
     "system_prompt_in_newest_turn": (
         "",
         "The system prompt had new values: they were sent with the prompt, and the beginning of the request did not "

@@ -24,7 +24,7 @@ from pydantic import (
 )
 
 from ..domain.approvals import Approval
-from ..domain.evidence import CacheMiss, Evidence, Repair, StreamCut
+from ..domain.evidence import CacheMiss, Evidence, Note, Repair, StreamCut
 from ..domain.forms import Recorded
 from ..domain.limits import MODEL, TURN_ID, UUID, VERSION
 from ..domain.models import (
@@ -40,10 +40,8 @@ from ..domain.models import (
     Turn,
     TurnOptions,
 )
-from ..domain.notes import Note
-from ..domain.parameters import Parameters
+from ..domain.options import Parameters, Window
 from ..domain.times import LAST_TIME
-from ..domain.windows import Window
 from ..errors import InvalidRequest
 from ..sandbox import AGENT_ID_LIMIT
 

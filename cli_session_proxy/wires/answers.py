@@ -20,8 +20,8 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from .. import logs
+from ..domain.evidence import notes_header
 from ..domain.models import JSON, Finished, Started, Turn, Waits
-from ..domain.notes import header
 from ..engine.engine import Answer, Engine
 from ..engine.live import PATIENCE
 from ..errors import ProxyError
@@ -161,7 +161,7 @@ class TurnResponse(Response):
     def _in_session(self, at: Started | Turn) -> None:
         """Add the headers of a turn that has its session or has ended."""
         if isinstance(at, Started):
-            unmet, note, model = at.unmet, header(at.notes), at.model
+            unmet, note, model = at.unmet, notes_header(at.notes), at.model
         else:
             unmet, note, model = at.evidence.unmet, at.evidence.note, at.reported_model
         fields = self._head_fields

@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from urllib.parse import quote, unquote_to_bytes
 
 from ..domain.models import JSON, PLAIN, Message, Status, Turn, TurnOptions, TurnRequest
-from ..domain.parameters import Name
-from ..domain.windows import Window
+from ..domain.options import ParameterName, Window
 from ..errors import InvalidRequest, ProxyError
 from ..sandbox import AGENT_ID_LIMIT, LOCAL_OWNER
 from .fields import Names, parse_body
@@ -233,7 +232,7 @@ def canonical(value: Any) -> bytes:
 # --- answers
 
 
-def own_names(names: Names, unmet: Iterable[Name]) -> list[str]:
+def own_names(names: Names, unmet: Iterable[ParameterName]) -> list[str]:
     """The wire's names of these parameters."""
     return [names[name] for name in unmet if name in names]
 

@@ -15,7 +15,7 @@ from ..domain import limits
 from ..domain.client_tools import UNPARSED
 from ..domain.limits import is_model
 from ..domain.models import JSON, Message
-from ..domain.parameters import Name, Parameters
+from ..domain.options import ParameterName, Parameters
 from ..errors import InvalidRequest
 
 T = TypeVar("T")
@@ -24,7 +24,7 @@ T = TypeVar("T")
 Part = Mapping[str, Any]
 
 # A wire's own names of a turn's parameters (with their place in the body), for reading and for X-Ignored-Params.
-Names = Mapping[Name, str]
+Names = Mapping[ParameterName, str]
 
 # Prefixes of a model's name from LiteLLM's routing to an OpenAI-compatible endpoint or to us.
 MODEL_PREFIXES = ("claude-cli/", "openai/")
@@ -36,7 +36,7 @@ _FIELD = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
 
 # Each parameter's minimum and maximum (None: unbounded), and whether it is an integer. Temperature has OpenAI's and
 # Google's scale (Anthropic's goes to 1); a seed is any 64-bit integer.
-NUMBERS: Mapping[Name, tuple[float, float | None, bool]] = {
+NUMBERS: Mapping[ParameterName, tuple[float, float | None, bool]] = {
     "max_tokens": (1, None, True), "temperature": (0, 2.0, False), "top_p": (0, 1, False), "top_k": (0, None, True),
     "seed": (-(2**63), 2**63 - 1, True),
 }  # fmt: skip

@@ -21,8 +21,7 @@ from cli_session_proxy.domain.models import (
     Turn,
     TurnOptions,
 )
-from cli_session_proxy.domain.parameters import Parameters
-from cli_session_proxy.domain.windows import Window
+from cli_session_proxy.domain.options import Parameters, Window
 from cli_session_proxy.errors import LeaseLost
 from cli_session_proxy.stores.base import AgentState, KeyTaken
 

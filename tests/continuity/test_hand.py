@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from cli_session_proxy.backends.claude.sessions import repair
-from cli_session_proxy.domain.notes import Note
+from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.export import explain
 from turnfault.provider.script import HeldReply
 from turnfault.provider.upstream import Upstream

@@ -6,9 +6,9 @@ import pytest
 
 from cli_session_proxy.domain.call_ids import CallIds, in_our_ids, unique
 from cli_session_proxy.domain.client_tools import calls_of
+from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.domain.lineage import Past
 from cli_session_proxy.domain.models import Block, Message
-from cli_session_proxy.domain.notes import Note
 
 
 def call(given: str) -> Block:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Message, Placed, Rule, Tool, Turn, TurnOptions, TurnRequest
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.domain.side_calls import suspected
 
 CODER = "You are a coding agent. Use the tools that you have, and answer in few words. Never guess."

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cli_session_proxy.domain.models import BlockDelta, Finished, Message, Tool, Turn
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings

@@ -19,8 +19,8 @@ from cli_session_proxy.aside.attachments import (
     document_fault,
     fitted_image,
 )
+from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.domain.notes import Note
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.export.explain import turn as told

@@ -19,7 +19,7 @@ from cli_session_proxy.backends.claude.process.process import ClaudeProcess
 from cli_session_proxy.backends.claude.sessions import sharing
 from cli_session_proxy.backends.claude.sessions.sharing import SharedUse, Sharing
 from cli_session_proxy.domain.models import Tool, Turn, TurnRequest
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.errors import ProxyError
 from cli_session_proxy.settings import Settings

@@ -8,9 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cli_session_proxy.domain.evidence import Evidence, Repair, StreamCut
+from cli_session_proxy.domain.evidence import Evidence, Note, Repair, StreamCut
 from cli_session_proxy.domain.models import JSON, Link, LinkReason, Turn
-from cli_session_proxy.domain.notes import Note
 
 from ..fakes import SESSION, turn
 

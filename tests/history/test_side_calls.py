@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain.models import Tool, Turn
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.settings import Settings
 from turnfault.provider.upstream import Upstream

@@ -7,9 +7,8 @@ from dataclasses import replace
 import pytest
 
 from cli_session_proxy import errors
-from cli_session_proxy.domain.evidence import Evidence, StreamCut
+from cli_session_proxy.domain.evidence import Evidence, Note, StreamCut
 from cli_session_proxy.domain.models import Finished, Started
-from cli_session_proxy.domain.notes import Note
 
 from ..fakes import SESSION, TURN, hello, text
 from .test_server import HELLO, Serving

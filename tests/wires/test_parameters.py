@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.common import Naming

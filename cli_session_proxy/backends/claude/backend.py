@@ -31,7 +31,7 @@ from ...domain.models import (
     Turn,
     Usage,
 )
-from ...domain.parameters import Name
+from ...domain.options import ParameterName
 from ...errors import ClaudeNotLoggedIn, ClaudeUnavailable, ContextTooLong, ProxyError
 from ...sandbox import Sandboxes
 from ...settings import Settings
@@ -210,7 +210,7 @@ class _ClaudeExecution:
         self.continuity: Continuity = ready.continuity
         self.links: Sequence[Link] = ready.links
         self.evidence: Evidence = ready.evidence
-        self.unmet: Sequence[Name] = ready.unmet
+        self.unmet: Sequence[ParameterName] = ready.unmet
         self._answered: str | None = None
         self._total: float | None = None  # the session's cost, as the CLI reports it
         self._interrupted = False

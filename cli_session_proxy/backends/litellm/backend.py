@@ -18,13 +18,11 @@ from typing import Any, Literal
 
 from ...domain.call_ids import CallIds
 from ...domain.client_tools import short_name
-from ...domain.evidence import Evidence
+from ...domain.evidence import Evidence, Note
 from ...domain.lineage import Past, answer_text
 from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage
-from ...domain.notes import Note
-from ...domain.parameters import Name
+from ...domain.options import ParameterName, TurnSize, left_out
 from ...domain.sizes import CHARACTERS_PER_TOKEN, size_of
-from ...domain.windows import TurnSize, left_out
 from ...errors import Overloaded, ProxyError, UpstreamError
 from ...settings import ModelSettings, Settings
 from ...stores.base import KeptTurn, Store
@@ -389,12 +387,12 @@ class ModelExecution:
         return None if cost is None else cost + self._spent
 
 
-def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[Name, ...]]:
+def _parameters(job: Job, target: Target) -> tuple[JSON, tuple[ParameterName, ...]]:
     """(the request's parameters as LiteLLM's, the names of those that the model does not support)."""
     requested, choice = job.turn.options.parameters, job.turn.options.tool_choice
     out: JSON = {}
-    unmet: list[Name] = []
-    plain: tuple[Name, ...] = ("max_tokens", "temperature", "top_p", "top_k", "seed")
+    unmet: list[ParameterName] = []
+    plain: tuple[ParameterName, ...] = ("max_tokens", "temperature", "top_p", "top_k", "seed")
     for name in plain:
         value = getattr(requested, name)
         if value is None:

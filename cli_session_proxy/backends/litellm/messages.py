@@ -15,9 +15,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ...domain.client_tools import NOT_ANSWERED, UNPARSED, calls_of, short_name
+from ...domain.evidence import Note, NoteCode
 from ...domain.lineage import answer_text
 from ...domain.models import JSON, THINKING, Block, Message, Tool
-from ...domain.notes import Code, Note
 from ...domain.sizes import contents
 
 EMPTY = "[This message was empty.]"
@@ -42,7 +42,7 @@ class Rendering:
     images: bool = True
     documents: bool = True
     thinking_as_text: bool = False
-    left_out: Counter[Code] = field(default_factory=Counter)
+    left_out: Counter[NoteCode] = field(default_factory=Counter)
 
     def path(
         self, path: Iterable[tuple[Sequence[Message], Sequence[Block]]], new: Sequence[Message], added: Sequence[Block]

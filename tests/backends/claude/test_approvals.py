@@ -17,7 +17,7 @@ from cli_session_proxy.backends.claude.process.permissions import REFUSED, SAID,
 from cli_session_proxy.domain.approvals import OUTCOMES as OUTCOME_OF
 from cli_session_proxy.domain.approvals import Decision, Verdict
 from cli_session_proxy.domain.models import Turn
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine
 from cli_session_proxy.engine.live import Answer
 from cli_session_proxy.errors import ClaudeUnavailable, ProxyError

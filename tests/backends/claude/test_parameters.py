@@ -17,7 +17,7 @@ from cli_session_proxy.backends.claude.sessions import composing
 from cli_session_proxy.backends.claude.transcript import Scribe, parse_records
 from cli_session_proxy.domain.client_tools import Offers
 from cli_session_proxy.domain.models import Message, Tool, ToolChoice, Turn, TurnOptions
-from cli_session_proxy.domain.parameters import Parameters
+from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.settings import Profile
 from turnfault.provider.script import Fail, HeldReply, Reply, ToolUse
 from turnfault.provider.upstream import Upstream

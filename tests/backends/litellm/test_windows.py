@@ -11,7 +11,7 @@ import pytest
 from cli_session_proxy.backends.litellm import summary
 from cli_session_proxy.backends.litellm.summary import SHOWN
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.domain.windows import TurnSize, Window, left_out
+from cli_session_proxy.domain.options import TurnSize, Window, left_out
 from cli_session_proxy.export import explain
 from cli_session_proxy.settings import Profile, Settings
 from turnfault.provider.script import Reply as Thought

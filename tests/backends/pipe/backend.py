@@ -44,7 +44,7 @@ from cli_session_proxy.domain.models import (
     Turn,
     Usage,
 )
-from cli_session_proxy.domain.parameters import Name
+from cli_session_proxy.domain.options import ParameterName
 from cli_session_proxy.errors import UpstreamError
 from cli_session_proxy.sandbox import Sandboxes
 from cli_session_proxy.settings import Settings
@@ -162,7 +162,7 @@ class _Exchange:
     backend = NAME
     who = "the program"
     evidence = Evidence()
-    unmet: Sequence[Name] = ()
+    unmet: Sequence[ParameterName] = ()
 
     def __init__(
         self, owner: PipeBackend, job: Job, session_id: str, continuity: Continuity, links: Sequence[Link]

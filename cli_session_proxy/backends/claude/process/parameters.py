@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from ....domain.client_tools import Offers, cli_name
 from ....domain.models import JSON, PLAIN, ToolChoice, TurnOptions
-from ....domain.parameters import Name, Parameters
+from ....domain.options import ParameterName, Parameters
 from ...base import Job
 from .process import NO_COMPACTION, ClaudeProcess
 
@@ -88,12 +88,12 @@ def has_parameters(options: TurnOptions) -> bool:
 
 def fields_of(
     options: TurnOptions, offers: Offers, takes: Takes, *, effort: str | None = None, stays_off: bool = False
-) -> tuple[dict[str, str], JSON, list[Name]]:
+) -> tuple[dict[str, str], JSON, list[ParameterName]]:
     """(environment, fields of the request, parameters without effect). `stays_off`: the turn answers calls of a message
     without thinking, and such a message has to go on without.
     """
     requested, choice = options.parameters, options.tool_choice
-    unmet: list[Name] = []  # parameters without effect
+    unmet: list[ParameterName] = []  # parameters without effect
     body: JSON = {}
     env: dict[str, str] = {}
     forced = choice.mode == "required" and bool(offers)
@@ -126,10 +126,10 @@ def fields_of(
     return env, body, unmet
 
 
-def _sampling(requested: Parameters, takes: Takes, unmet: list[Name], *, thinks: bool) -> JSON:
+def _sampling(requested: Parameters, takes: Takes, unmet: list[ParameterName], *, thinks: bool) -> JSON:
     """Fields for temperature, top_p and top_k. Adds those to `unmet` that have no effect, all of them if the model
     thinks: thinking wins over sampling. A temperature or top_p of 1 is the default, and not sent."""
-    values: dict[Name, float] = {}
+    values: dict[ParameterName, float] = {}
     if requested.temperature is not None and requested.temperature != HOTTEST:
         values["temperature"] = min(requested.temperature, HOTTEST)
     if requested.top_p is not None and requested.top_p < 1:
@@ -160,7 +160,7 @@ def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
     return {} if field == {"type": "auto"} else {"tool_choice": field}
 
 
-async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[Name, ...]:
+async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[ParameterName, ...]:
     """Set the parameters of the process's next turn, and reset those of earlier turns.
 
     Returns parameters without effect. `plain`: set none; `compacts` False: turn compaction off. Raises ProcessDied if
@@ -196,10 +196,10 @@ async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool
     return tuple(unmet) if await process.set_env(env) else _all_requested(job)
 
 
-def _all_requested(job: Job) -> tuple[Name, ...]:
+def _all_requested(job: Job) -> tuple[ParameterName, ...]:
     """All requested parameters, which have no effect in a CLI that accepts none."""
     options = job.turn.options
-    requested: list[Name] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
+    requested: list[ParameterName] = list(options.parameters.as_json())  # type: ignore[arg-type] # the fields are the names
     if options.tool_choice.mode == "required" and job.offers:
         requested.append("tool_choice")
     # Requested thinking is what such a CLI does anyway.

@@ -21,10 +21,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
-from ....domain.evidence import Brought, Evidence
+from ....domain.evidence import Brought, Evidence, Note, NoteCode
 from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Block, Link, Placed, Record, Session, Turn
-from ....domain.notes import Code, Note
 from ....errors import InvalidRequest, NotFound
 from ....sandbox import Sandboxes, directory_name
 from ....settings import Settings
@@ -41,7 +40,7 @@ from .manager import Foreign
 # Called with the number of bytes read so far, and of all bytes.
 Progress = Callable[[int, int], None]
 # Returns what replaces this image or document, with the code of the note; None: it can stay. Called on a thread.
-Replacement = Callable[[Block], tuple[Code, Block] | None]
+Replacement = Callable[[Block], tuple[NoteCode, Block] | None]
 
 # Lines that are read before a file without records is refused.
 FIRST_LINES = 200
@@ -416,7 +415,7 @@ class ImportFitting:
     def __init__(self, replacement: Replacement) -> None:
         self._replacement = replacement
         # For turns after the first change on their path: counts of changes.
-        self._changed: dict[str, Counter[Code]] = {}
+        self._changed: dict[str, Counter[NoteCode]] = {}
 
     def records(self, turn_id: str, parent_id: str | None, records: Sequence[Record]) -> tuple[Record, ...]:
         """The turn's records, with marks for its images."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from ....domain import client_tools
 from ....domain.evidence import Evidence, RecordsFrom
 from ....domain.models import JSON, Block, Continuity, FileMark, Link, Message, Record, Session, Turn
-from ....domain.parameters import Name
+from ....domain.options import ParameterName
 from ....stores.base import Store
 from ...base import Answered
 from .. import transcript
@@ -90,7 +90,7 @@ class LiveSession:
     fresh: bool = True
     rewritten: bool = False
     spent: float = 0.0
-    unmet: tuple[Name, ...] = ()
+    unmet: tuple[ParameterName, ...] = ()
     taken_back: frozenset[str] = frozenset()
     shared: SharedUse | None = None
 

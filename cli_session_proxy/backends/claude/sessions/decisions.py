@@ -15,10 +15,10 @@ from typing import Literal
 
 from ....domain import system_prompts
 from ....domain.client_tools import PREFIX, Offers
+from ....domain.evidence import Note, NoteCode
 from ....domain.models import JSON, Block, Record, Tool, Turn
-from ....domain.notes import Code, Note
+from ....domain.options import left_out
 from ....domain.sizes import size_of
-from ....domain.windows import left_out
 from ....errors import ConfigError, ContextTooLong, ProxyError, RequestTooLarge
 from ....settings import Profile, Settings, SystemPromptChanges
 from ....stores.base import Store
@@ -36,7 +36,7 @@ HEADS = 1024
 # If a too long path consists to this share of images or documents, these are left out before it is summarised.
 SHARE = 0.5
 # The note's code for each kind that is left out.
-CODES: Mapping[LeftOut, Code] = {
+CODES: Mapping[LeftOut, NoteCode] = {
     "thinking": "thinking_left_out",
     "images": "images_left_out",
     "documents": "documents_left_out",
@@ -276,17 +276,20 @@ def _normal_form(tools: Sequence[JSON]) -> list[str]:
 # there is an API error record in the middle of the turn, and the CLI replaces the block by a text in its requests.
 
 # Types of these attachments.
-_ATTACHMENTS: Mapping[str, Code] = {
+_ATTACHMENTS: Mapping[str, NoteCode] = {
     "thinking_stripped": "cli_left_out_thinking",
     "thinking_drop": "cli_left_out_thinking",
     "tool_results_cut": "cli_left_out_tool_results",
 }
-_REMOVED: Mapping[str, Code] = {"[Image removed": "cli_left_out_images", "[Document removed": "cli_left_out_documents"}
+_REMOVED: Mapping[str, NoteCode] = {
+    "[Image removed": "cli_left_out_images",
+    "[Document removed": "cli_left_out_documents",
+}
 
 
-def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[Code, int]:
+def own_repairs(records: Iterable[Record], prompt: Sequence[Block]) -> dict[NoteCode, int]:
     """Counts by code. `prompt`: what we sent; an image that the CLI recorded differently was changed."""
-    counts: dict[Code, int] = {}
+    counts: dict[NoteCode, int] = {}
     sent = {_data(block) for block in prompt if block.get("type") == "image"}
     for record in records:
         if record.uuid is None:

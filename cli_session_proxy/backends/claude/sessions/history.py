@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ....domain.client_tools import UNPARSED, calls_of
+from ....domain.evidence import Note, NoteCode
 from ....domain.models import THINKING, Block, Message, Record
-from ....domain.notes import Code, Note
 from ..transcript import OPENED_BY_ASSISTANT, Scribe
 from ..transcript.mending import imported
 
@@ -31,7 +31,7 @@ class Mender:
 
     def __init__(self, open_calls: Mapping[str, str]) -> None:
         self.open = open_calls
-        self._mended: Counter[Code] = Counter()
+        self._mended: Counter[NoteCode] = Counter()
 
     def notes(self) -> list[Note]:
         """The repairs since the last call of this."""

@@ -23,11 +23,10 @@ from pathlib import Path
 
 from ....domain import client_tools
 from ....domain.client_tools import Offers
-from ....domain.evidence import Evidence, Repair
+from ....domain.evidence import Evidence, Note, Repair
 from ....domain.limits import is_session_id
 from ....domain.models import JSON, Agent, Block, Link, Record, Session, Turn
-from ....domain.notes import Note
-from ....domain.parameters import Name
+from ....domain.options import ParameterName
 from ....errors import ClaudeUnavailable, InvalidRequest, SandboxError, SessionBusy
 from ....sandbox import Sandboxes, make_private
 from ....settings import Profile, Settings
@@ -253,7 +252,7 @@ class Sessions:
                 spent = held.total
             elif context.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
-            unmet: tuple[Name, ...] = ()
+            unmet: tuple[ParameterName, ...] = ()
             if process.env_set or job.results or parameters.has_parameters(job.turn.options):
                 unmet = await parameters.apply(process, job, plain=context.plain, compacts=not quiet)
         except BaseException:  # nobody else would give the process back

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
 
+from ....domain.evidence import Note, NoteCode
 from ....domain.models import JSON, THINKING, Block, Record, Tool
-from ....domain.notes import Code, Note
 
 KIND = "cli-session-proxy/mark"
 _OPENING = f'{{"type":"{KIND}"'
@@ -122,7 +122,7 @@ def imported(notes: Iterable[Note]) -> Record:
 
 def mended_at_import(records: Iterable[Record]) -> list[Note]:
     """The repairs in the imported history at the end of this path."""
-    found: Counter[Code] = Counter()
+    found: Counter[NoteCode] = Counter()
     for record in records:
         if record.uuid is not None and not record.synthetic:
             found.clear()  # a turn of ours: it has reported earlier ones

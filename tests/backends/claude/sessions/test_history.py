@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT, Mender
+from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.domain.models import Block, Message
-from cli_session_proxy.domain.notes import Note
 
 
 def result(given: str, said: str) -> Block:

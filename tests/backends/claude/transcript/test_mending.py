@@ -12,8 +12,8 @@ import pytest
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.transcript import Scribe, mending
 from cli_session_proxy.backends.claude.transcript.mending import Head
+from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.domain.models import Block, Message, Record
-from cli_session_proxy.domain.notes import Note
 
 SESSION = "11111111-1111-4111-8111-111111111111"
 IMAGE: Block = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "iVBORw0"}}

@@ -1,9 +1,4 @@
-"""How much of a path the model is shown in a request: a sliding window, cut at turn boundaries. Pure.
-
-Older turns are left out of the request, but stay in the chain. Which turn a request begins with depends only on the
-path, so every proxy computes the same, also after a restart. A full window is cut to half its size and grows again. So
-the beginning of the request, and with it the provider's prompt cache, is stable for half a window of turns.
-"""
+"""Options of a turn: parameters of the model, and a window, which is how much of the path the model is shown. Pure."""
 
 from __future__ import annotations
 
@@ -11,6 +6,33 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from .forms import Sparse
+
+# Parameters that a backend may not support; each wire has its own names for them (`wires.fields.Names`).
+ParameterName = Literal["max_tokens", "temperature", "top_p", "top_k", "thinking", "tool_choice", "seed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Parameters(Sparse):
+    """None: not given. `max_tokens` includes thinking.
+
+    `thinking`: True if the client asks for it in any form, False if it wants none.
+    """
+
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    thinking: bool | None = None
+    seed: int | None = None
+
+
+# --- a sliding window, cut at turn boundaries
+
+# Older turns are left out of the request, but stay in the chain. Which turn a request begins with depends only on the
+# path, so every proxy computes the same, also after a restart. A full window is cut to half its size and grows again.
+# So the beginning of the request, and with it the provider's prompt cache, is stable for half a window of turns.
 
 _FORM = re.compile(r"\s*(\d{1,9})\s*(?:(k|m)\s*)?(turns?|tokens?)\s*", re.IGNORECASE)
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
