@@ -42,8 +42,7 @@ from pydantic import (
     model_validator,
 )
 
-from .domain.identifiers import origin
-from .domain.limits import is_model
+from .domain.limits import is_model, origin
 from .domain.options import Window
 from .domain.times import Zone
 from .errors import ConfigError, did_you_mean, likely

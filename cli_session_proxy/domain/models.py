@@ -145,7 +145,7 @@ class Placed(Sparse):
     `messages`: how many were sent. Of these, `matched` are on the path already; the next `imported` ones are unknown
     exchanges before the turn's own. `diverged_at`: after this many messages the history differs from the agent's path.
     `delta`: only new messages were sent, so the system prompt and tools of the continued turn still apply. `side`:
-    suspected to be a side call (`side_calls`). Without a request, only the rule is set.
+    suspected to be a side call (`lineage`). Without a request, only the rule is set.
     """
 
     rule: Rule | None = None

@@ -1,4 +1,4 @@
-"""Is a changed system prompt another prompt, or the same one with new values? Pure.
+"""Is a changed system prompt another prompt, or the same one with new values? And reminders. Pure.
 
 Newer models sign their thinking together with the head of the request, and the provider caches from its first byte on:
 a clock or a counter in the system prompt would invalidate both at every turn. So if a prompt differs only in dates,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from .models import Block
+from .models import Block, Message
 
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _RUN = re.compile(r"[A-Za-z0-9]+")
@@ -56,7 +56,7 @@ def _masked(text: str) -> str:
     return _NAMES.sub(_VALUE, _NUMBER.sub(_VALUE, text))
 
 
-def reminder(before: str, now: str) -> Block:
+def change_reminder(before: str, now: str) -> Block:
     """The reminder that tells the model how the system prompt changed."""
     old, new = before.splitlines(), now.splitlines()
     if is_same_but_for_values(before, now) and len(old) == len(new):
@@ -64,4 +64,24 @@ def reminder(before: str, now: str) -> Block:
         text = "The system prompt has new values. These lines of it read now:\n" + "\n".join(changed)
     else:
         text = f"The system prompt is this one from here on, in place of the one before:\n{now}"
-    return {"type": "text", "text": f"<system-reminder>\n{text}\n</system-reminder>"}
+    return reminder(text).content[0]
+
+
+# --- system and developer messages in mid-conversation: they stay at their place, as reminders
+
+# The provider has one system prompt, before everything: moving a text there would change the prefix of every request.
+# So a later one is sent in the newest turn, in the tags that the model knows from the CLI.
+
+_OPENING, _CLOSING = "<system-reminder>", "</system-reminder>"
+
+
+def reminder(text: str) -> Message:
+    return Message("user", ({"type": "text", "text": f"{_OPENING}\n{text}\n{_CLOSING}"},))
+
+
+def reminded(block: Block) -> str | None:
+    """The text of a reminder block; None for any other."""
+    text = str(block.get("text", "")).strip()
+    if block.get("type") != "text" or not text.startswith(_OPENING) or text.find(_CLOSING) != len(text) - len(_CLOSING):
+        return None
+    return text[len(_OPENING) : -len(_CLOSING)].strip("\n")

@@ -14,7 +14,7 @@ from typing import NamedTuple
 from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.base import Backend
-from ..domain import call_ids, lineage, side_calls
+from ..domain import client_tools, lineage
 from ..domain.client_tools import calls_of
 from ..domain.evidence import Brought, Evidence, Note, NoteCode
 from ..domain.lineage import HistoryEnding, Past
@@ -163,7 +163,7 @@ class Placement:
         if placed.rule == "id":
             parent = continues
         # A turn at the head is never taken for a side call.
-        if not placed.at_head and side_calls.suspected(request, placed.rule, match[0] if match else None):
+        if not placed.at_head and lineage.is_side_call(request, placed.rule, match[0] if match else None):
             placed = replace(placed, side=True)
         if agent is None:
             agent = await self._ensure(request.owner, new_id("auto" if request.kept else ONCE), named=False)
@@ -174,9 +174,9 @@ class Placement:
             clients_answer = [block for message in reversed(list(run)) for block in message.content]
             if imported:
                 at = next(at for at, message in enumerate(imported) if message.role == "assistant")
-                imported = (*call_ids.in_our_ids(imported[:at], clients_answer, match[0].output), *imported[at:])
+                imported = (*client_tools.in_our_ids(imported[:at], clients_answer, match[0].output), *imported[at:])
             else:
-                new = call_ids.in_our_ids(new, clients_answer, match[0].output)
+                new = client_tools.in_our_ids(new, clients_answer, match[0].output)
         return agent, self._turn(request, agent, parent, new, placed), imported
 
     def _turn(
@@ -300,7 +300,7 @@ class Placement:
         as_sent = await self._aside.thread(lambda: lineage.past(imported))
         has_calls = any(calls_of(exchange.output) for exchange in as_sent)
         path = await self._store.path(above.id) if above and has_calls else []
-        exchanges = await self._aside.thread(lambda: call_ids.unique(as_sent, path))
+        exchanges = await self._aside.thread(lambda: client_tools.with_unique_ids(as_sent, path))
         fitted = [await fitting.fit(exchange) for exchange in exchanges]
         records = self._backend.imported(agent, above, known, fitted, turn.model)
         turns = _imported(zip(exchanges, records, strict=True), turn, above, self._clock(), itemised)
@@ -308,7 +308,7 @@ class Placement:
         while batch := await self._aside.thread(lambda: list(itertools.islice(turns, IMPORT_BATCH))):
             await self._store.import_turns(batch)
             parent = batch[-1].turn.id
-        new = call_ids.in_our_ids(turn.input, as_sent[-1].output, exchanges[-1].output)
+        new = client_tools.in_our_ids(turn.input, as_sent[-1].output, exchanges[-1].output)
         return replace(turn, parent_id=parent, input=new)
 
     async def _earlier(self, request: TurnRequest, latest: Turn | None, now: float) -> Turn | None:

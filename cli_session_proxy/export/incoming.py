@@ -20,9 +20,8 @@ from typing import IO, Any, Literal, Protocol, TypeVar
 
 from ..domain import former
 from ..domain.client_tools import checked
-from ..domain.identifiers import conversation_id
-from ..domain.images import restore
-from ..domain.limits import CLI_DEPTH, is_deeper, no_constant
+from ..domain.forms import restore
+from ..domain.limits import CLI_DEPTH, conversation_id, is_deeper, no_constant
 from ..domain.models import (
     JSON,
     Conversation,

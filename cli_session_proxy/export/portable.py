@@ -30,8 +30,7 @@ from typing import Any
 
 import aiofiles
 
-from ..domain.forms import Recorded
-from ..domain.images import ImageCutter
+from ..domain.forms import ImageCutter, Recorded
 from ..domain.models import FINISHED, JSON, Agent, Turn
 from ..errors import DamagedRow, InvalidRequest, NotFound, SessionBusy, from_dict
 from ..locks import to_drive

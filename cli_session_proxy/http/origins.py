@@ -11,7 +11,7 @@ import ipaddress
 import re
 from collections.abc import Collection, Mapping
 
-from ..domain.identifiers import host_and_port, origin
+from ..domain.limits import host_and_port, origin
 from ..errors import InvalidRequest
 
 Headers = Mapping[str, str]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ..domain import limits
 from ..domain.models import Block, Message
-from ..domain.reminders import reminder
+from ..domain.system_prompts import reminder
 from ..errors import InvalidRequest
 from .fields import Part, objects, required, wrong_type
 

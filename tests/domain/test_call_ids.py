@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli_session_proxy.domain.call_ids import CallIds, in_our_ids, unique
-from cli_session_proxy.domain.client_tools import calls_of
+from cli_session_proxy.domain.client_tools import CallIds, calls_of, in_our_ids, with_unique_ids
 from cli_session_proxy.domain.evidence import Note
 from cli_session_proxy.domain.lineage import Past
 from cli_session_proxy.domain.models import Block, Message
@@ -26,7 +25,7 @@ def user(*blocks: Block) -> tuple[Message, ...]:
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize("given", ["call_1", "x" * 64, "no id!", ""])
 def test_an_id_that_is_used_again_gets_a_number_however_long_it_is(given: str) -> None:
-    made = [calls_of(past.output)[0] for past in unique([Past((), (call(given),))] * 3)]
+    made = [calls_of(past.output)[0] for past in with_unique_ids([Past((), (call(given),))] * 3)]
     assert len(set(made)) == 3
     assert all(0 < len(one) <= 64 for one in made)
     assert made[1:] == [f"{made[0][:56]}-r2", f"{made[0][:56]}-r3"]
@@ -37,7 +36,9 @@ def test_an_id_that_is_used_again_gets_a_number_however_long_it_is(given: str) -
 def test_ids_that_are_used_very_often_are_numbered_in_linear_time(ending: bool) -> None:
     """Alike from the first letter, or up to the last few."""
     given = [f"{'x' * 58}{n % 10_000 if ending else 0:06d}" for n in range(20_000)]
-    made = [one for past in unique([Past((), (call(name),)) for name in given]) for one in calls_of(past.output)]
+    made = [
+        one for past in with_unique_ids([Past((), (call(name),)) for name in given]) for one in calls_of(past.output)
+    ]
     assert len(set(made)) == len(made)
 
 
@@ -55,7 +56,7 @@ def test_an_id_and_the_same_with_a_number_do_not_stand_beside_each_other(taken: 
 def test_calls_that_share_an_id_each_have_a_result_of_their_own() -> None:
     results = user(result("x|1", "first"), result("y", "other"), result("x|1", "second"))
     calls = (call("x|1"), call("y"), call("x|1"))
-    first, second = unique([Past((), calls), Past(results, ())])
+    first, second = with_unique_ids([Past((), calls), Past(results, ())])
     made = calls_of(first.output)
     assert [(block["tool_use_id"], block["content"]) for block in second.input[0].content] == [
         (made[0], "first"), (made[1], "other"), (made[2], "second"),
@@ -67,7 +68,7 @@ def test_calls_that_share_an_id_each_have_a_result_of_their_own() -> None:
 @pytest.mark.timeout(30)
 def test_very_many_results_of_one_id_are_paired_in_linear_time() -> None:
     history = [Past((), (call("x"),) * 50_000), Past(user(*(result("x", "seen"),) * 50_000), ())]
-    first, second = unique(history)
+    first, second = with_unique_ids(history)
     assert calls_of(first.output) == [block["tool_use_id"] for block in second.input[0].content]
 
 

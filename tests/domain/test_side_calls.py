@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from cli_session_proxy.domain.lineage import is_side_call
 from cli_session_proxy.domain.models import Message, Placed, Rule, Tool, Turn, TurnOptions, TurnRequest
 from cli_session_proxy.domain.options import Parameters
-from cli_session_proxy.domain.side_calls import suspected
 
 CODER = "You are a coding agent. Use the tools that you have, and answer in few words. Never guess."
 TOOLS = (Tool("read"), Tool("edit"))
@@ -26,7 +26,7 @@ def asked(text: str = "go on", **more: Any) -> TurnRequest:
 
 
 def on_history(text: str = "go on", parent: Turn = PARENT, **more: Any) -> bool:
-    return suspected(asked(text, **more), "history", parent)
+    return is_side_call(asked(text, **more), "history", parent)
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,8 @@ def test_what_continues_a_suspected_turn_is_not_suspected_for_another_prompt_aga
 )
 def test_prompts_of_programs_are_known(text: str) -> None:
     assert on_history(text)
-    assert suspected(asked(text), "new", None)
-    assert suspected(asked(text), "unknown", None)
+    assert is_side_call(asked(text), "new", None)
+    assert is_side_call(asked(text), "unknown", None)
     assert not on_history(f"What does this mean? {text}")
 
 
@@ -88,28 +88,28 @@ def test_prompts_of_programs_are_known(text: str) -> None:
     ],
 )
 def test_system_prompts_of_programs_are_known(system: str) -> None:
-    assert suspected(asked(system=system), "new", None)
+    assert is_side_call(asked(system=system), "new", None)
 
 
 def test_a_ping_is_suspected_where_nothing_was_said_before() -> None:
     ping = asked("quota", parameters=Parameters(max_tokens=1))
-    assert suspected(ping, "new", None)
-    assert not suspected(ping, "unknown", None)
-    assert not suspected(asked("quota", parameters=Parameters(max_tokens=2)), "new", None)
+    assert is_side_call(ping, "new", None)
+    assert not is_side_call(ping, "unknown", None)
+    assert not is_side_call(asked("quota", parameters=Parameters(max_tokens=2)), "new", None)
 
 
 @pytest.mark.parametrize("rule", ["head", "id", "fresh"])
 def test_what_goes_on_at_the_head_or_by_an_id_is_never_suspected(rule: Rule) -> None:
-    assert not suspected(asked(TITLE, system="Other.", parameters=Parameters(max_tokens=1)), rule, PARENT)
+    assert not is_side_call(asked(TITLE, system="Other.", parameters=Parameters(max_tokens=1)), rule, PARENT)
 
 
 def test_a_named_agent_begins_with_no_side_call() -> None:
     """Whatever comes next for this name goes on from it."""
-    assert not suspected(asked(TITLE, agent_id="ada"), "new", None)
-    assert not suspected(asked(TITLE, agent_id="ada"), "unknown", None)
+    assert not is_side_call(asked(TITLE, agent_id="ada"), "new", None)
+    assert not is_side_call(asked(TITLE, agent_id="ada"), "unknown", None)
 
 
 def test_the_result_of_a_call_belongs_to_the_call() -> None:
     result = Message("user", ({"type": "tool_result", "tool_use_id": "c", "content": "21"},))
     request = TurnRequest(model="sonnet", messages=(result,), fingerprint="f", system="Another one, by far.")
-    assert not suspected(request, "history", PARENT)
+    assert not is_side_call(request, "history", PARENT)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cli_session_proxy.domain.system_prompts import is_same_but_for_values, reminder
+from cli_session_proxy.domain.system_prompts import change_reminder, is_same_but_for_values
 
 SAME = [
     ("It is 10:00.", "It is 9:59:30."),
@@ -38,7 +38,7 @@ def test_any_changed_word_makes_another_prompt(one: str, other: str) -> None:
 
 
 def test_the_model_is_told_the_lines_that_changed_and_no_others() -> None:
-    said = reminder("You are a clerk.\nIt is 10:00.\nDesk 4.", "You are a clerk.\nIt is 11:30.\nDesk 4.")["text"]
+    said = change_reminder("You are a clerk.\nIt is 10:00.\nDesk 4.", "You are a clerk.\nIt is 11:30.\nDesk 4.")["text"]
     assert said.startswith("<system-reminder>")
     assert "It is 11:30." in said
     assert "clerk" not in said
@@ -46,5 +46,5 @@ def test_the_model_is_told_the_lines_that_changed_and_no_others() -> None:
 
 
 def test_the_model_is_told_the_whole_of_another_prompt() -> None:
-    said = reminder("You are ALPHA.\nIt is 10:00.", "You are BETA.\nIt is 10:00.")["text"]
+    said = change_reminder("You are ALPHA.\nIt is 10:00.", "You are BETA.\nIt is 10:00.")["text"]
     assert "You are BETA.\nIt is 10:00." in said

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cli_session_proxy.domain.images import ImageCutter, restore
+from cli_session_proxy.domain.forms import ImageCutter, restore
 from cli_session_proxy.domain.models import Agent, Message, Record
 from cli_session_proxy.errors import ContextTooLong
 from cli_session_proxy.stores.sql import reading

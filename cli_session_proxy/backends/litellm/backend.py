@@ -16,8 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal
 
-from ...domain.call_ids import CallIds
-from ...domain.client_tools import short_name
+from ...domain.client_tools import CallIds, short_name
 from ...domain.evidence import Evidence, Note
 from ...domain.lineage import Past, answer_text
 from ...domain.models import JSON, Agent, Block, Continuity, Link, Record, Session, Turn, Usage

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...domain import limits
-from ...domain.call_ids import CallIds
-from ...domain.client_tools import UNPARSED, short_name
+from ...domain.client_tools import UNPARSED, CallIds, short_name
 from ...domain.models import JSON, Block, BlockDelta, BlockStart, BlockStop, Tool, Usage
 from ...errors import UpstreamError
 from .messages import call_id

@@ -29,7 +29,7 @@ from sqlalchemy import (
 
 from ...domain.budgets import Budget
 from ...domain.evidence import Evidence
-from ...domain.images import ImageCutter
+from ...domain.forms import ImageCutter
 from ...domain.models import ANSWERED, JSON, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import (

@@ -12,7 +12,7 @@ from typing import Any
 from sqlalchemy import ColumnElement, Connection, FromClause, Row, and_, literal_column, select
 
 from ...domain.evidence import NOTHING, Evidence
-from ...domain.images import ImageCutter, ImagePlace, restore
+from ...domain.forms import ImageCutter, ImagePlace, restore
 from ...domain.models import (
     PLAIN,
     Agent,

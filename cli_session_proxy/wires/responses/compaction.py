@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...domain.models import JSON, Message
-from ...domain.reminders import reminder
+from ...domain.system_prompts import reminder
 from ...errors import ContextTooLong
 from ..fields import optional
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ...domain.models import JSON, THINKING, Item, Message, Turn, TurnRequest
-from ...domain.reminders import reminder
+from ...domain.system_prompts import reminder
 from ...errors import InvalidRequest
 from . import body as responses
 from .body import ResponsesCall

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ...domain.identifiers import conversation_id
+from ...domain.limits import conversation_id
 from ...domain.models import JSON, Agent, Item
 from ...errors import InvalidRequest, NotFound
 from ..common import Naming, canonical

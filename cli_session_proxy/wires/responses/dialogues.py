@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 from contextlib import suppress
 from dataclasses import replace
 
-from ...domain.identifiers import agent_id_of
+from ...domain.limits import agent_id_of
 from ...domain.models import (
     ANSWERED,
     FINISHED,

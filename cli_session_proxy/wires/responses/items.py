@@ -14,7 +14,7 @@ from typing import Any
 
 from ...domain import limits
 from ...domain.models import JSON, Block, Item, Message, Turn
-from ...domain.reminders import reminded, reminder
+from ...domain.system_prompts import reminded, reminder
 from ...errors import InvalidRequest
 from ..blocks import image_block
 from ..conversation import Reader, read_content, read_text, tool_result

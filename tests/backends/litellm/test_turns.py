@@ -14,8 +14,7 @@ import pytest
 
 from cli_session_proxy.backends.litellm import messages, stream
 from cli_session_proxy.backends.litellm.messages import Rendering
-from cli_session_proxy.domain.call_ids import CallIds
-from cli_session_proxy.domain.client_tools import short_name
+from cli_session_proxy.domain.client_tools import CallIds, short_name
 from cli_session_proxy.domain.models import BlockDelta, Message, Tool, ToolChoice
 from cli_session_proxy.domain.options import Parameters
 from cli_session_proxy.engine.engine import Engine

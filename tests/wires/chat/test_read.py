@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.domain.client_tools import UNPARSED
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.domain.reminders import reminder
+from cli_session_proxy.domain.system_prompts import reminder
 from cli_session_proxy.errors import InvalidRequest
 from cli_session_proxy.wires.chat import body as chat
 from cli_session_proxy.wires.common import Naming

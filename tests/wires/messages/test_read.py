@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cli_session_proxy.domain.models import Message
-from cli_session_proxy.domain.reminders import reminder
+from cli_session_proxy.domain.system_prompts import reminder
 from cli_session_proxy.errors import InvalidRequest, NotFound
 from cli_session_proxy.wires.common import Naming, WireCall
 from cli_session_proxy.wires.messages import body as messages

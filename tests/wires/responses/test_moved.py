@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from cli_session_proxy.commands import upkeep
-from cli_session_proxy.domain.identifiers import conversation_id
+from cli_session_proxy.domain.limits import conversation_id
 from turnfault.provider.upstream import Upstream
 
 from .conftest import Door, OpenDoor

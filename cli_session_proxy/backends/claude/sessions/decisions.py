@@ -258,7 +258,7 @@ def opening(
         return Opening(head, offers, same=same_tools)
     in_prompt = (fits and changes == "auto") or changes == "newest-turn" or system == before.system
     if asks and in_prompt and system is not None and before.system is not None and before.known_system is not None:
-        text = system_prompts.reminder(before.known_system, system)
+        text = system_prompts.change_reminder(before.known_system, system)
         notes = (Note("system_prompt_in_newest_turn"),)
         return Opening(replace(head, known_system=system), offers, text, notes, same_tools)
     return Opening(Head(system, system, tools), offers, None, (Note("system_prompt_replaced"),), same=False)

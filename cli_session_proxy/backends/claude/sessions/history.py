@@ -1,8 +1,8 @@
 """Converts a client's history to records that the API accepts, with its roles, images, calls and results. Pure.
 
 Only what the API refuses is repaired: a call without a result, a result without a call, blank texts, empty messages,
-half surrogate pairs (ids: `domain.call_ids`). Thinking of others is dropped, because its signature cannot be trusted.
-This is done once: the records are stored, with a mark that counts the repairs.
+half surrogate pairs (ids: `domain.client_tools`). Thinking of others is dropped, because its signature cannot be
+trusted. This is done once: the records are stored, with a mark that counts the repairs.
 """
 
 from __future__ import annotations
