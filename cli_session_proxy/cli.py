@@ -307,7 +307,7 @@ def find(
     query = finding.parse(words or (), owner, since, until, status, **more)
     found, indexed, extras = asyncio.run(finding.find(settings, query))
     if as_json:
-        from .export.search_results import as_json as rendered
+        from .export.lists import found_json as rendered
 
         _say(json.dumps(rendered(query, found, indexed), indent=1))
     else:

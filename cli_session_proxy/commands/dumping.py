@@ -7,8 +7,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from ..errors import ConfigError, NotFound, did_you_mean
-from ..export.chain_json import chain_json
-from ..export.formats import FORMATS
+from ..export.formats import FORMATS, chain_json
 from ..export.markdown import markdown
 from ..sandbox import Sandboxes
 from ..settings import Settings

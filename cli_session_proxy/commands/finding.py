@@ -11,7 +11,7 @@ from typing import Any
 from ..domain import times
 from ..domain.searching import Found, Indexed, Search
 from ..errors import printable
-from ..export import brief, search_results, shown
+from ..export import lists, shown, words
 from ..settings import Settings
 from .listing import ChainFilter, moment_of
 from .stored import opened
@@ -66,14 +66,14 @@ async def find(settings: Settings, query: Search) -> tuple[Found, Indexed, Mappi
             if (turn := await store.turn(hit.turn_id or "")) is not None:
                 asked = [block for message in shown.contents(turn)["input"] for block in message["content"]]
                 links = (await store.page(turn.agent_key, before_seq=turn.seq + 1, limit=1)).links
-                repairs = tuple(one.says for one in brief.events(turn, links) if one.kind == "repair")
+                repairs = tuple(one.says for one in words.in_brief(turn, links) if one.kind == "repair")
                 extras[turn.id] = TurnExtras(shown.line(asked, WORDS), repairs)
         return found, indexed, extras
 
 
 def print_found(query: Search, found: Found, extras: Mapping[str, TurnExtras]) -> None:
     """Print each hit: where it is, a snippet or else the question, and each repair."""
-    lines = [*_lines(found, extras), (0, [(search_results.summary(query, found), "dim")])]
+    lines = [*_lines(found, extras), (0, [(lists.found_summary(query, found), "dim")])]
     if not sys.stdout.isatty():
         for indent, parts in lines:
             print(" " * indent + "".join(text for text, _ in parts))
@@ -90,7 +90,7 @@ def print_found(query: Search, found: Found, extras: Mapping[str, TurnExtras]) -
 def _lines(found: Found, extras: Mapping[str, TurnExtras]) -> Iterator[tuple[int, list[tuple[str, str]]]]:
     """Lines with their indent, each in parts of (text, style)."""
     for hit in found.hits:
-        place = printable(search_results.place(hit))
+        place = printable(lists.place_of(hit))
         status = "" if hit.status in (None, "completed") else f"  {hit.status.replace('_', ' ')}"
         line = fitted(f"{place}{status}  {times.written(hit.at, 'minutes')}", 4)
         yield 0, [(line[: len(place)], "bold"), (line[len(place) :], "dim")]

@@ -9,7 +9,7 @@ from ..domain import times
 from ..domain.models import JSON, Agent, Link, Session, Turn
 from ..domain.searching import Search
 from ..errors import NotFound, StoreUnavailable, printable
-from ..export import brief, explain, shown
+from ..export import explain, shown, words
 from ..export.words import count
 from ..sandbox import LOCAL_OWNER, Sandboxes
 from ..settings import Settings
@@ -138,7 +138,12 @@ async def _turn_summary(store: Store, turn: Turn | None) -> JSON | None:
 
 
 def _link(link: Link) -> JSON:
-    return {"kind": brief.link(link).kind, "at": link.at, "turn_id": link.turn_id, "says": shown.link(link)["says"]}
+    return {
+        "kind": words.link_in_brief(link).kind,
+        "at": link.at,
+        "turn_id": link.turn_id,
+        "says": shown.link(link)["says"],
+    }
 
 
 def _place(settings: Settings, agent: Agent, session_id: str | None) -> JSON:

@@ -12,7 +12,7 @@ from ..domain.budgets import amount
 from ..domain.models import JSON, ChainSummary, Status
 from ..domain.searching import moment
 from ..errors import ConfigError, did_you_mean, printable
-from ..export.sums import DAY, DAYS, LISTED, ONE_SHOT_SHOWN, TURNS, summary_json, summed
+from ..export.lists import DAY, DAYS, LISTED, ONE_SHOT_SHOWN, TURNS, summary_json, summed
 from ..export.words import count, money
 from ..sandbox import LOCAL_OWNER
 from ..settings import Settings

@@ -37,7 +37,7 @@ async def _without_server(settings: Settings) -> ProxyStatus:
     from ..backends.claude.process import capability, environment, observed  # noqa: PLC0415
     from ..engine.plan import stored  # noqa: PLC0415
     from ..export import explain  # noqa: PLC0415
-    from ..export.sums import TURNS  # noqa: PLC0415
+    from ..export.lists import TURNS  # noqa: PLC0415
     from ..selfcheck.service import recorded  # noqa: PLC0415
     from .login import login_of  # noqa: PLC0415
     from .stored import opened  # noqa: PLC0415

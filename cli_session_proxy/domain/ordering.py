@@ -54,26 +54,16 @@ class _Waiting(Generic[T]):
         return sorted((turn for held in self.waiting.values() for turn in held), key=lambda turn: turn.seq)
 
 
-async def parents_first(turns: AsyncIterator[T]) -> AsyncIterator[T]:
+async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
+    """The turns, parents first, each with its stable number in the order of acceptance."""
+    numbers: dict[str, int] = {}
     queue = _Waiting[T]()
     async for turn in turns:
+        numbers[turn.id] = len(numbers) + 1
         for ready in queue.take(turn):
-            yield ready
+            yield numbers[ready.id], ready
     for left in queue.rest():
-        yield left
-
-
-async def numbered(turns: AsyncIterator[T]) -> AsyncIterator[tuple[int, T]]:
-    """The turns in reading order, each with its stable number in the order of acceptance."""
-    numbers: dict[str, int] = {}
-
-    async def counted() -> AsyncIterator[T]:
-        async for turn in turns:
-            numbers[turn.id] = len(numbers) + 1
-            yield turn
-
-    async for turn in parents_first(counted()):
-        yield numbers[turn.id], turn
+        yield numbers[left.id], left
 
 
 def sorted_by_parent(turns: Iterable[T]) -> list[T]:

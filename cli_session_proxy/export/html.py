@@ -17,13 +17,11 @@ from typing import Any
 
 from ..domain import times
 from ..domain.models import ON_PATH, REPAIR_REASONS, Agent, Link, Turn
-from ..domain.ordering import parents_first
 from ..stores.base import Store
 from . import shown
 from .explain import MARKED_REASONS, cache_in_words
-from .outline import Node, Outline, outline
-from .schema import MeasuredDump
-from .shown import Renderer, render_in_process
+from .outline import Node, Outline, outline, turns_of
+from .shown import MeasuredDump, Renderer, render_in_process
 from .words import KINDS, UNSEEN, UNSURE, WHY, count, visible
 
 # So many of the last turns are unfolded when the page opens.
@@ -70,7 +68,7 @@ async def html(
     for part in (_head(shape, sandbox), _tables(shape, colours), _tree(shape, colours)):
         yield "\n".join(part) + "\n"
     yield "<h2 id='turns'>Turns</h2>\n"
-    async for turn in parents_first(store.turns(agent.key)):
+    async for _, turn in turns_of(store, agent):
         node = shape.nodes.get(turn.id)
         if node is None:  # accepted after the outline was read
             continue

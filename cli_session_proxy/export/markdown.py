@@ -11,13 +11,11 @@ from typing import Any
 from ..domain import times
 from ..domain.models import ON_PATH, Agent, Link, Turn
 from ..domain.ordering import by_turn
-from ..errors import NotFound
 from ..stores.base import Store, TurnPage
 from . import shown
-from .chain_json import turns_of
 from .explain import cache_in_words, placed
-from .schema import ContentDump
-from .shown import Renderer, render_in_process
+from .outline import chain_of, turns_of
+from .shown import ContentDump, Renderer, render_in_process
 from .words import KINDS, UNSURE, count, mark_of, visible
 
 
@@ -31,9 +29,7 @@ async def markdown(
     part: TurnPage | None = None,
 ) -> AsyncIterator[str]:
     """Yields the title, then a text for each turn, of all or of those on the page `part`. Raises `NotFound` at once."""
-    chain = await store.chain(agent.key)
-    if chain is None:
-        raise NotFound(f"there is no agent {agent.agent_id!r}", param="agent_id")
+    chain = await chain_of(store, agent)
     links = by_turn(chain.links)
     title = [
         f"# Agent {_inline(chain.agent.agent_id)}\n",

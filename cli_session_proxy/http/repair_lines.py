@@ -17,7 +17,7 @@ from ..domain import times
 from ..domain.models import Link, Turn
 from ..engine.live import Observer
 from ..errors import StoreUnavailable, printable
-from ..export import brief, explain
+from ..export import explain, words
 from ..export.words import KINDS, count
 from ..stores.base import Store
 
@@ -97,7 +97,7 @@ def _sentences(turn: Turn, links: Sequence[Link]) -> Iterator[tuple[str, str, st
     if turn.status == "failed" and turn.error is not None:
         why = redact.text(str(turn.error.get("message") or explain.failed(turn.error.get("code"))))
         yield turn.id, "failed", why
-    for one in brief.events(turn, links):
+    for one in words.in_brief(turn, links):
         adopted = [link.detail.get("turns") for link in links if link.reason == "adopted"]
         if one.kind == "adopted" and adopted and isinstance(adopted[0], list):
             yield from ((turn_id, KINDS[one.kind], one.says) for turn_id in adopted[0])

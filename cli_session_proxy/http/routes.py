@@ -19,9 +19,9 @@ from ..engine.engine import Engine
 from ..engine.passing import ORIGIN
 from ..engine.subscription import POLL, Follower
 from ..errors import InvalidRequest, MethodNotAllowed, NotFound, ProxyError
-from ..export import approvals, feed, shown
+from ..export import feed, shown
 from ..export.formats import FORMATS
-from ..export.sums import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
+from ..export.lists import DAY, LISTED, ONE_SHOT_SHOWN, summary_json
 from ..sandbox import Sandboxes
 from ..settings import ALIASES, MODELS, Settings
 from ..wires.asgi import (
@@ -235,7 +235,7 @@ class Routes:
                 if not self._engine.ready:
                     return
                 for one in happened:
-                    yield feed.event(one, await self._render(shown.turn, one.turn, one.links)).encode()
+                    yield feed.turn_event(one, await self._render(shown.turn, one.turn, one.links)).encode()
                 going = feed.progress(self._engine.progress(agent.key)) if live else []
                 going += await elsewhere.turns() if elsewhere is not None else []
                 if going != last:
@@ -285,11 +285,11 @@ class Routes:
     async def _waiting_approvals(self, owner: str) -> list[JSON]:
         """The tool calls that wait here and, as far as the store knows them, at other proxies."""
         waiting = [
-            {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **approvals.request_json(one.waiting, most=None)}
+            {"agent_id": one.agent.agent_id, "turn_id": one.turn_id, **feed.request_json(one.waiting, most=None)}
             for one in self._engine.asked(owner)
         ]
         for agent, turn, approval in await self._engine.asked_elsewhere(owner):
-            waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **approvals.stored_request_json(approval)})
+            waiting.append({"agent_id": agent.agent_id, "turn_id": turn.id, **feed.stored_request_json(approval)})
         return waiting
 
     async def _approval_texts(self, owner: str) -> AsyncIterator[bytes]:
@@ -299,7 +299,7 @@ class Routes:
             now = await self._waiting_approvals(owner)
             if now != last or time.monotonic() - quiet > self._settings.keepalive:
                 quiet = time.monotonic()
-                yield b": alive\n\n" if now == last else approvals.event(now).encode("utf-8", "replace")
+                yield b": alive\n\n" if now == last else feed.approvals_event(now).encode("utf-8", "replace")
                 last = now
             await asyncio.sleep(POLL)
 

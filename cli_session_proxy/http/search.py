@@ -14,7 +14,7 @@ from ..domain.models import JSON, Status
 from ..domain.searching import MAX_TEXT, Search, moment
 from ..engine.engine import Engine
 from ..errors import InvalidRequest
-from ..export import search_results
+from ..export import lists
 from ..wires.asgi import RouteDoc, add, is_on, owner_of, whole_number
 from ..wires.schemas import COUNT, SWITCH, TEXT
 
@@ -57,7 +57,7 @@ def add_search(app: Starlette, engine: Engine) -> None:
             limit=min(whole_number(request, "limit", HITS) or HITS, MAX_HITS),
         )
         indexed = await engine.store.index(INDEXING)
-        return search_results.as_json(query, await engine.store.search(query), indexed)
+        return lists.found_json(query, await engine.store.search(query), indexed)
 
     add(app, "GET", "/v1/search", search, RouteDoc(query=QUERY))
 

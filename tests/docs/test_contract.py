@@ -15,7 +15,7 @@ from cli_session_proxy.cli import app as commands
 from cli_session_proxy.domain import limits, structured
 from cli_session_proxy.engine import attempt
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import schema
+from cli_session_proxy.export import shown
 from cli_session_proxy.http import connection, large_turns
 from cli_session_proxy.http.server import create_app
 from cli_session_proxy.http.ui import routes as ui
@@ -96,7 +96,7 @@ def test_every_limit_is_stated_as_it_is_enforced() -> None:
     assert f"{structured.PATTERN_STEPS:,} steps" in section("Limits")
 
 
-@pytest.mark.parametrize("kind", [schema.ChainDump, schema.NumberedDump, schema.SessionDump, schema.LinkDump])
+@pytest.mark.parametrize("kind", [shown.ChainDump, shown.NumberedDump, shown.SessionDump, shown.LinkDump])
 def test_every_field_of_the_dump_is_named(kind: type) -> None:
     shape = section("The dump").partition("```text")[2].partition("```")[0]
     assert set(kind.__annotations__) <= set(re.findall(r"\w+", shape))

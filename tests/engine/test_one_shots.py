@@ -17,7 +17,7 @@ from cli_session_proxy.commands import finding, listing
 from cli_session_proxy.domain.searching import Search
 from cli_session_proxy.engine import forgetting
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import sums
+from cli_session_proxy.export import lists
 from cli_session_proxy.http import routes
 from cli_session_proxy.settings import Settings, load
 from cli_session_proxy.stores.base import Expiry
@@ -307,7 +307,7 @@ async def test_lists_tell_them_in_one_number(
     assert (len(some["data"]), some["has_more"]) == (2, True)
     monkeypatch.setattr(routes, "LISTED", 1)
     assert len((await listed("?one_shots=1"))["data"]) == 1
-    assert sums.LISTED == 1000
+    assert lists.LISTED == 1000
     listing.print_chains(await listing.chains(proxy.settings, listing.ChainFilter()))
     assert "3 one-shots today" in capsys.readouterr().out
     assert len((await listing.chains(proxy.settings, listing.ChainFilter(one_shots=True))).rows) == 4

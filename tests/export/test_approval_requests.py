@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cli_session_proxy.domain.approvals import Approval, Waiting
-from cli_session_proxy.export.approvals import COMPARED, action, request_json
+from cli_session_proxy.export.feed import COMPARED, action, request_json
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=40)
 EDIT = {"file_path": "/f", "old_string": "a\nb\nc", "new_string": "a\nB\nc"}

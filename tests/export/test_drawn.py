@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Page
 from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import Link, Message, Session
 from cli_session_proxy.export.formats import FORMATS
-from cli_session_proxy.export.mermaid import MOST_BOXES
+from cli_session_proxy.export.outline import MOST_BOXES
 
 from ..conftest import ROOT, required
 from ..fakes import AGENT, OTHER_SESSION, SESSION, FakeStore, block, turn

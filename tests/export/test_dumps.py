@@ -16,7 +16,7 @@ from cli_session_proxy.domain.evidence import Evidence
 from cli_session_proxy.domain.models import FINISHED, FileMark, Link, Message, Session, Turn, TurnOptions
 from cli_session_proxy.errors import NotFound
 from cli_session_proxy.export.formats import FORMATS
-from cli_session_proxy.export.schema import ChainDump
+from cli_session_proxy.export.shown import ChainDump
 
 from ..fakes import AGENT, FakeStore, block, turn
 

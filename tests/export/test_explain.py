@@ -16,9 +16,9 @@ from cli_session_proxy.backends.claude.transcript.entries import How
 from cli_session_proxy.domain import times
 from cli_session_proxy.domain.evidence import Evidence, Note, NoteCode, RecordsFrom, Refusal, Repair, RepairCode
 from cli_session_proxy.domain.models import Delivery, Fallback, Link, LinkReason, Placed, Session, Turn
-from cli_session_proxy.domain.ordering import parents_first, sorted_by_parent
+from cli_session_proxy.domain.ordering import numbered, sorted_by_parent
 from cli_session_proxy.engine.subscription import Happened
-from cli_session_proxy.export import brief, explain, feed, shown
+from cli_session_proxy.export import explain, feed, shown, words
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from cli_session_proxy.stores.sqlite.store import SqliteStore
@@ -57,7 +57,7 @@ async def test_each_form_tells_it_at_its_turn_and_nowhere_else(number: int) -> N
 @pytest.mark.parametrize("number", range(1, len(CASES) + 1), ids=[case.name for case in CASES])
 def test_a_list_tells_it_in_one_short_line_without_paths_and_ids(number: int) -> None:
     rows, links = every_repair()
-    told = brief.events(rows[number - 1], [link for link in links if link.turn_id == f"turn_{number}"])
+    told = words.in_brief(rows[number - 1], [link for link in links if link.turn_id == f"turn_{number}"])
     assert len(told) == (CASES[number - 1].reason != "started")
     for _, says in told:
         assert len(says) <= 80
@@ -71,7 +71,7 @@ def test_each_of_them_has_its_one_name() -> None:
         evidence=Evidence(refusal=Refusal(), retries=({}, {}), exit_code=-9),
     )  # fmt: skip
     links = [Link(SESSION, SESSION, "turn_1", "branched", {}, now), Link(None, SESSION, "turn_1", "started", {}, now)]
-    kinds = [one.kind for one in brief.events(many, links)]
+    kinds = [one.kind for one in words.in_brief(many, links)]
     assert kinds == ["branch", "fallback", "refusal", "repair", "retry"]
 
 
@@ -239,7 +239,7 @@ async def test_a_turn_without_its_parent_is_told_at_the_end() -> None:
         for row in rows:
             yield row
 
-    assert [row.id async for row in parents_first(streamed())] == ["turn_1", "turn_3", "turn_2"]
+    assert [row.id async for _, row in numbered(streamed())] == ["turn_1", "turn_3", "turn_2"]
     assert [row.id for row in sorted_by_parent(reversed(rows))] == ["turn_1", "turn_2", "turn_3"]
 
 

@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from cli_session_proxy.domain.models import Message, Status, Turn, Usage
 from cli_session_proxy.errors import StoreUnavailable
-from cli_session_proxy.export.sums import DAY, DAYS, summed
+from cli_session_proxy.export.lists import DAY, DAYS, summed
 from cli_session_proxy.http.keys import make
 from cli_session_proxy.http.ui.overview import in_need_of_attention
 from cli_session_proxy.settings import Settings

@@ -12,7 +12,7 @@ from playwright.async_api import Browser, Page, expect
 
 from cli_session_proxy.domain.models import Message, Record, Session
 from cli_session_proxy.engine.engine import Engine
-from cli_session_proxy.export import brief, shown
+from cli_session_proxy.export import shown, words
 from cli_session_proxy.export.formats import FORMATS
 from cli_session_proxy.stores.base import ChainPart, NewChain, WholeTurn
 from turnfault.provider.script import HeldReply
@@ -49,7 +49,7 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
                 sentences = [*(shown.link(link)["says"] for link in made), *shown.says(rows[number - 1], made)]
                 assert " ".join(sentences) == case.says
                 row = page.locator(f"#chain .row[data-turn=turn_{number}]")
-                short = [f"{kind} {says}" for kind, says in brief.events(rows[number - 1], made)]
+                short = [f"{kind} {says}" for kind, says in words.in_brief(rows[number - 1], made)]
                 await expect(row.locator(".told")).to_have_text(short)
                 await row.click()
                 await expect(page.locator("#turn h2")).to_contain_text(f"Turn {number} ")
@@ -61,7 +61,7 @@ async def test_every_repair_is_told_at_its_turn_and_on_the_timeline(browser: Bro
             items = page.locator(".timeline li")
             await expect(items).to_have_count(len(linked))
             for at, number in enumerate(reversed([n for n, _ in linked])):
-                await expect(items.nth(at)).to_contain_text(brief.link(links_of[number]).says)
+                await expect(items.nth(at)).to_contain_text(words.link_in_brief(links_of[number]).says)
                 await expect(items.nth(at).locator("a")).to_have_text(f"turn {number}")
             await items.nth(0).locator("a").click()
             await expect(page.locator("#turn h2")).to_contain_text(f"Turn {linked[-1][0]} ")

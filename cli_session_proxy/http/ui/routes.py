@@ -17,7 +17,7 @@ from ...domain import times
 from ...domain.models import JSON, Agent, Turn
 from ...engine.engine import Engine
 from ...errors import InvalidRequest, NotFound
-from ...export import brief, explain, shown
+from ...export import explain, shown, words
 from ...wires.asgi import JSONAnswer, RouteDoc, add, is_on, owner_of, whole_number
 from ...wires.common import decoded_agent_id
 from ...wires.schemas import COUNT, SWITCH, TEXT
@@ -161,7 +161,7 @@ class Ui:
             {
                 "turn": rendered,
                 "links": [shown.link(link) for link in around.links],
-                "told": [one._asdict() for one in brief.events(turn, around.links)],
+                "told": [one._asdict() for one in words.in_brief(turn, around.links)],
                 "number": around.newest,  # this turn's: the page ends at it
                 "numbers": await self._engine.view.places(agent.key, related[:MAX_PAGE]),
                 "children": children,
@@ -210,7 +210,7 @@ class Ui:
         agent = await self._agent(request)
         links = await self._engine.view.repairs(agent.key, limit=NEWEST_REPAIRS)
         numbers = await self._engine.view.places(agent.key, [link.turn_id for link in links if link.turn_id])
-        data = [{**shown.link(link), **brief.link(link)._asdict()} for link in links]
+        data = [{**shown.link(link), **words.link_in_brief(link)._asdict()} for link in links]
         return JSONAnswer({"object": "list", "data": data, "numbers": numbers})
 
     async def _agent(self, request: Request) -> Agent:

@@ -16,8 +16,8 @@ from ...backends.base import ComparedRecord, Comparison, RequestSeen
 from ...domain.evidence import tool_calls
 from ...domain.limits import size_of
 from ...domain.models import JSON, ON_PATH, Agent, Block, Link, Turn, Usage
-from ...export import brief, explain, shown
-from ...export.schema import TurnDump
+from ...export import explain, shown, words
+from ...export.shown import TurnDump
 from ...export.words import shallow
 from ...stores.base import TurnPage
 from ..large_turns import LARGE, TOO_LARGE
@@ -78,7 +78,7 @@ def row(turn: Turn, number: int, links: Sequence[Link]) -> JSON:
         "tools": list(dict.fromkeys(str(tool.get("name")) for tool in turn.tools if "name" in tool)),
         "links": [shown.link(link) for link in links],
         "says": shown.says(turn, links),
-        "told": [one._asdict() for one in brief.events(turn, links)],
+        "told": [one._asdict() for one in words.in_brief(turn, links)],
     }
 
 

@@ -1,14 +1,18 @@
-"""The list of chains for programs, and sums of turns' usage and cost by day, by model and by the owner of their key."""
+"""Lists over many chains: their rows, sums of turns by day, model and owner of the key, and results of a search."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from urllib.parse import quote
 
+from .. import redact
 from ..domain import times
 from ..domain.models import JSON, ChainSummary
+from ..domain.searching import Found, Hit, Indexed, Search
 from ..settings import MODELS
 from ..stores.base import Forgotten, TurnFacts
+from .words import count
 
 # Rows of a list by default: 5,000 are 1.6 MB.
 LISTED = 1000
@@ -93,3 +97,62 @@ _TOKENS = ("input_tokens", "output_tokens", "cache_read_tokens", "cache_write_to
 
 def _empty_row() -> JSON:
     return {"turns": 0, "failed": 0, "refused": 0, "repairs": 0, "cost_usd": 0.0, **dict.fromkeys(_TOKENS, 0)}
+
+
+# --- results of a search, for the page, for programs and for a terminal
+
+
+def found_json(search: Search, result: Found, indexed: Indexed) -> JSON:
+    """The answer to a search. `indexed`: how many turns are indexed so far; the newest are indexed first."""
+    return {
+        "object": "list",
+        "query": search.text,
+        "agents": result.agents,
+        "turns": result.turns,
+        "one_shots": result.one_shots,
+        "indexed": {"done": indexed.done, "total": indexed.total},
+        "data": [hit_json(hit) for hit in result.hits],
+    }
+
+
+def hit_json(hit: Hit) -> JSON:
+    """One hit. `page`: its address in the web page. `snippet`: pieces of text, each marked if it matches."""
+    page = f"/ui#/{quote(hit.agent.agent_id, safe='')}"
+    if hit.kind != "agent" and hit.turn_id is not None:
+        page += f"/{quote(hit.turn_id, safe='')}"
+    return {
+        "kind": hit.kind,
+        "agent_id": hit.agent.agent_id,
+        "owner": hit.agent.owner,
+        "turn_id": hit.turn_id,
+        "number": hit.number,
+        "session_id": hit.session_id,
+        "status": hit.status,
+        "model": hit.model,
+        "continuity": hit.continuity,
+        "cost_usd": hit.cost_usd,
+        "at": hit.at,
+        "part": hit.part,
+        "snippet": [{"text": redact.text(text), "found": n % 2 == 1} for n, text in enumerate(hit.snippet) if text],
+        "page": page,
+    }
+
+
+def place_of(hit: Hit) -> str:
+    """The agent, and the number of the turn or session."""
+    words = [hit.agent.agent_id]
+    if hit.kind == "session":
+        words.append(f"session {hit.session_id}")
+    if hit.turn_id is not None and hit.kind != "agent":
+        words.append(f"#{hit.number} {hit.turn_id}")
+    return "  ".join(words)
+
+
+def found_summary(search: Search, result: Found) -> str:
+    """How many hits there are, and how much was searched, in one line."""
+    one_shots = f", {count(result.one_shots, 'one-shot')} among them" if result.one_shots else ""
+    searched = f"{count(result.agents, 'agent')} ({count(result.turns, 'turn')}{one_shots})"
+    if not result.hits:
+        return f"nothing found: none of {searched} has it"
+    the_best = "the best " if len(result.hits) >= search.limit else ""
+    return f"{the_best}{count(len(result.hits), 'hit')} in {searched}"
