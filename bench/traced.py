@@ -66,7 +66,7 @@ class Notes:
             print(MARK, json.dumps(calls), flush=True)
 
 
-class Threads(ThreadPoolExecutor):
+class ThreadPool(ThreadPoolExecutor):
     """Its threads work in the context of whoever gives them work."""
 
     def submit(self, function: Callable[..., T], /, *given: Any, **named: Any) -> Future[T]:
@@ -74,22 +74,22 @@ class Threads(ThreadPoolExecutor):
 
 
 def follow_the_store() -> None:
-    """The same for the store's own threads: what they run, and how it is told."""
+    """The same for the store's own threads: what they run, and what follows its end."""
     from cli_session_proxy.stores.sql import database  # noqa: PLC0415 - as below
 
-    run, tell = database.Threads.run, database.Threads._tell
+    run, finish = database.ThreadPool.run, database.ThreadPool._finish
     contexts: dict[asyncio.Future[Any], contextvars.Context] = {}
 
-    def ran(threads: database.Threads, work: Callable[[], T]) -> asyncio.Future[T]:
+    def ran(threads: database.ThreadPool, work: Callable[[], T]) -> asyncio.Future[T]:
         context = contextvars.copy_context()
         done = run(threads, partial(context.run, work))
         contexts[done] = contextvars.copy_context()
         return done
 
-    def told(threads: database.Threads, done: asyncio.Future[Any], *outcome: Any) -> None:
-        contexts.pop(done).run(tell, threads, done, *outcome)
+    def finished(threads: database.ThreadPool, done: asyncio.Future[Any], *outcome: Any) -> None:
+        contexts.pop(done).run(finish, threads, done, *outcome)
 
-    database.Threads.run, database.Threads._tell = ran, told  # type: ignore[method-assign, assignment]
+    database.ThreadPool.run, database.ThreadPool._finish = ran, finished  # type: ignore[method-assign, assignment]
 
 
 def beside(start: Callable[..., T]) -> Callable[..., T]:
@@ -104,7 +104,7 @@ def beside(start: Callable[..., T]) -> Callable[..., T]:
 
 
 def main() -> None:
-    concurrent.futures.ThreadPoolExecutor = concurrent.futures.thread.ThreadPoolExecutor = Threads  # type: ignore[misc]
+    concurrent.futures.ThreadPoolExecutor = concurrent.futures.thread.ThreadPoolExecutor = ThreadPool  # type: ignore[misc]
     follow_the_store()
     for module, owner in SERVICES.items():
         served = getattr(importlib.import_module(module), owner)

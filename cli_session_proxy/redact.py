@@ -1,8 +1,8 @@
 """Removes secrets from everything that is shown: dumps, logs, errors. Pure, except for the keys of `know`.
 
-A token is recognised by its form (a vendor's prefix), by its name (a header, a variable, a URL), or as one of our own
-keys. A form must not match prose. A value that only its name gives away must look generated: letters and digits, or
-small letters right before capitals. The store keeps the verbatim text.
+A secret is recognised by its form (a vendor's prefix), by the name before it (a header, a variable, a parameter of a
+URL), or as one of our own keys. A form must not match prose. A value that has only a name before it must also look
+generated: letters and digits, or small letters right before capitals. The store keeps the verbatim text.
 
 Every pattern takes linear time: none can start again inside the text that it has just scanned.
 """
@@ -30,51 +30,51 @@ SECRET_NAMES = frozenset(
 
 _GITLAB_KINDS = "pat|ptt|dt|rt|rtr|soat|ft|imt|agent|cbt|oas"
 # A lookahead for generated text: letters and digits, or a small letter right before a capital.
-_MADE = r"(?:(?=[{0}]*?[0-9])(?=[{0}]*?[A-Za-z])|(?=[{0}]*?[a-z][A-Z]))"
+_GENERATED = r"(?:(?=[{0}]*?[0-9])(?=[{0}]*?[A-Za-z])|(?=[{0}]*?[a-z][A-Z]))"
 _WIDE = "A-Za-z0-9_-"
 _URL = "A-Za-z0-9._~+/=-"
 
 
-def _made(characters: str) -> str:
-    return _MADE.format(characters)
+def _generated(characters: str) -> str:
+    return _GENERATED.format(characters)
 
 
 _TOKEN = re.compile(
     rf"""
     sk-ant-[{_WIDE}]{{4,}}                                           # Anthropic
     | (?<![{_WIDE}]) (?:
-        sk-(?:proj-|svcacct-|or-v1-)?{_made(_WIDE)}[{_WIDE}]{{20,}}  # OpenAI, and vendors with the same form
+        sk-(?:proj-|svcacct-|or-v1-)?{_generated(_WIDE)}[{_WIDE}]{{20,}}  # OpenAI, and vendors with the same form
       | gh[pousr]_[A-Za-z0-9]{{20,}} | github_pat_[A-Za-z0-9_]{{20,}}
-      | gl(?:{_GITLAB_KINDS})-{_made(_WIDE)}[{_WIDE}]{{16,}}
-      | xox[a-z]-{_made("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}} | xapp-{_made("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}}
+      | gl(?:{_GITLAB_KINDS})-{_generated(_WIDE)}[{_WIDE}]{{16,}}
+      | xox[a-z]-{_generated("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}} | xapp-{_generated("A-Za-z0-9-")}[A-Za-z0-9-]{{10,}}
       | [rsp]k_(?:live|test)_[A-Za-z0-9]{{16,}} | whsec_[A-Za-z0-9+/=]{{16,}}
-      | hf_[A-Za-z0-9]{{20,}} | npm_[A-Za-z0-9]{{30,}} | pypi-{_made(_WIDE)}[{_WIDE}]{{20,}}
-      | csp-{_made(_WIDE)}[{_WIDE}]{{20,}}                           # our own (`serve --make-key`)
+      | hf_[A-Za-z0-9]{{20,}} | npm_[A-Za-z0-9]{{30,}} | pypi-{_generated(_WIDE)}[{_WIDE}]{{20,}}
+      | csp-{_generated(_WIDE)}[{_WIDE}]{{20,}}                           # our own (`serve --make-key`)
       | (?:AKIA|ASIA)[A-Z0-9]{{16}}(?![A-Za-z0-9]) | AIza[{_WIDE}]{{35}} | ya29\.[{_WIDE}]{{20,}}
       | eyJ[{_WIDE}]{{8,}}\.[{_WIDE}]{{8,}}\.[{_WIDE}]*              # JWT
     )
     """,
     re.VERBOSE,
 )
-# Values that are named by a header, a variable or a field; the name stays. Spaces around the sign are few.
+# Values after the name of a header, a variable or a field; the name stays. Around the sign are few spaces.
 _GAP = r"[\"'\\]{0,2}[ \t]{0,4}[:=][ \t]{0,4}[\"'\\]{0,2}"
 _VALUE = r"[^\s\"',;&<>()\[\]{}\\]"
-# A limited lookahead: a text that is no secret may contain another name.
-_LOOKS_MADE = rf"(?:(?={_VALUE}{{0,128}}[0-9]){_VALUE}{{6,}}|(?={_VALUE}{{0,128}}[a-z][A-Z]){_VALUE}{{16,}})"
+# The lookahead is limited, so that it takes linear time in a text that has many names and no secret.
+_LOOKS_GENERATED = rf"(?:(?={_VALUE}{{0,128}}[0-9]){_VALUE}{{6,}}|(?={_VALUE}{{0,128}}[a-z][A-Z]){_VALUE}{{16,}})"
 _NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
     # Authorization: Bearer …, and any other scheme
     (
         re.compile(
             rf"(?ai:\b(authorization{_GAP}(?:basic|bearer|digest|token|apikey)[ \t]{{1,4}}))"
-            rf"(?:{_made(_URL)}[{_URL}]{{8,}}|[{_URL}]{{24,}})"
+            rf"(?:{_generated(_URL)}[{_URL}]{{8,}}|[{_URL}]{{24,}})"
         ),
         rf"\g<1>{HIDDEN}",
     ),
-    (re.compile(rf"(?ai:\b(bearer[ \t]{{1,4}})){_made(_URL)}[{_URL}]{{8,}}"), rf"\g<1>{HIDDEN}"),
+    (re.compile(rf"(?ai:\b(bearer[ \t]{{1,4}})){_generated(_URL)}[{_URL}]{{8,}}"), rf"\g<1>{HIDDEN}"),
     (
         re.compile(
             r"(?ai:((?:authorization|api[_-]?key|access[_-]?key|secret[_-]?key|[_-]token|client[_-]?secret|password|passwd)"
-            rf"{_GAP})){_LOOKS_MADE}"
+            rf"{_GAP})){_LOOKS_GENERATED}"
         ),
         rf"\g<1>{HIDDEN}",
     ),
@@ -92,7 +92,7 @@ _NAMED: tuple[tuple[re.Pattern[str], str], ...] = (
 _PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----")
 _PEM_END = "PRIVATE KEY-----"
 
-# Characters. Our own keys have no form, and a shorter one (which the settings refuse) could be a word.
+# Characters. Our own keys may have any form. The settings refuse a shorter one: it could be a word of any text.
 _SHORTEST_KEY = 8
 _known: set[str] = set()
 
@@ -126,7 +126,7 @@ def head(value: str, most: int) -> str:
 def _scrubbed(value: str) -> str:
     for secret in sorted(_known, key=len, reverse=True):
         value = value.replace(secret, HIDDEN)
-    # Private keys, with their frames; one without an end is hidden to the end of the text.
+    # Private keys, with the lines around them; one without its last line is hidden to the end of the text.
     pieces: list[str] = []
     done = 0
     while (begin := _PEM_BEGIN.search(value, done)) is not None:
@@ -139,15 +139,14 @@ def _scrubbed(value: str) -> str:
     return value
 
 
-# No pattern matches a text shorter than this.
-_SHORTEST = 8
+_SHORTEST_MATCH = 8  # characters; no pattern matches a shorter text
 _GITLAB = tuple(f"gl{kind}-" for kind in _GITLAB_KINDS.split("|"))
 _GITHUB = ("ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_")
 
 
 def _may_have_secret(value: str) -> bool:
-    """Whether a pattern can match, by words that each match contains. The patterns take twenty times as long."""
-    if len(value) < _SHORTEST:
+    """Whether a pattern can match: every match contains one of these words. The patterns take twenty times as long."""
+    if len(value) < _SHORTEST_MATCH:
         return False
     if "-" in value and (
         "sk-" in value or "xox" in value or "xapp-" in value or "pypi-" in value or "csp-" in value
@@ -171,8 +170,9 @@ def _may_have_secret(value: str) -> bool:
         return True
     if "=" not in value and ":" not in value:
         return False
-    return "key" in low or "token" in low or "secret" in low or "passw" in low or "author" in low or (
-        "sig" in low or ("@" in low and "://" in low)
+    return (
+        "key" in low or "token" in low or "secret" in low or "passw" in low or "author" in low or "sig" in low
+        or ("@" in low and "://" in low)
     )  # fmt: skip
 
 
@@ -183,9 +183,9 @@ def data(value: Any) -> Any:
     if isinstance(value, dict):
         out: dict[str, Any] = {}
         for name, item in value.items():
-            shown, secret = _names.get(name) or _named(str(name))
+            shown, secret = _fields.get(name) or _field(str(name))
             kind = type(item)
-            if kind in _PLAIN:
+            if kind in _WITHOUT_TEXT:
                 out[shown] = item
             elif secret:
                 out[shown] = _hidden(item)
@@ -199,14 +199,19 @@ def data(value: Any) -> Any:
     return value
 
 
-_PLAIN = frozenset({int, float, bool, type(None)})
+_WITHOUT_TEXT = frozenset({int, float, bool, type(None)})
+# The cache of `_field`: the first `_CACHED` names of at most `_SHORT` characters. Most JSON has the fields of a few
+# shapes.
+_SHORT = 64
+_CACHED = 1024
+_fields: dict[str, tuple[str, bool]] = {}
 
 
-def _named(name: str) -> tuple[str, bool]:
-    """The field's name as it is shown, and whether its value is always hidden."""
+def _field(name: str) -> tuple[str, bool]:
+    """A field's name as it is shown, and whether its value is always hidden."""
     result = text(name), name.lower().replace("-", "_") in SECRET_NAMES
-    if len(name) <= _SHORT and len(_names) < _MOST:
-        _names[name] = result
+    if len(name) <= _SHORT and len(_fields) < _CACHED:
+        _fields[name] = result
     return result
 
 
@@ -215,9 +220,3 @@ def _hidden(value: Any) -> Any:
     if isinstance(value, str):
         return HIDDEN if value else value
     return [_hidden(item) for item in value] if isinstance(value, (list, tuple)) else data(value)
-
-
-# The cache of `_named`: the first names of at most `_SHORT` characters. Most JSON has the fields of a few shapes.
-_SHORT = 64
-_MOST = 1024
-_names: dict[str, tuple[str, bool]] = {}

@@ -33,11 +33,11 @@ HASH_CHARACTERS = 26  # 130 bits of base32: no two names collide by chance
 # sun_path is 104 bytes on macOS, 108 on Linux; the CLI opens `$TMPDIR/cc-socks/<pid>.sock` (up to 25 more)
 TMPDIR_LIMIT = 75
 LONGEST_REMOVAL = 600.0  # seconds for one folder
-MOST_FOLDERS = 10_000  # entries after which `has_files` takes the rest for files
+MOST_FOLDERS = 10_000  # entries after which `has_files` takes a folder for a file
 # The folder of the logins that confined CLIs got as copies (see `backends.claude.process.login`).
 LOGINS = "~logins"
 # Directories of CLIs that have no agent: those started ahead of time, and those that several agents share.
-Beside = Literal["ahead", "shared"]
+AgentlessUse = Literal["ahead", "shared"]
 
 # No upper case (a case-insensitive disk), no `~` (it marks hashed names), no dots.
 _SAFE = re.compile(r"[a-z0-9](?:[a-z0-9-]*[a-z0-9])?")
@@ -79,7 +79,7 @@ class Sandboxes:
         self._private = settings.var / "confined"
         self._confined = self._prefix.with_name("was-confined")
         self._links = dict(settings.sandbox.links)
-        self._prepared: dict[str, tuple[Path, Path]] = {}  # what `prepare` made, by agent
+        self._prepared: dict[str, tuple[Path, Path]] = {}  # by agent: the sandbox and TMPDIR that `prepare` created
 
     @property
     def prefix(self) -> Path:
@@ -143,10 +143,10 @@ class Sandboxes:
         return self._short(self._tmp / self.path(agent_dir).name)
 
     def private(self, agent_dir: str, *, shows_settings: bool = False) -> Path:
-        """The CLI's own directory of a confined agent, which the agent cannot rename; nothing is created.
+        """The directory of a confined agent's CLI, which the agent cannot rename; nothing is created.
 
-        `shows_settings`: the one in which the user's settings are mounted. It is a directory of its own, because no
-        mount point may lie in a directory that the agent could write to.
+        `shows_settings`: the second such directory, in which the user's settings are mounted: no mount point may lie in
+        a directory that the agent could write to.
         """
         return self._private / f"{self.path(agent_dir).name}{'~user' if shows_settings else ''}"
 
@@ -159,11 +159,11 @@ class Sandboxes:
                 mark.touch(0o600)
 
     def was_confined(self, agent_dir: str) -> bool:
-        return any(os.access(os.path.join(at, agent_dir), os.F_OK) for at in (self._confined, self._private))
+        return any(os.access(os.path.join(top, agent_dir), os.F_OK) for top in (self._confined, self._private))
 
-    def beside(self, name: Beside) -> tuple[Path, Path]:
+    def agentless(self, use: AgentlessUse) -> tuple[Path, Path]:
         """Directory and TMPDIR of CLIs that have no agent. Both are created; nothing is written there."""
-        cwd, tmpdir = self._prefix.with_name(name), self._short(self._tmp / f"~{name}")
+        cwd, tmpdir = self._prefix.with_name(use), self._short(self._tmp / f"~{use}")
         for path in (cwd, tmpdir):
             make_private(path.parent)
             _make(path)
@@ -206,63 +206,64 @@ def remove_any(path: Path) -> None:
 
 
 def _remove_folder(top: Path) -> None:
-    """Remove a folder of any depth and width with a few descriptors: empty each folder in it, and move the folders
-    inside that one up to `top`. No link is followed, even if the agent's programs create it meanwhile. Raises
+    """Remove a folder of any depth and width with a few descriptors: each folder in it is emptied, and the folders
+    inside that one are moved up to `top`. No link is followed, even if the agent's programs create it meanwhile. Raises
     `SandboxError` if they keep writing."""
-    end = time.monotonic() + LONGEST_REMOVAL
+    deadline = time.monotonic() + LONGEST_REMOVAL
     may_have_entries = True
-    with _opened(top) as here:
+    with _open_folder(top) as top_fd:
         while may_have_entries:
             may_have_entries = False
-            with os.scandir(here) as entries:
+            with os.scandir(top_fd) as entries:
                 for entry in entries:
                     may_have_entries = True
-                    if time.monotonic() > end:
+                    if time.monotonic() > deadline:
                         raise SandboxError(f"{top} is written to while it is removed: try again")
                     with contextlib.suppress(FileNotFoundError):
-                        _remove_entry(entry.name, here)
+                        _remove_entry(entry.name, top_fd)
     os.rmdir(top)
 
 
-def _remove_entry(name: str, here: int) -> None:
-    """Remove this entry of the folder `here`. Folders inside of it are moved to `here`, under random names."""
-    if not _is_folder(name, here):
-        os.unlink(name, dir_fd=here)
+def _remove_entry(name: str, parent_fd: int) -> None:
+    """Remove an entry of a folder. If it is a folder itself, the folders inside it are moved to its parent, under
+    random names, and are removed later."""
+    if not _is_folder(name, parent_fd):
+        os.unlink(name, dir_fd=parent_fd)
         return
-    with _opened(name, here) as folder, os.scandir(folder) as entries:
+    with _open_folder(name, parent_fd) as fd, os.scandir(fd) as entries:
         for inner in entries:
-            if not _is_folder(inner.name, folder):
-                os.unlink(inner.name, dir_fd=folder)
+            if not _is_folder(inner.name, fd):
+                os.unlink(inner.name, dir_fd=fd)
                 continue
-            with _opened(inner.name, folder):  # an unreadable folder cannot be moved: `_opened` makes it accessible
-                os.rename(inner.name, secrets.token_hex(16), src_dir_fd=folder, dst_dir_fd=here)
+            with _open_folder(inner.name, fd):  # sets its mode: a folder without permissions cannot be moved
+                os.rename(inner.name, secrets.token_hex(16), src_dir_fd=fd, dst_dir_fd=parent_fd)
     try:
-        os.rmdir(name, dir_fd=here)
-    except OSError as exc:  # some file systems skip names of a folder that is emptied meanwhile
+        os.rmdir(name, dir_fd=parent_fd)
+    except OSError as exc:  # on some file systems `scandir` skips entries of a folder that changes: tried again
         if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
 
 
-def _is_folder(name: str, above: int) -> bool:
-    """Whether this entry of the open folder `above` is a folder itself, not a link to one."""
-    return stat.S_ISDIR(os.lstat(name, dir_fd=above).st_mode)
+def _is_folder(name: str, parent_fd: int) -> bool:
+    """Whether this entry is a folder itself, not a link to one."""
+    return stat.S_ISDIR(os.lstat(name, dir_fd=parent_fd).st_mode)
 
 
 @contextlib.contextmanager
-def _opened(name: Path | str, above: int | None = None) -> Iterator[int]:
-    """A descriptor of this folder (inside the open folder `above`, if given), whose mode is first set to 0700. No link
-    is followed."""
+def _open_folder(name: Path | str, parent_fd: int | None = None) -> Iterator[int]:
+    """A descriptor of this folder, whose mode is first set to 0700. `name` is a path, or a name inside the parent. No
+    link is followed."""
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
     if sys.platform == "linux":
-        at = os.open(name, flags | os.O_PATH, dir_fd=above)
+        path_fd = os.open(name, flags | os.O_PATH, dir_fd=parent_fd)  # needs no permission on the folder itself
         try:
-            os.chmod(f"/proc/self/fd/{at}", 0o700)
-            fd = os.open(".", flags, dir_fd=at)
+            os.chmod(f"/proc/self/fd/{path_fd}", 0o700)
+            fd = os.open(".", flags, dir_fd=path_fd)
         finally:
-            os.close(at)
+            os.close(path_fd)
     else:
-        os.chmod(name, 0o700, dir_fd=above, follow_symlinks=False)
-        fd = os.open(name, flags, dir_fd=above)
+        os.chmod(name, 0o700, dir_fd=parent_fd, follow_symlinks=False)
+        fd = os.open(name, flags, dir_fd=parent_fd)
     try:
         yield fd
     finally:

@@ -79,15 +79,15 @@ class MemoryBackend(Backend):
     async def recover_turn(self, agent: Agent, turn: Turn) -> tuple[Turn, KeptTurn] | None:
         return self.left.get(turn.id)
 
-    def imported(
+    def history_records(
         self,
         agent: Agent,
-        above: Turn | None,
-        known: Sequence[Record],
-        history: Sequence[Past],
+        parent: Turn | None,
+        path: Sequence[Record],
+        exchanges: Sequence[Past],
         model: str,
     ) -> Iterator[tuple[Record, ...]]:
-        for past in history:
+        for past in exchanges:
             yield tuple(Record(json.dumps(message.as_json())) for message in past.input)
 
     async def retire(self, agent: Agent) -> None:

@@ -384,7 +384,7 @@ def test_that_an_agent_was_confined_is_seen_wherever_its_directory_is_and_gone_w
 def test_what_is_started_ahead_has_directories_that_no_agent_can_have(tmp_path: Path) -> None:
     boxes = sandboxes(tmp_path / "var")
     for _ in range(2):
-        cwd, tmpdir = boxes.beside("ahead")
+        cwd, tmpdir = boxes.agentless("ahead")
         assert cwd.is_dir()
         assert tmpdir.is_dir()
     assert cwd.parent == boxes.prefix.parent
@@ -424,7 +424,7 @@ def test_directories_lie_below_the_root_that_the_settings_name_whatever_var_is(t
     hosts = [Sandboxes(Settings(var=tmp_path / name, sandbox_root=root)) for name in ("one", "two")]
     assert [host.prepare("a") for host in hosts] == [root / "agents" / "a"] * 2
     assert [host.tmpdir("a").parent for host in hosts] == [hosts[0].tmpdir("b").parent] * 2
-    assert {host.beside("ahead") for host in hosts} == {(root / "ahead", hosts[0].beside("ahead")[1])}
+    assert {host.agentless("ahead") for host in hosts} == {(root / "ahead", hosts[0].agentless("ahead")[1])}
     assert not [name for name in ("one", "two") if (tmp_path / name).exists()]
 
 

@@ -35,4 +35,4 @@ def backend_for(settings: Settings, store: Store, sandboxes: Sandboxes, hooks: P
     from .choosing import Backends  # noqa: PLC0415 - LiteLLM takes two seconds: only where it is needed
     from .litellm.backend import LiteLLMBackend  # noqa: PLC0415
 
-    return Backends(own, LiteLLMBackend(settings, store, own.imported))
+    return Backends(own, LiteLLMBackend(settings, store, own.history_records))

@@ -431,8 +431,8 @@ NO_HOOKS = ProcessHooks()
 class Backend(ABC):
     """One per engine. See the module docstring. `name` is stored with its turns.
 
-    Every backend implements `prepare` and `imported`. The other methods are for backends with files or processes; their
-    defaults here are for those without.
+    Every backend implements `prepare` and `history_records`. The other methods are for backends with files or
+    processes; their defaults here are for those without.
     """
 
     name: str
@@ -468,12 +468,12 @@ class Backend(ABC):
         return not strays
 
     @abstractmethod
-    def imported(
-        self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
+    def history_records(
+        self, agent: Agent, parent: Turn | None, path: Sequence[Record], exchanges: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
         """The records of the exchanges of a client's history, one tuple for each. Called on a thread.
 
-        `above`: the turn that they follow. `known`: the records of the path up to it.
+        `parent`: the turn that they follow. `path`: the records of the path up to it.
         """
 
     def project_of(self, agent: Agent) -> str:

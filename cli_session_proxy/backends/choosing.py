@@ -44,10 +44,10 @@ class Backends(Backend):
     async def request_of(self, turn: Turn) -> RequestSeen | None:
         return None if turn.backend == NAME else await self.own.request_of(turn)
 
-    def imported(
-        self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
+    def history_records(
+        self, agent: Agent, parent: Turn | None, path: Sequence[Record], exchanges: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
-        return self.own.imported(agent, above, known, history, model)
+        return self.own.history_records(agent, parent, path, exchanges, model)
 
     async def close(self) -> None:
         await asyncio.gather(self.own.close(), self.models.close())

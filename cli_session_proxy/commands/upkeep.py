@@ -61,8 +61,8 @@ async def export(settings: Settings, owner: str, agent_id: str, path: Path | Non
             return await portable.export(settings, store, agent, target, lambda done, _: moved(done, None))
 
 
-class _KeptByClaude:
-    """Implements `incoming.KeptRecords`: sessions of any working directory, and files beside a transcript."""
+class _ClaudeRecordChecks:
+    """Implements `incoming.RecordChecks`: sessions of any working directory, and files beside a transcript."""
 
     def __init__(self, settings: Settings, look: Replacement) -> None:
         self._projects = environment.config_dir(settings) / "projects"
@@ -91,7 +91,9 @@ async def import_(settings: Settings, owner: str, source: Path | str, agent_id: 
         with ExitStack() as stack:
             file = await asyncio.to_thread(stack.enter_context, fetched(settings, str(source)))
             move_bar = stack.enter_context(progress_bar("importing"))
-            return await incoming.bring_in(store, _KeptByClaude(settings, look), owner, file, agent_id, move_bar)
+            return await incoming.import_file(
+                store, _ClaudeRecordChecks(settings, look), owner, file, agent_id, move_bar
+            )
 
 
 async def archive(

@@ -138,8 +138,8 @@ class StreamCut(Recorded):
 
 
 @dataclass(frozen=True, slots=True)
-class Brought(Sparse):
-    """The turn was not run here: it is from a client's history, or from a session that a person used."""
+class ExternalOrigin(Sparse):
+    """Where a turn that was not run here is from: a client's history, or a session that a person used."""
 
     by: Literal["client", "adoption"]
     session: str | None = None
@@ -245,7 +245,7 @@ class Evidence(Sparse):
     - `approvals`       approval requests for tools of the CLI, of every attempt
     """
 
-    brought: Brought | None = None
+    brought: ExternalOrigin | None = None
     left_off: str | None = None
     sandbox: str | None = None
     verified: str | None = None

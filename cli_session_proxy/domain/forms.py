@@ -156,12 +156,12 @@ class ImageCutter:
         return "".join(pieces), places
 
 
-def restore(text: str, places: Iterable[ImagePlace], known: Mapping[str, str]) -> str:
-    """The inverse of `ImageCutter.cut`."""
+def restore(text: str, places: Iterable[ImagePlace], images: Mapping[str, str]) -> str:
+    """The inverse of `ImageCutter.cut`. `images`: the base64 texts by hash."""
     pieces: list[str] = []
     end = 0
     for offset, sha256 in places:
-        pieces += (text[end:offset], known[sha256])
+        pieces += (text[end:offset], images[sha256])
         end = offset
     pieces.append(text[end:])
     return "".join(pieces)

@@ -69,7 +69,7 @@ from ..errors import (
 )
 from ..git_memory.reading import Recall, recall
 from ..settings import Settings
-from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, PathChanged, Store, Taken
+from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, MirroredLines, PathChanged, Store
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
 from . import fallbacks
 from .approvals import Approvals, Asking
@@ -712,14 +712,18 @@ class Executor:
 
 
 async def adopt(
-    store: Store, lease: Lease, adoptable: Adoptable, observers: Sequence[Observer], taken: Taken | None = None
+    store: Store,
+    lease: Lease,
+    adoptable: Adoptable,
+    observers: Sequence[Observer],
+    became_turns: MirroredLines | None = None,
 ) -> Turn:
-    """Add turns that were run outside the proxy to the chain, and move the head to the last of them. `taken`: the lines
-    of an application's session that these turns are made of."""
+    """Add turns that were run outside the proxy to the chain, and move the head to the last of them. `became_turns`:
+    the lines of an application's session that these turns are made of."""
     session, last = adoptable.session, adoptable.turns[-1].turn.id
     detail: JSON = {**adoptable.detail, "turns": [whole.turn.id for whole in adoptable.turns]}
     link = Link(session.id, session.id, last, "adopted", detail, time.time())
-    adopted = await store.adopt(lease, adoptable.turns, session, [link], taken)
+    adopted = await store.adopt(lease, adoptable.turns, session, [link], became_turns)
     for observer in observers:
         observer.adopted(adopted, link)
     return adopted

@@ -16,7 +16,7 @@ from ..backends.base import Backend
 from ..domain.limits import is_session_id
 from ..domain.models import Agent, Record, Session
 from ..sandbox import Sandboxes, directory_name
-from ..stores.base import MirrorKey, Store, Taken
+from ..stores.base import MirroredLines, MirrorKey, Store
 from .executor import adopt
 from .live import Observer
 from .ownership import Ownership
@@ -113,5 +113,5 @@ class Mirroring:
                     parent = await self._store.turn(session.tip_turn_id)
             adoptable = await self._backend.turns_from_sdk(agent, parent, session, lines)
             if adoptable is not None:
-                taken = Taken(key, sum(len(whole.records) for whole in adoptable.turns))
-                await adopt(self._store, lease, adoptable, self._observers, taken)
+                became_turns = MirroredLines(key, sum(len(whole.records) for whole in adoptable.turns))
+                await adopt(self._store, lease, adoptable, self._observers, became_turns)

@@ -16,7 +16,7 @@ from ..aside.pool import Aside
 from ..backends.base import Backend
 from ..domain import client_tools, lineage
 from ..domain.client_tools import calls_of
-from ..domain.evidence import Brought, Evidence, Note, NoteCode
+from ..domain.evidence import Evidence, ExternalOrigin, Note, NoteCode
 from ..domain.lineage import HistoryEnding, Past
 from ..domain.models import (
     FINISHED,
@@ -295,15 +295,15 @@ class Placement:
         In several transactions, so that others can write between them. If this is interrupted, the same request later
         finds the deepest stored turn and continues there.
         """
-        above = await self._store.turn(turn.parent_id) if turn.parent_id else None
-        known = await self._store.records(above.id) if above else []
+        ancestor = await self._store.turn(turn.parent_id) if turn.parent_id else None
+        path_records = await self._store.records(ancestor.id) if ancestor else []
         as_sent = await self._aside.thread(lambda: lineage.past(imported))
         has_calls = any(calls_of(exchange.output) for exchange in as_sent)
-        path = await self._store.path(above.id) if above and has_calls else []
+        path = await self._store.path(ancestor.id) if ancestor and has_calls else []
         exchanges = await self._aside.thread(lambda: client_tools.with_unique_ids(as_sent, path))
         fitted = [await fitting.fit(exchange) for exchange in exchanges]
-        records = self._backend.imported(agent, above, known, fitted, turn.model)
-        turns = _imported(zip(exchanges, records, strict=True), turn, above, self._clock(), itemised)
+        records = self._backend.history_records(agent, ancestor, path_records, fitted, turn.model)
+        turns = _imported(zip(exchanges, records, strict=True), turn, ancestor, self._clock(), itemised)
         parent = turn.parent_id
         while batch := await self._aside.thread(lambda: list(itertools.islice(turns, IMPORT_BATCH))):
             await self._store.import_turns(batch)
@@ -400,13 +400,13 @@ def _is_short(messages: Sequence[Message]) -> bool:
 def _imported(
     history: Iterable[tuple[Past, tuple[Record, ...]]],
     own: Turn,
-    above: Turn | None,
+    ancestor: Turn | None,
     now: float,
     itemised: Sequence[_Itemised],
 ) -> Iterator[WholeTurn]:
-    """Exchanges of a client's history, with their records, as turns between `above` and the request's `own` turn. Each
-    is the child of the one before it."""
-    parent, path_hash, depth = (above.id, above.path_hash, above.depth) if above else (None, None, 0)
+    """Exchanges of a client's history, with their records, as turns between `ancestor` and the request's `own` turn.
+    Each is the child of the one before it."""
+    parent, path_hash, depth = (ancestor.id, ancestor.path_hash, ancestor.depth) if ancestor else (None, None, 0)
     for at, (exchange, records) in enumerate(history):
         with_items = itemised[at] if itemised else None
         path_hash = lineage.path_hash(path_hash, exchange.input, exchange.output)
@@ -427,7 +427,7 @@ def _imported(
             path_hash=path_hash,
             depth=depth,
             placed=Placed(own.placed.rule, side=own.placed.side),
-            evidence=Evidence(Brought("client")),
+            evidence=Evidence(ExternalOrigin("client")),
             call=None if with_items is None else with_items.call,
         )
         yield WholeTurn(turn, records)

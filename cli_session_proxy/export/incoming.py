@@ -18,30 +18,22 @@ from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import IO, Any, Literal, Protocol, TypeVar
 
-from ..domain import former
+from ..domain import legacy
 from ..domain.client_tools import checked
 from ..domain.forms import restore
 from ..domain.limits import CLI_DEPTH, conversation_id, is_deeper, no_constant
-from ..domain.models import (
-    JSON,
-    Conversation,
-    Item,
-    Link,
-    Record,
-    Session,
-    Turn,
-)
+from ..domain.models import JSON, Conversation, Item, Link, Record, Session, Turn
 from ..errors import InvalidRequest, NotFound
 from ..sandbox import directory_name
 from ..stores.base import ChainPart, NewChain, Store, WholeTurn
-from .portable import FORMER, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
+from .portable import LEGACY, MAX_LINE, READ, SCHEMA, MovedChain, Progress, as_text
 from .shapes import check_header, check_line, of_turn
 
 T = TypeVar("T")
 
-# Characters of the records of one turn, with their images: of a path with more none is loaded.
+# Characters of one turn's records, with their images. A path with more cannot be loaded.
 MOST_OF_A_TURN = 512 * 1024 * 1024
-# Levels of JSON in a line: those of a CLI's record, within a turn.
+# Levels of JSON in a line: a record of the CLI, within a turn.
 DEEPEST = CLI_DEPTH + 8
 # `resp_…`, `msg_…` and the like: the hexadecimal digits are those of a turn or an item.
 _WIRE_ID = re.compile(r"([a-z]+)_([0-9a-f]{32})((?:_.*)?)")
@@ -54,8 +46,8 @@ class Source(Protocol):
     def open(self, mode: Literal["rb"], /) -> IO[bytes]: ...
 
 
-class KeptRecords(Protocol):
-    """The backend's view of records and its files. Called on a thread."""
+class RecordChecks(Protocol):
+    """What the backend knows about records and sessions' files. Called on a thread."""
 
     def has_session(self, session_id: str) -> bool:
         """Whether a session of this id exists on this machine, whoever owns it."""
@@ -67,8 +59,8 @@ class KeptRecords(Protocol):
         """The records of a turn in the backend's stored form. Called for a parent before its children."""
 
 
-async def bring_in(
-    store: Store, kept: KeptRecords, owner: str, path: Source, agent_id: str | None, progress: Progress
+async def import_file(
+    store: Store, backend: RecordChecks, owner: str, path: Source, agent_id: str | None, progress: Progress
 ) -> MovedChain:
     """Import an exported chain, whole or not at all. Raises `InvalidRequest`, `NotFound`."""
 
@@ -86,9 +78,9 @@ async def bring_in(
     exported_agent = checked.head["agent"]
     named = bool(exported_agent["named"]) or agent_id is not None
     agent_id = agent_id or str(exported_agent["agent_id"])
-    renamed = await _exists_here(store, kept, checked)
+    renamed = await _exists_here(store, backend, checked)
     conversation = (conversation_id(str(exported_agent["agent_id"])), conversation_id(agent_id))
-    reading = _Reading(checked, kept, str(uuid.uuid4()) if renamed else None, conversation, progress)
+    reading = _Reading(checked, backend, str(uuid.uuid4()) if renamed else None, conversation, progress)
     directory = directory_name(owner, agent_id)
     created, now = float(exported_agent["created_at"]), time.time()
     head = reading.turn_id(checked.head["head"])
@@ -113,9 +105,9 @@ class Checked:
     images: Mapping[str, int] = field(repr=False)
 
     @property
-    def former(self) -> bool:
+    def legacy(self) -> bool:
         """Written by 0.1, which has one `reason` per turn."""
-        return self.head["schema"] in FORMER
+        return self.head["schema"] in LEGACY
 
 
 def check(path: Source, file: IO[bytes]) -> Checked:
@@ -150,7 +142,7 @@ def check(path: Source, file: IO[bytes]) -> Checked:
         lines += 1
         if raw.startswith((b'{"image":', b'{"session":', b'{"turn":')):
             line = _parsed(path, lines, raw)
-            kind = check_line(f"{path} line {lines}", line, former=head["schema"] in FORMER)
+            kind = check_line(f"{path} line {lines}", line, legacy=head["schema"] in LEGACY)
             if kind == "image":
                 images[line["image"]] = at
             elif kind == "session":
@@ -167,7 +159,8 @@ def check(path: Source, file: IO[bytes]) -> Checked:
 
 
 def _predecessors(turn: JSON) -> tuple[str | None, str | None]:
-    """A turn's parent, and the turn before it if that is left off the path."""
+    """The ids of the turns that a path goes on with before this one: its parent, and `Turn.end_without_it` if that
+    differs."""
     return turn["parent_id"], (turn.get("call") or {}).get("behind")
 
 
@@ -201,15 +194,15 @@ def _number(text: str) -> float:
     return number
 
 
-async def _exists_here(store: Store, kept: KeptRecords, checked: Checked) -> bool:
-    """Whether this chain's turns or sessions exist here already. Then they need new ids."""
+async def _exists_here(store: Store, backend: RecordChecks, checked: Checked) -> bool:
+    """Whether turns or sessions of this chain exist here already: then all of them get new ids."""
     # A chain is imported whole or not at all, and deleted with its agent: one turn stands for all.
     if checked.first_turn is not None and await store.turn(checked.first_turn) is not None:
         return True
     for session_id in checked.sessions:
         if await store.session(session_id) is not None:
             return True
-        if await asyncio.to_thread(kept.has_session, session_id):
+        if await asyncio.to_thread(backend.has_session, session_id):
             return True
     return False
 
@@ -223,7 +216,7 @@ class _Reading:
     """
 
     checked: Checked
-    kept: KeptRecords
+    backend: RecordChecks
     salt: str | None
     conversation: tuple[str, str]
     progress: Progress
@@ -258,7 +251,7 @@ class _Reading:
                 line = _parsed(self.checked.path, number, file.readline(MAX_LINE))
                 if number == 1:
                     continue
-                kind = check_line(where, line, former=self.checked.former)
+                kind = check_line(where, line, legacy=self.checked.legacy)
                 if kind == "record":
                     text = self._restored(where, line, line["record"], image_file)
                     record = Record(text, line["uuid"], line["synthetic"])
@@ -267,14 +260,14 @@ class _Reading:
                     size += len(text)
                     if size > MOST_OF_A_TURN:
                         raise InvalidRequest(f"{where}: record: more than {MOST_OF_A_TURN:,} characters of one turn")
-                    if not self.kept.is_sound(record):
+                    if not self.backend.is_sound(record):
                         raise InvalidRequest(
                             f"{where}: record: no line of a transcript, nor a file or a mark of this program"
                         )
                     records.append(record)
                     continue
                 if turn is not None and kind != "image":
-                    yield WholeTurn(turn, self.kept.records_to_keep(turn.id, turn.parent_id, records))
+                    yield WholeTurn(turn, self.backend.records_to_keep(turn.id, turn.parent_id, records))
                     turn, records, size = None, [], 0
                     self.progress(file.tell(), self.checked.size)
                 match kind:
@@ -288,8 +281,8 @@ class _Reading:
                     case "link":
                         row = line["link"]
                         row |= {name: self.session_id(row[name]) for name in ("from_session", "to_session")}
-                        if self.checked.former:
-                            row["detail"] = former.detail(row["reason"], row["detail"])
+                        if self.checked.legacy:
+                            row["detail"] = legacy.link_detail(row["reason"], row["detail"])
                         yield Link.from_json(row | {"turn_id": self.turn_id(row["turn_id"])})
                     case "conversation":
                         row = line["conversation"]
@@ -300,33 +293,33 @@ class _Reading:
                         item_id = str(self.wire_id(row["id"]))
                         yield Item(item_id, row["data"] | {"id": item_id}, self.turn_id(row["turn_id"]))
         if turn is not None:
-            yield WholeTurn(turn, self.kept.records_to_keep(turn.id, turn.parent_id, records))
+            yield WholeTurn(turn, self.backend.records_to_keep(turn.id, turn.parent_id, records))
         self.progress(self.checked.size, self.checked.size)
 
     def _restored(self, where: str, line: JSON, text: str, image_file: IO[bytes]) -> str:
-        """The text with its images put back. A turn may have twice the images of a line: of its input and of its
-        tools."""
+        """The text with its images put back: at most twice the size of a line, because a turn has those of its input
+        and of its tools."""
         places = line.get("images") or ()
-        known: dict[str, str] = {}
+        images: dict[str, str] = {}  # base64 texts by hash
         size = previous_offset = 0
         for offset, sha256 in places:
-            if sha256 not in known:
+            if sha256 not in images:
                 image_file.seek(self.checked.images[sha256])
-                known[sha256] = json.loads(image_file.readline(MAX_LINE))["data"]
-            size += len(known[sha256])
+                images[sha256] = json.loads(image_file.readline(MAX_LINE))["data"]
+            size += len(images[sha256])
             if size > 2 * MAX_LINE or offset < previous_offset:
-                raise InvalidRequest(f"{where}: images: they are too much, or out of order")
+                raise InvalidRequest(f"{where}: images: they are too large, or out of order")
             previous_offset = offset
-        return restore(text, places, known)
+        return restore(text, places, images)
 
     def _turn(self, where: str, line: JSON, image_file: IO[bytes]) -> Turn:
         fields = line["turn"]
         if line.get("images"):  # restored, then checked again: an image may stand at any place of a turn
             fields = _loads(self._restored(where, line, as_text(fields), image_file))
-            check_line(where, {"turn": fields}, former=self.checked.former)
+            check_line(where, {"turn": fields}, legacy=self.checked.legacy)
             if (fields["id"], _predecessors(fields)) != (line["turn"]["id"], _predecessors(line["turn"])):
                 raise InvalidRequest(f"{where}: images: one stands in an id")
-        data = of_turn(fields, former=self.checked.former)
+        data = of_turn(fields, legacy=self.checked.legacy)
         data |= {
             "seq": 0,
             "agent_key": 0,
@@ -338,27 +331,28 @@ class _Reading:
             "session_id": self.session_id(data["session_id"]),
             "call": self._call(data.get("call")),
         }
-        if self.checked.former:
-            fields = former.reason(data.pop("reason"))
-            data |= {"placed": fields.placed.as_json(), "options": fields.options.as_json()}
-            data |= {"evidence": fields.evidence.as_json(), "stop_sequence": fields.stop_sequence}
-            data["attempts"] = [former.attempt(one, fields.evidence.output_refused) for one in data["attempts"]]
+        if self.checked.legacy:
+            reason = legacy.split_reason(data.pop("reason"))
+            data |= {"placed": reason.placed.as_json(), "options": reason.options.as_json()}
+            data |= {"evidence": reason.evidence.as_json(), "stop_sequence": reason.stop_sequence}
+            data["attempts"] = [legacy.attempt(one, reason.evidence.output_refused) for one in data["attempts"]]
         turn = Turn.from_json(data)
         checked(turn.options.tools)  # used again if the client sends results next
         return turn
 
     def _call(self, call: JSON | None) -> JSON | None:
-        """The data of a stateful wire, with its ids replaced."""
+        """`Turn.call`, the data of a stateful wire, with the ids in it replaced: of responses, of items and, in
+        `behind`, of a turn (see `Turn.end_without_it`). An absent field stays absent."""
         if call is None:
             return None
-        own: JSON = {name: self.wire_id(call[name]) for name in _PREVIOUS if name in call}
+        changed: JSON = {name: self.wire_id(call[name]) for name in _PREVIOUS if name in call}
         for name in ("shown", "beside", "system_ids"):
             if name in call:
-                own[name] = [self.wire_id(item_id) for item_id in call[name]]
+                changed[name] = [self.wire_id(item_id) for item_id in call[name]]
         if "items" in call:
-            own["items"] = {part: [self.wire_id(item) for item in ids] for part, ids in call["items"].items()}
+            changed["items"] = {part: [self.wire_id(item) for item in ids] for part, ids in call["items"].items()}
         if "behind" in call:
-            own["behind"] = self.turn_id(call["behind"])
+            changed["behind"] = self.turn_id(call["behind"])
         if call.get("conversation") == self.conversation[0]:
-            own["conversation"] = self.conversation[1]
-        return call | own
+            changed["conversation"] = self.conversation[1]
+        return call | changed

@@ -39,9 +39,9 @@ from ..settings import Settings
 from ..stores.base import Store
 
 SCHEMA = "cli-session-proxy/export/3"
-# Versions with one `reason`, which `domain.former` splits.
-FORMER = frozenset({"cli-session-proxy/export/1", "cli-session-proxy/export/2"})
-READ = FORMER | {SCHEMA}
+# Versions with one `reason`, which `domain.legacy` splits.
+LEGACY = frozenset({"cli-session-proxy/export/1", "cli-session-proxy/export/2"})
+READ = LEGACY | {SCHEMA}
 
 # Gets (done, total), in bytes or turns.
 Progress = Callable[[int, int], None]

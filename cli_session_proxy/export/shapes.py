@@ -194,7 +194,7 @@ _shape(Evidence, exit_code=int | None, records=str | None, unmet=list[Word], oth
 
 
 class ReasonShape(_Shape):
-    """The `reason` of a turn that 0.1 wrote (`domain.former`)."""
+    """The `reason` of a turn that 0.1 wrote (`domain.legacy`)."""
 
     rule: str | None = None
     messages: Count | None = None
@@ -246,14 +246,14 @@ SHAPES = {
     "conversation": _shape(Conversation, removed=list[ItemId]),
     "item": _shape(Item, id=ItemId, turn_id=TurnId | None),
 }  # fmt: skip
-_FORMER_TURN = create_model(
-    "FormerTurnShape", __base__=_shape(Turn, without=_LOCAL | _LATER, whole=True, **_TURN), reason=(ReasonShape, ...)
+_LEGACY_TURN = create_model(
+    "LegacyTurnShape", __base__=_shape(Turn, without=_LOCAL | _LATER, whole=True, **_TURN), reason=(ReasonShape, ...)
 )
 
 
-def of_turn(fields: JSON, *, former: bool) -> JSON:
+def of_turn(fields: JSON, *, legacy: bool) -> JSON:
     """The validated fields of a turn. Others, of a later version, are dropped."""
-    checked = _FORMER_TURN if former else SHAPES["turn"]
+    checked = _LEGACY_TURN if legacy else SHAPES["turn"]
     names = (field.alias or name for name, field in checked.model_fields.items())
     return {name: fields[name] for name in names if name in fields}
 
@@ -285,8 +285,8 @@ def check_header(where: str, head: JSON) -> None:
     _check(Header, head, where)
 
 
-def check_line(where: str, line: JSON, *, former: bool) -> str:
-    """Check a line after the header; `former`: written by 0.1. Returns its first field, which names its kind. Its
+def check_line(where: str, line: JSON, *, legacy: bool) -> str:
+    """Check a line after the header; `legacy`: written by 0.1. Returns its first field, which names its kind. Its
     images are not put back yet."""
     kind = str(next(iter(line), "nothing"))
     if kind == "record":
@@ -294,7 +294,7 @@ def check_line(where: str, line: JSON, *, former: bool) -> str:
     elif kind == "image":
         _check(_ImageLine, line, where)
     elif kind in SHAPES:
-        _check(_FORMER_TURN if former and kind == "turn" else SHAPES[kind], line[kind], where, kind)
+        _check(_LEGACY_TURN if legacy and kind == "turn" else SHAPES[kind], line[kind], where, kind)
     else:
         raise InvalidRequest(
             f"{where}: {kind[:40]} is no part of an export; upgrade cli-session-proxy, or export it again"

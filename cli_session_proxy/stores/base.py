@@ -189,7 +189,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class MirroredLines:
     """The first `lines` of a mirrored transcript, which become turns."""
 
     key: MirrorKey
@@ -679,10 +679,11 @@ class Transfers(Protocol):
         turns: Sequence[WholeTurn],
         session: Session,
         links: Sequence[Link],
-        taken: Taken | None = None,
+        became_turns: MirroredLines | None = None,
     ) -> Turn:
         """Add turns that somebody made in a session outside the proxy, all or none. The head moves to the last of them,
-        which is returned. `session` ends there; `taken` lines are no longer mirrored."""
+        which is returned. `session` ends there. Lines that `became_turns` are no longer
+        mirrored."""
 
     async def rewind(self, lease: Lease, to: str | None) -> None:
         """Move the agent's head back to an earlier turn (None: before the first). Nothing else changes.

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterator
 
 from cli_session_proxy.domain.models import Agent, Link, Message, Record, Session
-from cli_session_proxy.stores.base import ChainPart, MirrorKey, NewChain, Store, Taken
+from cli_session_proxy.stores.base import ChainPart, MirroredLines, MirrorKey, NewChain, Store
 
 from .samples import AWKWARD, StoreFactory, a_finished_turn, a_lease, a_turn, accepted, an_agent, opened
 
@@ -67,7 +67,7 @@ async def what_turns_take_over_is_mirrored_no_more_and_known_when_it_comes_again
         )  # fmt: skip
         session = Session(SESSION_ID, agent.key, "t1", "", "", 5.0)
         link = Link(SESSION_ID, SESSION_ID, "t1", "adopted", {}, 5.0)
-        taken = await store.adopt(a_lease(agent.key), [turn], session, [link], Taken(KEY, 2))
+        taken = await store.adopt(a_lease(agent.key), [turn], session, [link], MirroredLines(KEY, 2))
         assert taken.id == "t1"
         assert await _lines(store, agent) == [_line("three").line]
         await store.mirror(agent.key, KEY, [_line("two"), _line("three"), _line("four")])

@@ -7,7 +7,7 @@ import json
 from dataclasses import replace
 
 from cli_session_proxy.domain.approvals import Approval
-from cli_session_proxy.domain.evidence import Brought, Evidence, Repair, StreamCut
+from cli_session_proxy.domain.evidence import Evidence, ExternalOrigin, Repair, StreamCut
 from cli_session_proxy.domain.models import (
     Block,
     Fallback,
@@ -51,7 +51,7 @@ OPTIONS = TurnOptions(
 FALLBACK = Fallback("sonnet", "gpt", "rate_limited", 99.5, here=False)
 WAIT = LimitWait(99.5, 9.5, AWKWARD, 2)
 EVIDENCE = Evidence(
-    Brought("adoption", "s0", AWKWARD), "t0", "/x", AWKWARD, Repair("left_path", 2, "t0"),
+    ExternalOrigin("adoption", "s0", AWKWARD), "t0", "/x", AWKWARD, Repair("left_path", 2, "t0"),
     Repair("rewritten", 3, found="missing", also_at=("/y",)), True, -9, ("touched",), AWKWARD, ({"error": AWKWARD},),
     (StreamCut(1, 2),), {"trigger": AWKWARD}, True, "transcript", {"x": AWKWARD},
 )  # fmt: skip

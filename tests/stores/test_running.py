@@ -278,7 +278,7 @@ async def test_a_small_commit_is_on_the_loop(
 async def places() -> AsyncIterator[Slots]:
     made = Slots(2, "here")
     yield made
-    await made.rest()
+    await made.drain()
     await asyncio.to_thread(made.stop)
 
 
@@ -305,7 +305,7 @@ async def test_so_many_run_at_once_of_both_kinds_together_and_begin_in_their_ord
     for event in goes_on:
         event.set()
     assert [await done[1], await done[2]] == [False, True]
-    await places.rest()
+    await places.drain()
     assert began[2:] == [2]
 
 

@@ -10,17 +10,17 @@ from functools import partial
 
 import pytest
 
-from cli_session_proxy.stores.sql.database import Threads
+from cli_session_proxy.stores.sql.database import ThreadPool
 
 
 @pytest.fixture
-async def threads() -> AsyncIterator[Threads]:
-    made = Threads(1, "here")
+async def threads() -> AsyncIterator[ThreadPool]:
+    made = ThreadPool(1, "here")
     yield made
     await asyncio.to_thread(made.stop)
 
 
-async def test_what_is_given_runs_in_its_order_and_beside_the_event_loop(threads: Threads) -> None:
+async def test_what_is_given_runs_in_its_order_and_beside_the_event_loop(threads: ThreadPool) -> None:
     ran: list[int] = []
     done = [threads.run(partial(ran.append, n)) for n in range(5)]
     assert await asyncio.gather(*done) == [None] * 5
@@ -28,13 +28,13 @@ async def test_what_is_given_runs_in_its_order_and_beside_the_event_loop(threads
     assert (await threads.run(threading.current_thread)).name == "here_0"
 
 
-async def test_what_it_raises_is_raised_where_it_is_waited_for(threads: Threads) -> None:
+async def test_what_it_raises_is_raised_where_it_is_waited_for(threads: ThreadPool) -> None:
     with pytest.raises(ZeroDivisionError):
         await threads.run(lambda: 1 // 0)
     assert await threads.run(lambda: 1) == 1
 
 
-async def test_what_is_cancelled_in_time_is_not_run_and_what_has_begun_ends(threads: Threads) -> None:
+async def test_what_is_cancelled_in_time_is_not_run_and_what_has_begun_ends(threads: ThreadPool) -> None:
     begun, goes_on = threading.Event(), threading.Event()
     ran: list[str] = []
 
@@ -55,7 +55,7 @@ async def test_what_is_cancelled_in_time_is_not_run_and_what_has_begun_ends(thre
 
 
 async def test_stopping_waits_for_all_that_was_given() -> None:
-    threads = Threads(2, "here")
+    threads = ThreadPool(2, "here")
     goes_on = threading.Event()
     ran: list[int] = []
     threads.run(goes_on.wait)
@@ -68,7 +68,7 @@ async def test_stopping_waits_for_all_that_was_given() -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("here")]
 
 
-async def test_nothing_of_what_was_run_is_kept(threads: Threads) -> None:
+async def test_nothing_of_what_was_run_is_kept(threads: ThreadPool) -> None:
     class Work:
         def __call__(self) -> Work:
             return self
@@ -85,8 +85,8 @@ async def test_nothing_of_what_was_run_is_kept(threads: Threads) -> None:
 def test_a_loop_that_has_ended_keeps_no_thread() -> None:
     goes_on = threading.Event()
 
-    async def given() -> Threads:
-        threads = Threads(1, "here")
+    async def given() -> ThreadPool:
+        threads = ThreadPool(1, "here")
         threads.run(goes_on.wait)
         return threads
 

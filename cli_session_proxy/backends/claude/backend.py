@@ -44,7 +44,7 @@ from .process.child import end_stray
 from .process.pool import STALE, Pool
 from .sessions import adoption, composing, history, paths, seeing, settling
 from .sessions.capture import LiveSession, TurnOutcome
-from .sessions.manager import FailedTurn, Foreign, Sessions
+from .sessions.manager import FailedTurn, ForeignExchanges, Sessions
 from .sessions.verifying import Verifier, compare
 from .sessions.watcher import Watcher
 from .transcript import Projects
@@ -66,12 +66,13 @@ class ClaudeBackend(Backend):
     ) -> None:
         self._settings = settings
         self._store = store
-        self.pool = Pool(settings, hooks, ahead=partial(sandboxes.beside, "ahead"))
+        self.pool = Pool(settings, hooks, ahead=partial(sandboxes.agentless, "ahead"))
         projects = Projects(settings, sandboxes, environment.config_dir(settings))
         self._doubts = capability.Doubts()
         self.sessions = Sessions(settings, store, self.pool, sandboxes, projects, self._doubts)
         self._restarts = Restarts()
-        self._full: set[str] = set()  # turns with a full context: the CLI has to compact, so parameters are not set
+        # The ids of turns whose context was full: the CLI has to compact, so their next attempt sets no parameters.
+        self._context_full: set[str] = set()
         self._verifier = Verifier(settings, store)
         self._watcher = Watcher(self.sessions, projects)
 
@@ -80,15 +81,16 @@ class ClaudeBackend(Backend):
     async def prepare(self, job: Job) -> Execution | Adoptable:
         self._restarts.check(job.agent.key)
         try:
-            ready = await self.sessions.ready(job, plain=job.turn.id in self._full)
-        except Foreign as foreign:
+            ready = await self.sessions.ready(job, without_parameters=job.turn.id in self._context_full)
+        except ForeignExchanges as foreign:
             assert job.parent is not None
             return adoption.adoptable(job.agent, job.parent, foreign)
         except events.ProcessDied as died:
-            raise self._lost(job.agent, died) from died
+            raise self._error_for(job.agent, died) from died
         return _ClaudeExecution(self, job, ready)
 
-    def _lost(self, agent: Agent, died: events.ProcessDied) -> Lost | ProxyError:
+    def _error_for(self, agent: Agent, died: events.ProcessDied) -> Lost | ProxyError:
+        """What the death of a process is raised as: `Lost` if another attempt may succeed. It is noted here."""
         self._restarts.died(agent.key, died)
         if died.no_conversation:
             self.sessions.not_found(agent)
@@ -99,24 +101,25 @@ class ClaudeBackend(Backend):
         foreign = await self.sessions.foreign(agent, parent)
         return None if foreign is None else adoption.adoptable(agent, parent, foreign)
 
-    def imported(
-        self, agent: Agent, above: Turn | None, known: Sequence[Record], history_of: Sequence[Past], model: str
+    def history_records(
+        self, agent: Agent, parent: Turn | None, path: Sequence[Record], exchanges: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
-        leaf = next((record.uuid for record in reversed(known) if record.uuid), None)
-        scribe = self.sessions.scribe(agent, len(history_of), leaf)
+        leaf = next((record.uuid for record in reversed(path) if record.uuid), None)
+        scribe = self.sessions.scribe(agent, len(exchanges), leaf)
         open_calls: dict[str, str] = {}
-        if above is not None and calls_of(above.output):
-            dangling = composing.open_calls(transcript.parse_records(known).path)
-            open_calls = composing.ids_in_records(above, dangling)
+        if parent is not None and calls_of(parent.output):
+            unanswered = composing.open_calls(transcript.parse_records(path).path)
+            open_calls = composing.ids_in_records(parent, unanswered)
         mender = history.Mender(open_calls)
-        for one in history_of:
-            yield tuple(history.records(scribe, mender, one.input, as_cli(one.output), model, one.notes))
+        for exchange in exchanges:
+            yield tuple(history.records(scribe, mender, exchange.input, as_cli(exchange.output), model, exchange.notes))
 
     async def facts(self) -> Facts:
         return await self.sessions.facts()
 
     def project_of(self, agent: Agent) -> str:
-        return self.sessions.transcript_of(agent, str(uuid.UUID(int=0))).parent.name
+        any_session = str(uuid.UUID(int=0))  # the folder is the same for all of the agent's sessions
+        return self.sessions.transcript_of(agent, any_session).parent.name
 
     async def lines_of(self, session: Session) -> Sequence[str]:
         return await adoption.lines_of(self._store, session)
@@ -127,15 +130,15 @@ class ClaudeBackend(Backend):
     async def turns_from_sdk(
         self, agent: Agent, parent: Turn | None, session: Session, lines: Sequence[Record]
     ) -> Adoptable | None:
-        # The records of the nearest turn on the path that has any with a uuid: the new lines should follow these.
+        # The new lines should follow the last record with a uuid. Not every turn on the path has one.
         ancestor = parent
-        known: list[Record] = []
+        last_records: list[Record] = []
         while ancestor is not None:
-            known = await self._store.own_records(ancestor.id)
-            if any(record.uuid for record in known):
+            last_records = await self._store.own_records(ancestor.id)
+            if any(record.uuid for record in last_records):
                 break
             ancestor = await self._store.turn(ancestor.parent_id) if ancestor.parent_id is not None else None
-        return await asyncio.to_thread(adoption.turns_from_sdk, agent, parent, known, session, lines)
+        return await asyncio.to_thread(adoption.turns_from_sdk, agent, parent, last_records, session, lines)
 
     def changes(self) -> AsyncGenerator[str, None]:
         return self._watcher.changes()
@@ -218,8 +221,8 @@ class _ClaudeExecution:
         self._listed = permissions.listed(job.profile)
         self._needs_approval: set[str] = set()  # calls that need approval
         self._approval_requested: set[str | None] = set()  # calls for which approval was requested
-        self._plain = job.turn.id in backend._full
-        self._sound = not self._plain  # the process may be used again
+        self._without_parameters = job.turn.id in backend._context_full
+        self._sound = not self._without_parameters  # the process may be used again
 
     async def say(self) -> AsyncGenerator[Event, None]:
         job, process = self._job, self._ready.process
@@ -300,7 +303,7 @@ class _ClaudeExecution:
                                 forbidden = process.forbidden_to_compact and not self._ready.quiet
                                 if isinstance(failed, ContextTooLong) and forbidden:
                                     # Compaction was off in this turn: another attempt may allow it.
-                                    self._owner._full.add(job.turn.id)
+                                    self._owner._context_full.add(job.turn.id)
                                     raise Lost("the context is full, and the CLI may compact it", failed)
                                 remedy = await self._remedy(failed)
                                 self._sound = remedy is None and not isinstance(failed, ClaudeNotLoggedIn)
@@ -329,13 +332,13 @@ class _ClaudeExecution:
         except events.ProcessDied as died:
             died.cli = process.launch.capability.name
             if not self._interrupted or died.no_conversation or isinstance(died, events.WrongTranscript):
-                raise self._owner._lost(job.agent, died) from died
+                raise self._owner._error_for(job.agent, died) from died
             # The answer was complete; only the CLI did not end the turn when it was told to.
             reason = None if self._truncated is None else "max_tokens"
             yield base.Completed(reason, died.used or Usage())
             return
         ended = self._ready.process.died_of("it ended the turn without a result")
-        raise self._owner._lost(job.agent, ended)
+        raise self._owner._error_for(job.agent, ended)
 
     def _check_approval(self, entry: JSON) -> None:
         """Raises ClaudeUnavailable if a tool ran without the required approval. From the next turn on this CLI is not
@@ -377,12 +380,12 @@ class _ClaudeExecution:
             kept = await self._owner.sessions.capture(self._ready, job.turn, outcome)
         except events.ProcessDied as died:
             died.cli = self._ready.process.launch.capability.name
-            raise self._owner._lost(job.agent, died) from died
+            raise self._owner._error_for(job.agent, died) from died
         self._owner._restarts.lived(job.agent.key)
         return kept
 
     async def release(self) -> None:
-        self._owner._full.discard(self._job.turn.id)
+        self._owner._context_full.discard(self._job.turn.id)
         job, use = self._job, self._ready.shared
         if use is not None:
             once = job.agent.agent_id.startswith(f"{ONCE}_") or (job.turn.call or {}).get("store") is False
@@ -391,8 +394,8 @@ class _ClaudeExecution:
             await self._owner.pool.checkin(self._ready.process, stays=STALE if job.turn.placed.side else None)
 
     async def discard(self, *, owned: bool) -> None:
-        if self._plain:
-            self._owner._full.discard(self._job.turn.id)
+        if self._without_parameters:
+            self._owner._context_full.discard(self._job.turn.id)
         failed = FailedTurn(self._job.frame_uuid, self._answered, self._total, self._sound)
         await self._owner.sessions.spoil(self._ready, failed, owned=owned)
 

@@ -52,7 +52,7 @@ _STOPS = {"length": "max_tokens", "content_filter": "refusal"}
 _EFFORTS = {"max": "high", "xhigh": "high"}
 
 
-# The records of exchanges as the CLI would have written them; see `base.Backend.imported`.
+# The records of exchanges as the CLI would have written them; see `base.Backend.history_records`.
 Scribe = Callable[[Agent, Turn | None, Sequence[Record], Sequence[Past], str], Iterator[tuple[Record, ...]]]
 
 

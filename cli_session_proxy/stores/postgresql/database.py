@@ -31,7 +31,7 @@ from sqlalchemy import Connection, Engine, NullPool, create_engine
 from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
-from ..sql.database import Database, Life, Urgency, Work
+from ..sql.database import Database, Lifecycle, Urgency, Work
 from ..sql.migrations import moved
 from . import notify
 from .pipeline import PipelinedConnection
@@ -72,7 +72,7 @@ _SERVER = """
 ERRORS = (SQLAlchemyError, psycopg.Error, UnicodeEncodeError)
 
 
-class PostgresqlDatabase(Life, Database):
+class PostgresqlDatabase(Lifecycle, Database):
     """Runs transactions on the database that `url` names. `busy_timeout` (seconds) bounds every wait of a write.
 
     Use it on the event loop that opened it. What the URL leaves out comes from libpq's own environment (PGPASSWORD,
@@ -130,7 +130,7 @@ class PostgresqlDatabase(Life, Database):
         both, self._slots = self._slots, None
         self._stopping.set()
         for slots in both or ():
-            await slots.rest()
+            await slots.drain()
             await asyncio.to_thread(slots.stop)
         while self._idle:
             await asyncio.to_thread(self._idle.pop().close)

@@ -21,13 +21,13 @@ from psycopg.adapt import Transformer
 from psycopg.errors import error_from_result
 from psycopg.waiting import Ready, Wait
 
-from .running import here, until_ready
+from .running import current, until_ready
 
 T = TypeVar("T")
 
 # A placeholder, as SQLAlchemy writes it for psycopg.
 _PLACE = re.compile(r"%\((\w+)\)s|%%")
-# How many texts are cached, and statements prepared per connection: about twice as many as there are.
+# The most texts that are cached, and statements that a connection prepares: about twice as many as there are.
 _TEXTS = 512
 _FAILED = (pq.ExecStatus.FATAL_ERROR, pq.ExecStatus.PIPELINE_ABORTED)
 
@@ -100,10 +100,10 @@ class Sent:
 
 
 class PipelinedConnection(psycopg.Connection[Any]):
-    """A connection on which `execute` only collects a statement. Any other way to run one first sends the collected.
+    """A connection on which `execute` only collects a statement. Any other way to run one sends the collected first.
 
     `prepares`: statements are prepared; not behind a pooler, where the server session changes. `committing`: this
-    transaction's commit is sent or goes out next. `refused`: the server ended the session before it came to the commit.
+    transaction's COMMIT, once it is collected or sent. `refused`: the server ended the session before it ran COMMIT.
     """
 
     prepares = False
@@ -148,19 +148,19 @@ class PipelinedConnection(psycopg.Connection[Any]):
         """Drop the statements that are not sent."""
         self._collected.clear()
         if self.pgconn.pipeline_status != pq.PipelineStatus.OFF:
-            raise psycopg.OperationalError("what was sent was not read to its end")
+            raise psycopg.OperationalError("the results of sent statements were not read")
         if self.pgconn.transaction_status != pq.TransactionStatus.IDLE:
             super().rollback()
 
     def wait(self, gen: PQGen[T], *args: Any, **kwargs: Any) -> T:
         """How psycopg itself waits for the server, in its cursors and its rollback."""
-        on_loop = here()
-        if on_loop is None:
+        greenlet = current()
+        if greenlet is None:
             return super().wait(gen, *args, **kwargs)
         try:
             wanted = next(gen)
             while True:
-                wanted = gen.send(on_loop.until_ready(self.pgconn.socket, wanted))
+                wanted = gen.send(greenlet.until_ready(self.pgconn.socket, wanted))
         except StopIteration as end:
             result: T = end.value
             return result
@@ -168,9 +168,9 @@ class PipelinedConnection(psycopg.Connection[Any]):
     def is_fit(self) -> bool:
         """Whether nothing arrived while it was idle: anything would be a shutdown notice or the end of the
         connection."""
-        waiting = select.poll()
-        waiting.register(self.fileno(), select.POLLIN)
-        return not waiting.poll(0)
+        poll = select.poll()
+        poll.register(self.fileno(), select.POLLIN)
+        return not poll.poll(0)
 
     def flush(self) -> None:
         """Send the collected statements, and wait for all results. Raises the first error."""
@@ -182,22 +182,22 @@ class PipelinedConnection(psycopg.Connection[Any]):
             raise psycopg.OperationalError("the connection is closed")
         prepared: dict[bytes, bytes] = {}
         server.enter_pipeline_mode()  # if this is interrupted, `rollback` leaves it
-        # What each expected result belongs to: a text to prepare, or a statement.
-        waited: list[tuple[bytes | None, Sent | None]] = []
+        # What each expected result belongs to: a text to prepare, or a statement. (None, None): the sync at the end.
+        expected: list[tuple[bytes | None, Sent | None]] = []
         for sent in statements:
             name = self._names.get(sent.sql) or prepared.get(sent.sql)
             if name is None and self.prepares and len(self._names) + len(prepared) < _TEXTS:
                 name = prepared[sent.sql] = f"turn_{len(self._names) + len(prepared)}".encode()
                 server.send_prepare(name, sent.sql)
-                waited.append((sent.sql, None))
+                expected.append((sent.sql, None))
             if name is None:
                 server.send_query_params(sent.sql, sent.values, param_formats=sent.formats)
             else:
                 server.send_query_prepared(name, sent.values, param_formats=sent.formats)
-            waited.append((None, sent))
+            expected.append((None, sent))
         server.pipeline_sync()
         error: psycopg.Error | None = None
-        for text, of in [*waited, (None, None)]:
+        for text, statement in [*expected, (None, None)]:
             try:
                 result = self._next()
             except psycopg.OperationalError as exc:  # an earlier message of the server says more
@@ -209,18 +209,18 @@ class PipelinedConnection(psycopg.Connection[Any]):
                     else:
                         error = error_from_result(result)
                     ended = (error.sqlstate or "").startswith("57P")  # not a pooler
-                    self.refused = ended and self.prepares and of is not statements[-1]
+                    self.refused = ended and self.prepares and statement is not statements[-1]
             elif text is not None:
                 self._names[text] = prepared[text]
-            elif of is not None:
-                of.result = result
+            elif statement is not None:
+                statement.result = result
         if server.status == pq.ConnStatus.OK:
             server.exit_pipeline_mode()
         if error is not None:
             raise error
 
     def _next(self) -> pq.abc.PGresult:
-        """The next result. None ends the results of a statement."""
+        """The next result."""
         server = self.pgconn
         while True:
             while server.is_busy():
@@ -228,7 +228,7 @@ class PipelinedConnection(psycopg.Connection[Any]):
                 if until_ready(server.socket, Wait.RW if unsent else Wait.R) & Ready.R:
                     server.consume_input()
             result = server.get_result()
-            if result is not None:  # None stands behind each statement's result
+            if result is not None:  # libpq returns None after the result of each statement
                 return result
             if server.status != pq.ConnStatus.OK:
                 raise psycopg.OperationalError("the connection is closed")

@@ -17,12 +17,12 @@ from typing import Any, TypeVar
 from greenlet import getcurrent, greenlet
 from psycopg.waiting import Ready, Wait
 
-from ..sql.database import Threads
+from ..sql.database import ThreadPool
 
 T = TypeVar("T")
 
 
-class Slots(Threads):
+class Slots(ThreadPool):
     """Runs at most `number` functions at once, started in order: a quick one on the event loop, any other on a
     thread."""
 
@@ -30,112 +30,112 @@ class Slots(Threads):
         super().__init__(number, name)
         self._free = self._number = number
         self._waiting: deque[tuple[asyncio.Future[Any], Callable[[], Any], bool]] = deque()
-        self._at_rest = asyncio.Event()
+        self._idle = asyncio.Event()
 
     def run(self, work: Callable[[], T], *, quick: bool = False) -> asyncio.Future[T]:
-        """A function that has begun runs to its end, even if cancelled. A `quick` one uses `on_thread` for blocking
-        calls."""
-        done: asyncio.Future[T] = self._loop.create_future()
-        self._waiting.append((done, work, quick))
-        self._begin()
-        return done
+        """The function's result. A function that has begun runs to its end, even if this future is cancelled. A `quick`
+        function uses `on_thread` for blocking calls."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._waiting.append((future, work, quick))
+        self._start_waiting()
+        return future
 
-    async def rest(self) -> None:
-        """Wait until all given functions have run."""
+    async def drain(self) -> None:
+        """Wait until all functions that were submitted have run."""
         while self._free < self._number:
-            self._at_rest.clear()
-            await self._at_rest.wait()
+            self._idle.clear()
+            await self._idle.wait()
 
-    def _begin(self) -> None:
+    def _start_waiting(self) -> None:
         while self._free and self._waiting:
-            done, work, quick = self._waiting.popleft()
-            if done.cancelled():
+            future, work, quick = self._waiting.popleft()
+            if future.cancelled():
                 continue
             self._free -= 1
             if quick:
-                OnLoop(self._loop, work, partial(self._tell, done)).resume()
+                LoopGreenlet(self._loop, work, partial(self._finish, future)).resume()
             else:
-                self._given.put((done, work))
+                self._queue.put((future, work))
 
-    def _tell(self, done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
-        super()._tell(done, result, fault)
+    def _finish(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
+        super()._finish(future, result, error)
         self._free += 1
-        self._begin()
+        self._start_waiting()
         if self._free == self._number:
-            self._at_rest.set()
+            self._idle.set()
 
 
-class OnLoop(greenlet):  # type: ignore[misc]  # it has no annotations
+class LoopGreenlet(greenlet):  # type: ignore[misc]  # it has no annotations
     """A function that runs on the event loop as a greenlet. While it waits, the loop runs other things.
 
-    Only code outside the greenlet uses the loop, and it is resumed only by a `call_soon` of its own: libuv keeps
-    pointers to its stack around a socket's callbacks, and a greenlet would overwrite that stack.
+    It never calls the loop itself: code outside the greenlet does. Nor is it resumed inside a socket's callback, but by
+    a `call_soon`: libuv keeps pointers to its stack around such a callback, and a greenlet would overwrite that stack.
     """
 
     def __init__(
         self,
         loop: asyncio.AbstractEventLoop,
         work: Callable[[], object],
-        ended: Callable[[object, BaseException | None], None],
+        on_end: Callable[[object, BaseException | None], None],
     ) -> None:
-        """`ended` gets the result and the exception."""
+        """`on_end` gets the result and the exception."""
         super().__init__(work)
         self._loop = loop
-        self._ended = ended
+        self._on_end = on_end
 
     def resume(self, *values: object) -> None:
-        """Called outside the greenlet: run it until it waits again or ends. It gets `values` as what it waited for, and
-        hands over its result, a blocking call, or a socket to wait for."""
-        handed_over: Any = None
-        fault: BaseException | None = None
+        """Called outside the greenlet: run it until it ends or has to wait. `values`: what it waited for (nothing at
+        the start)."""
+        yielded: Any = None  # its result; or what it waits for: a blocking call, or a socket with its events
+        error: BaseException | None = None
         try:
-            handed_over = self.switch(*values)
+            yielded = self.switch(*values)
         except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
-            fault = exc
+            error = exc
         if self.dead:
-            self._ended(handed_over, fault)
-            del handed_over, fault  # a fault's traceback holds this frame
-        elif callable(handed_over):
-            self._loop.run_in_executor(None, handed_over).add_done_callback(self.resume)
+            self._on_end(yielded, error)
+            del yielded, error  # an exception's traceback holds this frame
+        elif callable(yielded):
+            self._loop.run_in_executor(None, yielded).add_done_callback(self.resume)
         else:
-            socket, events = handed_over
+            socket, events = yielded
             if events & Wait.R:
-                self._loop.add_reader(socket, self._is_ready, socket, Ready.R)
+                self._loop.add_reader(socket, self._socket_ready, socket, Ready.R)
             if events & Wait.W:
-                self._loop.add_writer(socket, self._is_ready, socket, Ready.W)
+                self._loop.add_writer(socket, self._socket_ready, socket, Ready.W)
 
-    def _is_ready(self, socket: int, ready: Ready) -> None:
+    def _socket_ready(self, socket: int, ready: Ready) -> None:
         self._loop.remove_reader(socket)
         self._loop.remove_writer(socket)
         self._loop.call_soon(self.resume, ready)
 
     def until_ready(self, socket: int, events: int) -> int:
-        """Called inside: wait for the socket. Both numbers are psycopg's."""
+        """Called inside the greenlet: wait for the socket. `events` and the result are psycopg's `Wait` and `Ready`."""
         ready: int = self.parent.switch((socket, events))
         return ready
 
 
-def here() -> OnLoop | None:
-    """The current `OnLoop`, if the caller runs in one."""
-    current = getcurrent()
-    return current if isinstance(current, OnLoop) else None
+def current() -> LoopGreenlet | None:
+    """The greenlet that the caller runs in, if any."""
+    running = getcurrent()
+    return running if isinstance(running, LoopGreenlet) else None
 
 
 def on_thread(work: Callable[[], T]) -> T:
     """Run a blocking call without blocking the event loop."""
-    on_loop = here()
-    if on_loop is None:
+    running = current()
+    if running is None:  # the caller runs on a thread already
         return work()
-    done: asyncio.Future[T] = on_loop.parent.switch(work)  # `resume` runs it on a thread, and comes back here
-    return done.result()
+    future: asyncio.Future[T] = running.parent.switch(work)  # `resume` runs it on a thread, and comes back here
+    return future.result()
 
 
 def until_ready(socket: int, events: int) -> int:
     """Wait for a socket; returns what it is ready for."""
-    on_loop = here()
-    if on_loop is not None:
-        return on_loop.until_ready(socket, events)
-    waiting = select.poll()
-    waiting.register(socket, (select.POLLIN if events & Wait.R else 0) | (select.POLLOUT if events & Wait.W else 0))
-    ready = waiting.poll()[0][1]
+    running = current()
+    if running is not None:
+        return running.until_ready(socket, events)
+    poll = select.poll()
+    poll.register(socket, (select.POLLIN if events & Wait.R else 0) | (select.POLLOUT if events & Wait.W else 0))
+    ready = poll.poll()[0][1]
     return (Ready.R if ready & ~select.POLLOUT else 0) | (Ready.W if ready & select.POLLOUT else 0)

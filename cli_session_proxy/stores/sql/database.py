@@ -116,8 +116,9 @@ class Database(Protocol):
         return
 
 
-class Life:
-    """Opening and closing of a database: `_end` runs once however many close it, and a new `open` waits for that."""
+class Lifecycle:
+    """Opening and closing of a database: `_end` runs once, however often `close` is called, and a new `open` waits for
+    its end."""
 
     _open = False
     _ending: asyncio.Task[None] | None = None
@@ -144,57 +145,57 @@ class Life:
         return StoreUnavailable("the store is closed: start the proxy again")
 
 
-class Threads:
-    """Threads that run functions for the event loop that made them, started in order.
+class ThreadPool:
+    """ThreadPool that run functions for the event loop that made them, started in order.
 
-    For an empty function this takes 0.08 ms after a pause. `concurrent.futures` takes 0.20: it has futures of its own
-    and more locks.
+    An empty function takes 0.08 ms after a pause; with `concurrent.futures`, which has futures of its own and more
+    locks, 0.20 ms.
     """
 
     def __init__(self, number: int, name: str) -> None:
         self._loop = asyncio.get_running_loop()
-        self._given: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]] | None] = SimpleQueue()
         # Daemons: a store that was not closed must not keep a program alive, and transactions are atomic.
         self._threads = [Thread(target=self._work, name=f"{name}_{n}", daemon=True) for n in range(number)]
         for thread in self._threads:
             thread.start()
 
     def run(self, work: Callable[[], T]) -> asyncio.Future[T]:
-        """A function that is cancelled before a thread takes it is not run."""
-        done: asyncio.Future[T] = self._loop.create_future()
-        self._given.put((done, work))
-        return done
+        """The function's result. If this future is cancelled before a thread takes the function, it is not run."""
+        future: asyncio.Future[T] = self._loop.create_future()
+        self._queue.put((future, work))
+        return future
 
     def stop(self) -> None:
-        """Wait until all given functions have run. Blocks; no more may be given."""
+        """Wait until all functions that were submitted have run. Blocks; `run` may not be called any more."""
         for _ in self._threads:
-            self._given.put(None)
+            self._queue.put(None)
         for thread in self._threads:
             thread.join()
 
     def _work(self) -> None:
-        while (given := self._given.get()) is not None:
-            done, work = given
-            fault: BaseException | None = None
+        while (item := self._queue.get()) is not None:
+            future, work = item
+            error: BaseException | None = None
             result = None
-            if not done.cancelled():
+            if not future.cancelled():
                 try:
                     result = work()
                 except BaseException as exc:  # noqa: BLE001 - raised where it is waited for
-                    fault = exc
+                    error = exc
             if self._loop.is_closed():  # nobody waits any more
                 return
-            self._loop.call_soon_threadsafe(self._tell, done, result, fault)
-            del given, done, work, result, fault  # do not keep them until the next function
+            self._loop.call_soon_threadsafe(self._finish, future, result, error)
+            del item, future, work, result, error  # do not keep them until the next function
 
-    def _tell(self, done: asyncio.Future[Any], result: object, fault: BaseException | None) -> None:
+    def _finish(self, future: asyncio.Future[Any], result: object, error: BaseException | None) -> None:
         """Runs on the event loop when a function has ended."""
-        if done.cancelled():
+        if future.cancelled():
             return
-        if fault is None:
-            done.set_result(result)
+        if error is None:
+            future.set_result(result)
         else:
-            done.set_exception(fault)
+            future.set_exception(error)
 
 
 # --- Statements that every turn runs

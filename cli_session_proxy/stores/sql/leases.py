@@ -12,19 +12,7 @@ import json
 from collections.abc import Callable, Collection
 from typing import Any
 
-from sqlalchemy import (
-    BigInteger,
-    Connection,
-    Double,
-    Integer,
-    Text,
-    bindparam,
-    cast,
-    func,
-    literal,
-    select,
-    union_all,
-)
+from sqlalchemy import BigInteger, Connection, Double, Integer, Text, bindparam, cast, func, literal, select, union_all
 
 from ...domain.models import CancelledBy
 from ..base import Facts, Granted, HeldLease, Home, Lease, LeaseHeld, PeerRequests, Proxy, Whereabouts
@@ -44,7 +32,7 @@ _CLOCK = Prepared(select(_NOW.label("now")))
 _EPOCH = Prepared(select(cast(_NOW * 1000, BigInteger).label("now")))
 _LEFT = Prepared(select((proxies.c.until - _NOW).label("seconds")).where(_THIS_PROXY))
 # Locks the row until the end of the transaction: no lease is granted during a write under it.
-LEASE = Prepared(
+LOCK_LEASE = Prepared(
     select(leases.c.epoch, leases.c.holder, leases.c.wanted)
     .where(leases.c.agent_key == bindparam("of_agent"))
     .with_for_update(key_share=True)
@@ -115,12 +103,12 @@ def acquire(
 ) -> Granted | LeaseHeld:
     """`ring` notifies the holder of the request."""
     beat(conn, proxy, at_least=FRESH)
-    row = LEASE.one(conn, {"of_agent": agent_key})
+    row = LOCK_LEASE.one(conn, {"of_agent": agent_key})
     if row is None:
         first = Lease(agent_key, proxy.id, _epoch(conn, 0))
         if _FIRST_GRANT.run(conn, {"agent_key": agent_key, "epoch": first.epoch, "holder": proxy.id}).rowcount:
             return Granted(first, None)
-        row = LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
+        row = LOCK_LEASE.one(conn, {"of_agent": agent_key})  # another proxy was faster
         assert row is not None
     if row.holder == proxy.id:
         return Granted(Lease(agent_key, proxy.id, row.epoch), None)

@@ -32,34 +32,24 @@ from ...domain.evidence import Evidence
 from ...domain.forms import ImageCutter
 from ...domain.models import ANSWERED, JSON, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
-from ..base import (
-    BEGIN_FIELDS,
-    COMPOSED_FIELDS,
-    ENDED,
-    AgentState,
-    Home,
-    KeptTurn,
-    KeyTaken,
-    Lease,
-    PathChanged,
-)
+from ..base import BEGIN_FIELDS, COMPOSED_FIELDS, ENDED, AgentState, Home, KeptTurn, KeyTaken, Lease, PathChanged
 from . import conversing, rows, spending
 from .database import Cursor, InsertNew, Prepared, Values
-from .leases import LEASE
+from .leases import LOCK_LEASE
 from .rows import UNFINISHED, unfinished
 from .tables import agents, frames, idempotency_keys, leases, links, records, sessions, turns
 
 _LINE = itemgetter("line")
-# All fields of a turn after `id` and `seq`: to copy it by these takes half as long as `replace`.
-_behind_seq = attrgetter(*Turn.__slots__[2:])
-_end_of = attrgetter(*ENDED)
+# All fields of a turn after `id` and `seq`. A copy of a turn made with these takes half as long as `replace`.
+_fields_after_seq = attrgetter(*Turn.__slots__[2:])
+_end_values = attrgetter(*ENDED)
 
-# Three rows in one statement, for one snapshot and one round trip: the columns of a turn, then those of its agent, then
-# those of the session that ends at it.
+# One statement reads three rows, in one snapshot and one round trip. Its columns are those of a turn, of its agent, and
+# of the session that ends at the turn, in this order.
 _JOINED_AGENT = tuple(column.label(f"agents_{column.name}") for column in rows.AGENT)
 _AGENT_AT, _SESSION_FROM = len(rows.TURN), len(rows.TURN) + len(rows.AGENT)
 _same = agents.alias("same")
-_latest_like_it = (
+_LATEST_SAME_REQUEST = (
     select(turns.c.seq)
     .join(_same, _same.c.key == turns.c.agent_key)
     .where(_same.c.owner == bindparam("of_owner"), turns.c.fingerprint == bindparam("same"))
@@ -71,12 +61,12 @@ _latest_like_it = (
 _request = select(literal_column("1").label("one")).subquery("request")
 _ARRIVAL = Prepared(
     select(*rows.TURN, *_JOINED_AGENT).select_from(
-        _request.outerjoin(turns, turns.c.seq == _latest_like_it).outerjoin(
+        _request.outerjoin(turns, turns.c.seq == _LATEST_SAME_REQUEST).outerjoin(
             agents, and_(agents.c.owner == bindparam("of_owner"), agents.c.agent_id == bindparam("named"))
         )
     )
 )
-ENDING = (
+NEWEST_SESSION = (
     select(sessions.c.n)
     .where(sessions.c.agent_key == bindparam("of_agent"))
     .order_by(sessions.c.created_at.desc(), sessions.c.n.desc())
@@ -92,7 +82,7 @@ _others = exists().where(
 
 def _state_query(parent: ColumnElement[Any]) -> Prepared:
     joined_session = sessions.alias("joined_session")
-    ending = ENDING.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
+    ending = NEWEST_SESSION.where(sessions.c.tip_turn_id == turns.c.id).correlate(turns).scalar_subquery()
     session = (joined_session.c[column.name].label(f"sessions_{column.name}") for column in rows.SESSION)
     is_parent = and_(turns.c.id == parent, turns.c.agent_key == agents.c.key)
     joined = agents.outerjoin(turns, is_parent).outerjoin(joined_session, joined_session.c.n == ending)
@@ -117,8 +107,8 @@ UPDATE_SESSION = Prepared(
     sessions.update().where(sessions.c.id == bindparam("session_id"), sessions.c.agent_key == bindparam("of_agent"))
 )
 THIS_AGENT = agents.update().where(agents.c.key == bindparam("of_agent"))
-# Never back in time: a later turn may have been written first. Always written, to lock the agent's row: so its turns
-# get their `seq` in the order of their commits.
+# Never goes back: a later turn may have been written first. It is set even if it stays the same, because that locks the
+# agent's row: so the agent's turns get their `seq` in the order of their commits.
 _LAST_AT = case((agents.c.last_at < bindparam("now"), bindparam("now")), else_=agents.c.last_at)
 # Adds to the agent's totals, in the statement that locks its row anyway. `added_…`: how much.
 _TOTALS_ADDED = {name: agents.c[name] + bindparam(f"added_{name}") for name in rows.TOTALS}
@@ -128,17 +118,18 @@ TOUCH_AGENT = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 _TOUCH_AND_MOVE_HEAD = Prepared(THIS_AGENT.values(last_at=_LAST_AT, **_TOTALS_ADDED))
 
 # The statuses that an agent's `failures` counts.
-LOST: frozenset[Status] = frozenset({"failed", "refused"})
+FAILURES: frozenset[Status] = frozenset({"failed", "refused"})
 # Reads a turn to change it: PostgreSQL locks its row, SQLite has locked the file.
 LOCK_TURN = Prepared(select(*rows.TURN).where(turns.c.id == bindparam("turn_id")).with_for_update(key_share=True))
-STATE = Prepared(
+LOCK_STATE = Prepared(
     select(turns.c.agent_key, turns.c.status, turns.c.placed, turns.c.instance, turns.c.delivery)
     .where(turns.c.id == bindparam("turn_id"))
     .with_for_update(key_share=True)
 )
-# Only under the lease, whose row is locked by then. Appends an attempt to the JSON list.
-_none_before = turns.c.attempts == "[]"
-_so_far = func.substr(turns.c.attempts, 1, func.length(turns.c.attempts) - 1, type_=Text)
+# Changes the turn only under the lease, whose row is locked by then. `_open_list`: the JSON list of attempts without
+# its closing bracket, to which the new attempt is appended.
+_no_attempts = turns.c.attempts == "[]"
+_open_list = func.substr(turns.c.attempts, 1, func.length(turns.c.attempts) - 1, type_=Text)
 _BEGIN = Prepared(
     _THIS_TURN.where(
         or_(*(turns.c.status == status for status in sorted(UNFINISHED))),
@@ -149,24 +140,25 @@ _BEGIN = Prepared(
             leases.c.epoch == bindparam("at_epoch"),
             leases.c.holder == bindparam("of_holder"),
         ),
-    ).values(attempts=case((_none_before, "["), else_=_so_far + ",") + bindparam("attempt", type_=Text) + "]")
+    ).values(attempts=case((_no_attempts, "["), else_=_open_list + ",") + bindparam("attempt", type_=Text) + "]")
 )
-# Matches the turn if `_BEGIN` has changed it. The uuid of each sent frame, of every attempt, is recorded as ours.
-_has_begun = turns.c.id == bindparam("turn_id"), turns.c.frame_uuid == bindparam("sent")
-_NOTE_FRAME = Prepared(
+# Matches the turn if `_BEGIN` has changed it.
+_BEGUN_TURN = turns.c.id == bindparam("turn_id"), turns.c.frame_uuid == bindparam("sent")
+# Records the uuid of each frame that we sent, of every attempt.
+_RECORD_FRAME = Prepared(
     InsertNew(frames).from_select(
-        ["agent_key", "uuid"], select(turns.c.agent_key, turns.c.frame_uuid).where(*_has_begun)
+        ["agent_key", "uuid"], select(turns.c.agent_key, turns.c.frame_uuid).where(*_BEGUN_TURN)
     )
 )
-# Sets the home of the agent's files.
-_MOVE_FILES = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent"), exists().where(*_has_begun)))
+# Notes the host that has the agent's files.
+_SET_HOME = Prepared(leases.update().where(leases.c.agent_key == bindparam("of_agent"), exists().where(*_BEGUN_TURN)))
 
 
 class TooLarge(Exception):
     """The result is too large to be read on the event loop (raised if a `limit` in bytes is given)."""
 
 
-# --- what is known before it begins
+# --- before a turn begins
 
 
 def arrival(
@@ -233,7 +225,7 @@ def accept(
         statement, query = _AT_HEAD, _AT_HEAD.run(conn, where, last=True)
     else:
         statement, query = _AT_TURN, _AT_TURN.run(conn, {**where, "turn_id": turn.parent_id}, last=True)
-    turn = Turn(turn.id, inserted.lastrowid or 0, *_behind_seq(turn))
+    turn = Turn(turn.id, inserted.lastrowid or 0, *_fields_after_seq(turn))
     row = statement.first(query)
     try:
         return turn, None if row is None else _state(conn, row, limit)
@@ -248,7 +240,7 @@ def insert(conn: Connection, turn: Turn, lines: Iterable[Record]) -> Cursor:
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(lines)]
     values["bytes"] += sum(map(len, map(_LINE, records)))
     totals = totals_added(
-        turn.agent_key, turns=1, side=int(turn.placed.side), failures=int(turn.status in LOST),
+        turn.agent_key, turns=1, side=int(turn.placed.side), failures=int(turn.status in FAILURES),
         cost_usd=turn.cost_usd or 0.0, bytes=values["bytes"],
     )  # fmt: skip
     TOUCH_AGENT.run(conn, totals | {"now": turn.created_at})
@@ -274,13 +266,13 @@ def begin(
     takes: Sequence[tuple[str, str]] | None = None,
 ) -> None:
     if left_off or takes is not None:
-        hold(conn, lease)
+        lock_lease(conn, lease)
     for turn_id in left_off:
-        before = STATE.one(conn, {"turn_id": turn_id})
+        before = LOCK_STATE.one(conn, {"turn_id": turn_id})
         if before is not None and before.delivery != "undelivered":
             raise PathChanged(turn_id)
     if takes is not None:  # the prompt is composed only now
-        stored = allowed(turn.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": turn.id}))
+        stored = check_status(turn.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": turn.id}))
         conversing.take(conn, stored.agent_key, takes)
         fields = dict(zip(COMPOSED_FIELDS, _composed_values(turn), strict=True))
         (composed,) = rows.loaded_turns(conn, [stored], **fields)
@@ -291,8 +283,8 @@ def begin(
         if cutter.images:
             added += rows.save_images(conn, stored.agent_key, cutter.images)
         ADD_TOTALS.run(conn, totals_added(stored.agent_key, bytes=added))
-    lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
-    state_query = STATE.run(conn, {"turn_id": turn.id})
+    lease_query = LOCK_LEASE.run(conn, {"of_agent": lease.agent_key})
+    state_query = LOCK_STATE.run(conn, {"turn_id": turn.id})
     values: dict[str, Any] = {
         **dict(zip(BEGIN_FIELDS, _begin_values(turn), strict=True)),
         "turn_id": turn.id,
@@ -310,20 +302,20 @@ def begin(
     which = {"turn_id": turn.id, "sent": turn.frame_uuid}
     if home is not None:
         place = rows.dumps({"host": home.host, "address": home.address})
-        _MOVE_FILES.run(conn, {**which, "of_agent": lease.agent_key, "home": place})
-    _NOTE_FRAME.run(conn, which, last=True)
-    lease_row, row = LEASE.first(lease_query), STATE.first(state_query)
-    check(lease, lease_row)
-    if row is None:  # not because the agent was deleted: then `check` had found no lease
+        _SET_HOME.run(conn, {**which, "of_agent": lease.agent_key, "home": place})
+    _RECORD_FRAME.run(conn, which, last=True)
+    lease_row, row = LOCK_LEASE.first(lease_query), LOCK_STATE.first(state_query)
+    check_lease(lease, lease_row)
+    if row is None:  # not because the agent was deleted: then `check_lease` had found no lease
         raise StoreUnavailable("the server of the store stopped before it had kept this turn", retry_after=1.0)
-    allowed(turn.id, UNFINISHED, row)
+    check_status(turn.id, UNFINISHED, row)
     if not update.rowcount:
         raise ValueError(f"begin of {turn.id} under a lease of agent {lease.agent_key}")
 
 
 def note(conn: Connection, lease: Lease, turn_id: str, evidence: Evidence) -> None:
-    hold(conn, lease)
-    allowed(turn_id, frozenset({"running"}), STATE.one(conn, {"turn_id": turn_id}))
+    lock_lease(conn, lease)
+    check_status(turn_id, frozenset({"running"}), LOCK_STATE.one(conn, {"turn_id": turn_id}))
     UPDATE_TURN.run(conn, {"turn_id": turn_id, "evidence": rows.dumps(evidence.as_json())})
 
 
@@ -354,17 +346,17 @@ def commit(
         session_key = {"session_id": session.id, "of_agent": session.agent_key}
         # Before the lease is checked, because that saves a round trip. A refusal rolls this back.
         session_update = UPDATE_SESSION.run(conn, session_key | rows.session_values(session))
-    lease_query = LEASE.run(conn, {"of_agent": lease.agent_key})
+    lease_query = LOCK_LEASE.run(conn, {"of_agent": lease.agent_key})
     turn_query = LOCK_TURN.run(conn, {"turn_id": ended.id})
-    lease_row, turn_row = LEASE.first(lease_query), LOCK_TURN.first(turn_query)
-    check(lease, lease_row)
-    row = allowed(ended.id, UNFINISHED, turn_row)
+    lease_row, turn_row = LOCK_LEASE.first(lease_query), LOCK_TURN.first(turn_query)
+    check_lease(lease, lease_row)
+    row = check_status(ended.id, UNFINISHED, turn_row)
     if session is not None and session.agent_key != row.agent_key:
         raise ValueError(f"commit of {ended.id} with a session of agent {session.agent_key}")
     if limit is not None and rows.are_large(row, limit=limit):
         raise TooLarge
     session_id = row.session_id if session is None else session.id
-    (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_of(ended), strict=True)))
+    (turn,) = rows.loaded_turns(conn, [row], session_id=session_id, **dict(zip(ENDED, _end_values(ended), strict=True)))
     cutter = ImageCutter()
     values = rows.answer_values(cutter, turn, row)
     records = [rows.record_values(cutter, turn.id, n, record) for n, record in enumerate(kept.records if kept else ())]
@@ -375,7 +367,7 @@ def commit(
     if cutter.images:
         added += rows.save_images(conn, turn.agent_key, cutter.images)
     if session is None or session_update is None:  # refused: its session's transcript may have the refused request
-        spoil_session(conn, turn.session_id)
+        mark_session_dirty(conn, turn.session_id)
     elif not session_update.rowcount:  # there is no such session yet
         open_session(conn, session)
     if kept is not None and kept.links:
@@ -392,14 +384,13 @@ def commit(
 # --- shared with other writes
 
 
-def hold(conn: Connection, lease: Lease) -> None:
-    """Raises `LeaseLost` unless the writer still holds this lease."""
-    check(lease, LEASE.one(conn, {"of_agent": lease.agent_key}))
+def lock_lease(conn: Connection, lease: Lease) -> None:
+    """Lock the lease until the end of the transaction. Raises `LeaseLost` unless the writer still holds it."""
+    check_lease(lease, LOCK_LEASE.one(conn, {"of_agent": lease.agent_key}))
 
 
-def check(lease: Lease, row: Row[Any] | None) -> None:
-    """As `hold`, for a caller that has queried the lease. `row`: the result of `LEASE` in the transaction of the
-    write."""
+def check_lease(lease: Lease, row: Row[Any] | None) -> None:
+    """As `lock_lease`, for a caller that has run `LOCK_LEASE` in the write's transaction. `row`: its result."""
     if row is None or row.epoch != lease.epoch or row.holder != lease.holder:
         raise LeaseLost(
             "another proxy has taken this agent over, and nothing of this turn was kept here: send it again",
@@ -408,7 +399,7 @@ def check(lease: Lease, row: Row[Any] | None) -> None:
         )
 
 
-def allowed(turn_id: str, statuses: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
+def check_status(turn_id: str, statuses: frozenset[Status] | None, row: Row[Any] | None) -> Row[Any]:
     """The turn's row. Raises an error unless its status is one of `statuses` (None: any): an acknowledged turn is never
     overwritten."""
     if row is None:
@@ -434,8 +425,8 @@ def open_session(conn: Connection, session: Session) -> None:
     ADD_TOTALS.run(conn, totals_added(session.agent_key, sessions=1))
 
 
-def spoil_session(conn: Connection, session_id: str | None) -> None:
-    """Mark a session dirty: its transcript may hold what is on no path, so it is verified before its next use."""
+def mark_session_dirty(conn: Connection, session_id: str | None) -> None:
+    """The session's transcript may hold records that are on no path: it is verified before its next use."""
     if session_id is not None:
         conn.execute(update(sessions).where(sessions.c.id == session_id).values(mark=None))
 

@@ -15,7 +15,7 @@ from typing import Any
 from sqlalchemy import Connection, Double, Integer, Row, bindparam, case, false, func, inspect, select
 from sqlalchemy.schema import CreateColumn
 
-from ...domain import former
+from ...domain import legacy
 from ...domain.evidence import Evidence
 from ...domain.models import PLAIN, REPAIR_REASONS, Placed
 from ...errors import StoreUnavailable
@@ -46,13 +46,13 @@ class Migration:
     """One step, from any older version to version `to`. `apply` runs inside the transaction of the whole migration, and
     yields its progress if it is long.
 
-    `alone`: older programs could not use the result, so no proxy may be on the store.
+    `exclusive`: refused while another proxy is on the store, because an older program could not use the result.
     """
 
     name: str
     apply: Callable[[Connection], Step | None]
     to: int
-    alone: bool = False
+    exclusive: bool = False
 
 
 def _from_0_1(conn: Connection) -> Step:
@@ -61,51 +61,52 @@ def _from_0_1(conn: Connection) -> Step:
     for table in (turns, agents, proxies, leases):
         existing = {column["name"] for column in inspect(conn).get_columns(table.name)}
         for column in table.columns:
-            if column.name not in existing and column is not turns.c.evidence:  # `_typed_turns` renames `reason` to it
+            if column.name not in existing and column is not turns.c.evidence:  # `_split_reasons` renames `reason`
                 conn.exec_driver_sql(f"ALTER TABLE {table.name} ADD COLUMN {CreateColumn(column).compile(conn)}")
-    # Very many unnamed chains may begin alike: with its new second column this index finds the newest without sorting
-    # them all.
+    # The index got a second column: many chains of unnamed clients may begin alike, and the newest of them is found
+    # without sorting them all.
     (index,) = [index for index in turns.indexes if index.name == "turns_path_hash"]
     index.drop(conn, checkfirst=True)
     index.create(conn)
-    yield from _typed_turns(conn)
+    yield from _split_reasons(conn)
     # Compute the totals that are stored with each agent from now on.
     total = conn.scalar(select(func.count()).select_from(turns)) or 0
     done = 0
     for key in conn.scalars(select(agents.c.key)).all():
-        totals = conn.execute(_TOTALS, {"of_agent": key}).one()._asdict()
+        totals = conn.execute(_TOTALS, {"agent": key}).one()._asdict()
         conn.execute(agents.update().where(agents.c.key == key).values(totals))
         done += totals["turns"]
         yield done, total
 
 
-def _typed_turns(conn: Connection) -> Step:
-    """Split each turn's object `reason` into `placed`, `options` and `evidence`; sentences become codes."""
+def _split_reasons(conn: Connection) -> Step:
+    """Split the JSON object `reason` of each turn into `placed`, `options` and `evidence`. Sentences become codes, in
+    links too."""
     if turns.c.evidence.name in {column["name"] for column in inspect(conn).get_columns(turns.name)}:
-        return  # this state between 0.1 and 0.2 has them already
+        return  # a state between 0.1 and 0.2 that has the new columns
     # Renamed, not added, so that short columns stay before long ones.
     conn.exec_driver_sql(f"ALTER TABLE {turns.name} RENAME COLUMN reason TO {turns.c.evidence.name}")
     total = sum(conn.scalar(select(func.count()).select_from(table)) or 0 for table in (turns, links))
     last_turn = last_link = done = 0
-    while batch := conn.execute(_FORMER_TURNS, {"after": last_turn}).all():
-        conn.execute(_TYPED, [_typed(row) for row in batch])
+    while batch := conn.execute(_NEXT_TURNS, {"after": last_turn}).all():
+        conn.execute(_UPDATE_TURN, [_split(row) for row in batch])
         last_turn, done = batch[-1].seq, done + len(batch)
         yield done, total
-    while reasons := conn.execute(_FORMER_LINKS, {"after": last_link}).all():
-        coded = [(row.n, former.detail(row.reason, loads(row.detail))) for row in reasons]
-        conn.execute(_CODED, [{"of": n, "coded": dumps(detail)} for n, detail in coded])
-        last_link, done = reasons[-1].n, done + len(reasons)
+    while link_batch := conn.execute(_NEXT_LINKS, {"after": last_link}).all():
+        details = [(row.n, legacy.link_detail(row.reason, loads(row.detail))) for row in link_batch]
+        conn.execute(_UPDATE_LINK, [{"link": n, "new_detail": dumps(detail)} for n, detail in details])
+        last_link, done = link_batch[-1].n, done + len(link_batch)
         yield done, total
 
 
-def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
-    """The parameters of `_TYPED` for this turn."""
+def _split(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
+    """The parameters of `_UPDATE_TURN` for this turn."""
     old = loads(row.evidence)
     try:
-        reason = former.reason(old)
-    except former.MALFORMED:  # imported by 0.1 without a check: shown, never used
-        reason = former.Reason(Placed(), PLAIN, Evidence(other=old), None)
-    attempts = [former.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
+        reason = legacy.split_reason(old)
+    except legacy.MALFORMED:  # 0.1 imported it without a check: it is shown, but never used
+        reason = legacy.SplitReason(Placed(), PLAIN, Evidence(other=old), None)
+    attempts = [legacy.attempt(attempt, reason.evidence.output_refused) for attempt in loads(row.attempts)]
     texts = {
         "new_placed": dumps(reason.placed.as_json()),
         "new_options": dumps(reason.options.as_json()),
@@ -114,52 +115,51 @@ def _typed(row: Row[Any, Any, Any, Any]) -> dict[str, Any]:
         "new_stop_sequence": None if reason.stop_sequence is None else dumps(reason.stop_sequence),
     }
     grown = size(*texts.values()) - size(row.evidence, row.attempts)
-    return {"of": row.seq, "new_bytes": row.bytes + grown, **texts}
+    return {"turn": row.seq, "new_bytes": row.bytes + grown, **texts}
 
 
-def _of_agent(column: Any, table: Any) -> Any:
-    """A value over the agent's rows of this table; 0 if it has none."""
-    return func.coalesce(select(column).where(table.c.agent_key == bindparam("of_agent")).scalar_subquery(), 0)
+def _in_agent(column: Any, table: Any) -> Any:
+    """An aggregate over the agent's rows of this table; 0 if it has none."""
+    return func.coalesce(select(column).where(table.c.agent_key == bindparam("agent")).scalar_subquery(), 0)
 
 
-def _number_of(condition: Any) -> Any:
+def _count_where(condition: Any) -> Any:
     return func.sum(case((condition, 1), else_=0), type_=Integer)
 
 
 _IMAGE_SIZE = select(images.c.size).where(images.c.sha256 == image_refs.c.sha256).scalar_subquery()
 _TOTALS = select(
-    _of_agent(func.count(), turns).label("turns"),
-    _of_agent(_number_of(turns.c.placed.like('%"side":true%')), turns).label("side"),
-    _of_agent(_number_of(turns.c.status.in_(("failed", "refused"))), turns).label("failures"),
-    _of_agent(func.sum(turns.c.cost_usd), turns).label("cost_usd"),
-    (_of_agent(func.sum(turns.c.bytes), turns) + _of_agent(func.sum(_IMAGE_SIZE), image_refs)).label("bytes"),
-    _of_agent(func.count(), sessions).label("sessions"),
-    _of_agent(_number_of(links.c.reason.in_(sorted(REPAIR_REASONS))), links).label("repairs"),
+    _in_agent(func.count(), turns).label("turns"),
+    _in_agent(_count_where(turns.c.placed.like('%"side":true%')), turns).label("side"),
+    _in_agent(_count_where(turns.c.status.in_(("failed", "refused"))), turns).label("failures"),
+    _in_agent(func.sum(turns.c.cost_usd), turns).label("cost_usd"),
+    (_in_agent(func.sum(turns.c.bytes), turns) + _in_agent(func.sum(_IMAGE_SIZE), image_refs)).label("bytes"),
+    _in_agent(func.count(), sessions).label("sessions"),
+    _in_agent(_count_where(links.c.reason.in_(sorted(REPAIR_REASONS))), links).label("repairs"),
 )
 
-# Rows per batch.
-PIECE = 1000
-_FORMER_TURNS = (
+BATCH = 1000  # rows
+_NEXT_TURNS = (
     select(turns.c.seq, turns.c.bytes, turns.c.evidence, turns.c.attempts)
     .where(turns.c.seq > bindparam("after"))
     .order_by(turns.c.seq)
-    .limit(PIECE)
+    .limit(BATCH)
 )
-_SPLIT = ("placed", "options", "evidence", "attempts", "stop_sequence", "bytes")
-_TYPED = (
-    turns.update().where(turns.c.seq == bindparam("of")).values({name: bindparam(f"new_{name}") for name in _SPLIT})
+_CHANGED = ("placed", "options", "evidence", "attempts", "stop_sequence", "bytes")
+_UPDATE_TURN = (
+    turns.update().where(turns.c.seq == bindparam("turn")).values({name: bindparam(f"new_{name}") for name in _CHANGED})
 )
-_FORMER_LINKS = (
+_NEXT_LINKS = (
     select(links.c.n, links.c.reason, links.c.detail)
     .where(links.c.n > bindparam("after"))
     .order_by(links.c.n)
-    .limit(PIECE)
+    .limit(BATCH)
 )
-_CODED = links.update().where(links.c.n == bindparam("of")).values(detail=bindparam("coded"))
+_UPDATE_LINK = links.update().where(links.c.n == bindparam("link")).values(detail=bindparam("new_detail"))
 
 
-# 0.1 wrote version 2. Versions 3 to 12 were never released; 13 was the first with all of it.
-MIGRATIONS: tuple[Migration, ...] = (Migration("from 0.1", _from_0_1, to=13, alone=True),)
+# 0.1 wrote version 2. Versions 3 to 12 were never released: 13 is the first that has all of these changes.
+MIGRATIONS: tuple[Migration, ...] = (Migration("from 0.1", _from_0_1, to=13, exclusive=True),)
 
 
 def newest(migrations: Sequence[Migration] = MIGRATIONS) -> int:
@@ -169,9 +169,9 @@ def newest(migrations: Sequence[Migration] = MIGRATIONS) -> int:
 def prepare(
     conn: Connection, database: Database, tell: ReportStep, migrations: Sequence[Migration] = MIGRATIONS
 ) -> None:
-    """Create the schema in an empty database, migrate an older one, refuse a newer or a foreign one.
+    """Create the schema in an empty database, migrate an older one, refuse a newer one or that of another program.
 
-    Runs inside `Database.open`: of two programs that open it at once, one does it and the other finds it done.
+    Runs inside `Database.open`: if two programs open a database at once, the second finds it prepared.
     """
     known = newest(migrations)
     version = version_of(conn, database.name)
@@ -194,7 +194,8 @@ def prepare(
             )
     if version is not None and version < known:
         _migrate(conn, database, version, [step for step in migrations if step.to > version], tell)
-    # SQLite begins a write on a read-only file without an error; a write of no rows raises it now, not at a turn
+    # SQLite reports a read-only file only when a statement writes. This one changes no row: it reports it now, not at a
+    # turn.
     conn.execute(meta.update().where(false()).values(value=""))
 
 
@@ -208,7 +209,7 @@ def moved(name: str, place: str) -> StoreUnavailable:
 
 
 def _migrate(conn: Connection, database: Database, version: int, steps: Sequence[Migration], tell: ReportStep) -> None:
-    others = _others(conn, database) if any(step.alone for step in steps) else []
+    others = _others(conn, database) if any(step.exclusive for step in steps) else []
     if others:
         raise StoreUnavailable(
             f"the store {database.name} has to be brought from schema version {version} to {newest(steps)}, and "
@@ -224,14 +225,15 @@ def _migrate(conn: Connection, database: Database, version: int, steps: Sequence
 
 
 def _others(conn: Connection, database: Database) -> list[str]:
-    """The live proxies on this store, by the kernel if it knows, else by heartbeats."""
-    here, living = socket.gethostname(), database.living()
-    others = [f"proxy {name[:8]} on this host ({here})" for name in sorted(living or ())]
+    """The live proxies on this store. Those of this host are known by their locks if the database has them; all others
+    by their heartbeats."""
+    host, living = socket.gethostname(), database.living()
+    others = [f"proxy {name[:8]} on this host ({host})" for name in sorted(living or ())]
     if proxies.name in inspect(conn).get_table_names():
         # Only columns that every version of the table has.
         beating = select(proxies.c.id, proxies.c.host).where(proxies.c.until > func.store_clock(type_=Double))
         if living is not None:
-            beating = beating.where(proxies.c.host != here)
+            beating = beating.where(proxies.c.host != host)
         others += [f"proxy {row.id[:8]} on {row.host}" for row in conn.execute(beating).all()]
     return others
 

@@ -65,11 +65,11 @@ def listed(conn: Connection, agent_key: int, project: str) -> list[tuple[MirrorK
     return [(MirrorKey(row.project, row.session_id, row.subpath), row.at) for row in rows]
 
 
-def take(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
+def consume(conn: Connection, agent_key: int, key: MirrorKey, count: int) -> None:
     """Delete the transcript's first `count` lines, which became turns."""
-    waiting = _is_of(agent_key, key) & (mirrored.c.n > 0)  # line 0 stays: it marks the transcript
-    taken = list(conn.scalars(select(mirrored.c.n).where(waiting).order_by(mirrored.c.n).limit(count)))
-    conn.execute(mirrored.delete().where(waiting, mirrored.c.n <= max(taken, default=0)))
+    lines = _is_of(agent_key, key) & (mirrored.c.n > 0)  # line 0 stays: it marks the transcript
+    consumed = list(conn.scalars(select(mirrored.c.n).where(lines).order_by(mirrored.c.n).limit(count)))
+    conn.execute(mirrored.delete().where(lines, mirrored.c.n <= max(consumed, default=0)))
 
 
 def _is_of(agent_key: int, key: MirrorKey) -> ColumnElement[bool]:

@@ -51,7 +51,7 @@ from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
 from . import conversing, leases, rows
 from .damaged import reads, sound
 from .database import Prepared
-from .lifecycle import ENDING, TooLarge
+from .lifecycle import NEWEST_SESSION, TooLarge
 from .rows import chunks, unfinished
 from .tables import (
     COMING,
@@ -139,7 +139,7 @@ ONE_SHOT = and_(agents.c.named.is_(false()), agents.c.turns == 1, not_(_AWAITED)
 _TURN_BY_ID = Prepared(_TURN.where(turns.c.id == bindparam("turn_id")))
 _SESSION_AT = Prepared(
     select(*rows.SESSION).where(
-        sessions.c.n == ENDING.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
+        sessions.c.n == NEWEST_SESSION.where(sessions.c.tip_turn_id == bindparam("turn_id")).scalar_subquery()
     )
 )
 _EXCLUDING = bindparam("excluding", type_=Text)

@@ -1,7 +1,4 @@
-"""The store's other write transactions, each atomic and under the write lock.
-
-Those of every turn are in `lifecycle`.
-"""
+"""The store's write transactions that not every turn runs. Those of every turn are in `lifecycle`."""
 
 from __future__ import annotations
 
@@ -26,26 +23,26 @@ from ...domain.models import (
     Turn,
 )
 from ...errors import SessionBusy, StoreUnavailable
-from ..base import Expiry, Lease, Taken, WholeTurn
+from ..base import Expiry, Lease, MirroredLines, WholeTurn
 from . import mirroring, reading, rows, spending
 from .database import Cursor, InsertNew, Prepared
 from .leases import forget_cancel
 from .lifecycle import (
     ADD_TOTALS,
+    FAILURES,
+    LOCK_STATE,
     LOCK_TURN,
-    LOST,
     SET_DELIVERY,
-    STATE,
     THIS_AGENT,
     TOUCH_AGENT,
     UPDATE_SESSION,
     UPDATE_TURN,
-    allowed,
-    hold,
+    check_status,
     insert,
+    lock_lease,
+    mark_session_dirty,
     open_session,
     save_links,
-    spoil_session,
     totals_added,
 )
 from .rows import UNFINISHED
@@ -78,7 +75,7 @@ FORGOTTEN_KEPT = 90 * 86_400.0
 _MOVE_HEAD = Prepared(THIS_AGENT)
 _FAILED: frozenset[Status] = FINISHED - ANSWERED
 _NOT_ANSWERED: frozenset[Status] = UNFINISHED | _FAILED
-_NEVER_BEGUN: frozenset[Status] = _NOT_ANSWERED - {"running"}
+_NOT_RUNNING: frozenset[Status] = _NOT_ANSWERED - {"running"}  # no lease is needed to end such a turn
 _CHILD = Prepared(
     select(turns.c.id)
     .where(turns.c.parent_id == bindparam("of_turn"), or_(*(turns.c.status == one for one in ("running", *ON_PATH))))
@@ -110,14 +107,14 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
         if not reading.expired_agents(conn, expiry, only=key):
             return False
         _remember_cost(conn, key)
-    # First the lease, as in every write under one: in another order `take_over` could wait for this and this for it.
+    # First the lease, as in every write under one: in another order this and `take_over` could wait for each other.
     conn.execute(leases.delete().where(leases.c.agent_key == key))
     own_turns = select(turns.c.id).where(turns.c.agent_key == key)
     for table in (followers, cancels, idempotency_keys, records):
         conn.execute(table.delete().where(table.c.turn_id.in_(own_turns)))
     for table in (links, sessions, frames, items, conversations, mirrored, turns):
         conn.execute(table.delete().where(table.c.agent_key == key))
-    # Images to which no other agent refers are deleted, too: last, because another agent may refer to one meanwhile.
+    # Images to which no other agent refers are deleted, too. They come last: until then another agent may refer to one.
     other = image_refs.alias()
     shared = select(other.c.sha256).where(other.c.sha256 == image_refs.c.sha256, other.c.agent_key != key)
     of_agent = select(image_refs.c.sha256).where(image_refs.c.agent_key == key, ~shared.exists())
@@ -130,21 +127,21 @@ def delete_agent(conn: Connection, key: int, expiry: Expiry | None = None) -> bo
 
 
 def _remember_cost(conn: Connection, key: int) -> None:
-    """Keep the cost of a one-shot, with its model and hour but no content."""
+    """If the agent is a one-shot, add its cost to the sum for its owner, model and hour. No content is kept."""
     model = func.coalesce(turns.c.answered_by, turns.c.model)
     last = select(model).where(turns.c.agent_key == agents.c.key).order_by(turns.c.seq.desc()).limit(1)
     spent = select(agents.c.owner, agents.c.last_at, agents.c.cost_usd, last.scalar_subquery().label("model"))
-    single = or_(agents.c.turns == 1, reading.ASKED_ONCE)
-    row = conn.execute(spent.where(agents.c.key == key, agents.c.named.is_(False), single)).first()
+    is_one_shot = agents.c.named.is_(False), or_(agents.c.turns == 1, reading.ASKED_ONCE)
+    row = conn.execute(spent.where(agents.c.key == key, *is_one_shot)).first()
     if row is None or row.model is None:
         return
     columns = forgotten.c
     conn.execute(forgotten.delete().where(columns.at < row.last_at - FORGOTTEN_KEPT))
-    key_of_sum = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
-    _INSERT_FORGOTTEN.run(conn, {**key_of_sum, "turns": 0, "cost_usd": 0.0})
+    sum_key = {"at": row.last_at // reading.HOUR * reading.HOUR, "owner": row.owner, "model": row.model}
+    _INSERT_FORGOTTEN.run(conn, {**sum_key, "turns": 0, "cost_usd": 0.0})
     conn.execute(
         forgotten.update()
-        .where(*(columns[name] == value for name, value in key_of_sum.items()))
+        .where(*(columns[name] == value for name, value in sum_key.items()))
         .values(turns=columns.turns + 1, cost_usd=columns.cost_usd + row.cost_usd)
     )
 
@@ -156,7 +153,7 @@ def import_turns(conn: Connection, turns: Sequence[WholeTurn], head: str | None 
     for item in turns:
         insert(conn, item.turn, item.records)
     if head is not None:
-        set_head(conn, _need(conn, head, None, STATE).agent_key, head)
+        set_head(conn, _lock_turn(conn, head, query=LOCK_STATE).agent_key, head)
 
 
 def adopt(
@@ -165,20 +162,20 @@ def adopt(
     turns: Sequence[WholeTurn],
     session: Session,
     links: Sequence[Link],
-    taken: Taken | None = None,
+    became_turns: MirroredLines | None = None,
 ) -> Turn:
-    hold(conn, lease)
+    lock_lease(conn, lease)
     last = turns[-1].turn.id
     import_turns(conn, turns, last)
     save_session(conn, session, links)
-    if taken is not None:
-        mirroring.take(conn, lease.agent_key, taken.key, taken.lines)
-    (turn,) = rows.loaded_turns(conn, [_need(conn, last, None)])
+    if became_turns is not None:
+        mirroring.consume(conn, lease.agent_key, became_turns.key, became_turns.lines)
+    (turn,) = rows.loaded_turns(conn, [_lock_turn(conn, last)])
     return turn
 
 
 def rewind(conn: Connection, lease: Lease, to: str | None) -> None:
-    hold(conn, lease)
+    lock_lease(conn, lease)
     if reading.unfinished_of(conn, lease.agent_key):
         raise SessionBusy("a turn of this agent waits or runs: wait for its end, or cancel it, then rewind")
     set_head(conn, lease.agent_key, to)
@@ -199,8 +196,8 @@ def fail(
     if status not in _FAILED:
         raise ValueError(f"fail of {turn_id} as {status}")
     if lease is not None:
-        hold(conn, lease)
-    row = _need(conn, turn_id, _NOT_ANSWERED if lease is not None else _NEVER_BEGUN)
+        lock_lease(conn, lease)
+    row = _lock_turn(conn, turn_id, _NOT_ANSWERED if lease is not None else _NOT_RUNNING)
     if instance not in (None, row.instance):
         raise StoreUnavailable(
             f"turn {turn_id} was sent again to another proxy, which has it now",
@@ -215,16 +212,15 @@ def fail(
         "limit_wait": None,
     }
     (turn,) = rows.loaded_turns(conn, [row], **ended)
-    how = {
-        "limit_wait": None,
+    columns = ended | {
         "error": rows.dumps(error),
         "attempts": rows.dumps(attempts),
         "timings": rows.dumps(timings),
     }
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": status, "finished_at": finished_at, **how})
-    spoil_session(conn, turn.session_id)
-    lost = (status in LOST) - (row.status in LOST)
-    TOUCH_AGENT.run(conn, totals_added(turn.agent_key, failures=lost) | {"now": finished_at})
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **columns})
+    mark_session_dirty(conn, turn.session_id)
+    new_failures = (status in FAILURES) - (row.status in FAILURES)
+    TOUCH_AGENT.run(conn, totals_added(turn.agent_key, failures=new_failures) | {"now": finished_at})
     return turn
 
 
@@ -233,13 +229,13 @@ def requeue(
 ) -> Turn:
     if budgets:
         spending.request(conn, budgets, turn_id, now, is_new=False)
-    row = _need(conn, turn_id, _FAILED)
+    row = _lock_turn(conn, turn_id, _FAILED)
     cleared = ("error", "session_id", "continuity", "frame_uuid", "started_at", "finished_at")
-    again = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}
-    (turn,) = rows.loaded_turns(conn, [row], **again)
+    changes = {"status": "queued", "delivery": "pending", "instance": instance, **dict.fromkeys(cleared)}
+    (turn,) = rows.loaded_turns(conn, [row], **changes)
     forget_cancel(conn, turn_id)  # it was for the last attempt
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, **again})
-    if row.status in LOST:
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **changes})
+    if row.status in FAILURES:
         ADD_TOTALS.run(conn, totals_added(turn.agent_key, failures=-1))
     return turn
 
@@ -254,15 +250,15 @@ def postpone(
     *,
     behind: Collection[str] = (),
 ) -> Turn:
-    hold(conn, lease)
-    row = _need(conn, turn_id, UNFINISHED)
+    lock_lease(conn, lease)
+    row = _lock_turn(conn, turn_id, UNFINISHED)
     (turn,) = rows.loaded_turns(
         conn, [row], status="queued", attempts=tuple(attempts), timings=timings, limit_wait=wait, started_at=None
     )
     wait_json = rows.limit_wait(wait)
-    how = {"attempts": rows.dumps(attempts), "timings": rows.dumps(timings), "started_at": None}
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": "queued", "limit_wait": wait_json, **how})
-    spoil_session(conn, turn.session_id)
+    columns = {"attempts": rows.dumps(attempts), "timings": rows.dumps(timings), "started_at": None}
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, "status": "queued", "limit_wait": wait_json, **columns})
+    mark_session_dirty(conn, turn.session_id)
     for other in behind:
         conn.execute(
             turns.update().where(turns.c.id == other, turns.c.status == "queued", turns.c.instance == row.instance),
@@ -272,15 +268,15 @@ def postpone(
 
 
 def take_over(conn: Connection, lease: Lease, turn_id: str, instance: str) -> Turn | None:
-    hold(conn, lease)
+    lock_lease(conn, lease)
     row = LOCK_TURN.one(conn, {"turn_id": turn_id})
     if row is None or row.status != "queued" or row.limit_wait is None:
         return None
-    # Its clients were at the other proxy. A retry of theirs is this turn.
-    now = {"instance": instance, "delivery": "uncertain"}
-    (turn,) = rows.loaded_turns(conn, [row], **now)
-    forget_cancel(conn, turn_id)  # it was for its former proxy
-    UPDATE_TURN.run(conn, {"turn_id": turn_id, **now})
+    # Its clients were at the other proxy. If they retry, they get this turn.
+    changes = {"instance": instance, "delivery": "uncertain"}
+    (turn,) = rows.loaded_turns(conn, [row], **changes)
+    forget_cancel(conn, turn_id)  # it was for the turn's last proxy
+    UPDATE_TURN.run(conn, {"turn_id": turn_id, **changes})
     return turn
 
 
@@ -289,25 +285,26 @@ def set_delivery(conn: Connection, turn_id: str, delivery: Delivery, by: str | N
     if delivery == "undelivered":
         if _is_continued(conn, turn_id):
             return None
-        if by is not None and _need(conn, turn_id, None, STATE).instance not in (None, by):
+        if by is not None and _lock_turn(conn, turn_id, query=LOCK_STATE).instance not in (None, by):
             return None  # another proxy has claimed the answer for its own client
     return SET_DELIVERY.run(conn, {"turn_id": turn_id, "delivery": delivery})
 
 
 def claim(conn: Connection, turn_id: str, instance: str | None) -> bool:
-    """False if the conversation went on without this answer, e.g. after a rewind. It did not while the answer is the
-    head or has a child, or clients name the path themselves. An answer that arrived can always be given again.
+    """Claim the answer for a client that asks for it again. False if the conversation went on without it, e.g. after a
+    rewind. It did not if the answer is the head or has a child, or if clients name the path themselves. An answer that
+    arrived can always be given again.
 
-    A queued turn takes the path when it begins; a running one that is no child of an undelivered answer has begun
+    A queued turn takes the path when it begins. A running one that is no child of an undelivered answer has begun
     without it.
     """
-    row = _need(conn, turn_id, ON_PATH, STATE)
-    placed, lost = Placed.from_json(rows.loads(row.placed)), row.delivery == "undelivered"
+    row = _lock_turn(conn, turn_id, ON_PATH, LOCK_STATE)
+    placed, undelivered = Placed.from_json(rows.loads(row.placed)), row.delivery == "undelivered"
     # A client that names what it continues does not depend on the head; a side call never is the head.
-    apart = placed.rule in ("id", "history") or (placed.side and not lost)
-    if row.delivery != "delivered" and not apart and not _is_continued(conn, turn_id):
+    needs_no_head = placed.rule in ("id", "history") or (placed.side and not undelivered)
+    if row.delivery != "delivered" and not needs_no_head and not _is_continued(conn, turn_id):
         head = conn.scalar(select(agents.c.head).where(agents.c.key == row.agent_key))
-        unfinished = reading.unfinished_of(conn, row.agent_key) if lost else ()
+        unfinished = reading.unfinished_of(conn, row.agent_key) if undelivered else ()
         if head != turn_id or any(turn.status == "running" for turn in unfinished):
             return False
     if row.delivery != "delivered":
@@ -322,7 +319,7 @@ def _is_continued(conn: Connection, turn_id: str) -> bool:
 
 def set_head(conn: Connection, agent_key: int, turn_id: str | None) -> None:
     if turn_id is not None:
-        turn = _need(conn, turn_id, None, STATE)
+        turn = _lock_turn(conn, turn_id, query=LOCK_STATE)
         if turn.agent_key != agent_key:
             raise ValueError(f"{turn_id} is a turn of agent {turn.agent_key}, not of {agent_key}")
     _MOVE_HEAD.run(conn, {"of_agent": agent_key, "head": turn_id})
@@ -339,8 +336,9 @@ def save_session(conn: Connection, session: Session, links: Sequence[Link] = ())
 # --- pieces ---
 
 
-def _need(
-    conn: Connection, turn_id: str, allowed_in: frozenset[Status] | None, query: Prepared = LOCK_TURN
+def _lock_turn(
+    conn: Connection, turn_id: str, statuses: frozenset[Status] | None = None, query: Prepared = LOCK_TURN
 ) -> Row[Any]:
-    """The turn's row. Raises an error if there is none, or if it has none of these statuses."""
-    return allowed(turn_id, allowed_in, query.one(conn, {"turn_id": turn_id}))
+    """Lock the turn's row and return it. Raises an error if there is none, or if it has none of these statuses (None:
+    any). `query`: `LOCK_STATE` reads only a few columns."""
+    return check_status(turn_id, statuses, query.one(conn, {"turn_id": turn_id}))

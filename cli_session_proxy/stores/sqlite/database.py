@@ -38,7 +38,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from ... import logs
 from ...errors import ConfigError, InvalidRequest, ProxyError, StoreUnavailable
 from ...locks import RUN, SUFFIX, FileLock, is_held, to_drive
-from ..sql.database import Database, Life, Threads, Urgency, Work
+from ..sql.database import Database, Lifecycle, ThreadPool, Urgency, Work
 from ..sql.migrations import moved
 from . import copies
 
@@ -83,7 +83,7 @@ class _ToSync(NamedTuple):
     awaiting: list[asyncio.Future[None]]
 
 
-class SqliteDatabase(Life, Database):
+class SqliteDatabase(Lifecycle, Database):
     """Runs transactions on one SQLite file. `busy_timeout` (seconds) bounds the wait for another writer.
 
     Use it on the event loop that opened it.
@@ -103,8 +103,8 @@ class SqliteDatabase(Life, Database):
         # Used on the event loop, so it never waits for a lock or the disk. A turn's small reads and writes share it and
         # its page cache.
         self._quick: Connection | None = None
-        self._write_thread: Threads | None = None
-        self._read_threads: Threads | None = None
+        self._write_thread: ThreadPool | None = None
+        self._read_threads: ThreadPool | None = None
         self._waiting: deque[_Write] = deque()
         self._delayed: list[_Write] = []
         self._group: asyncio.Future[list[Any]] | None = None  # the writes that run now
@@ -127,7 +127,7 @@ class SqliteDatabase(Life, Database):
         await self._finished_closing()
         if self._write_thread is not None:
             return
-        self._write_thread, self._read_threads = Threads(1, "store-write"), Threads(READERS, "store-read")
+        self._write_thread, self._read_threads = ThreadPool(1, "store-write"), ThreadPool(READERS, "store-read")
         try:
             await self._write_thread.run(self._connect)
             self._open = True
@@ -443,7 +443,7 @@ class SqliteDatabase(Life, Database):
         finally:
             self._readers.put(conn)
 
-    def _shut(self, threads: list[Threads]) -> None:
+    def _shut(self, threads: list[ThreadPool]) -> None:
         for pool in threads:
             pool.stop()
         while not self._readers.empty():

@@ -128,10 +128,10 @@ class PipeBackend(Backend):
         answered = replace(turn, output=output, stop_reason="end_turn")
         return answered, KeptTurn(tuple(map(Record, kept[-2:])), session, links)
 
-    def imported(
-        self, agent: Agent, above: Turn | None, known: Sequence[Record], history: Sequence[Past], model: str
+    def history_records(
+        self, agent: Agent, parent: Turn | None, path: Sequence[Record], exchanges: Sequence[Past], model: str
     ) -> Iterator[tuple[Record, ...]]:
-        for past in history:
+        for past in exchanges:
             yield tuple(map(Record, exchange(past.input, past.output)))
 
     async def retire(self, agent: Agent) -> None:

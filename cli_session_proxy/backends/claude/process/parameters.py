@@ -160,16 +160,16 @@ def _choice(choice: ToolChoice, offers: Offers, *, forced: bool) -> JSON:
     return {} if field == {"type": "auto"} else {"tool_choice": field}
 
 
-async def apply(process: ClaudeProcess, job: Job, *, plain: bool, compacts: bool = True) -> tuple[ParameterName, ...]:
+async def apply(process: ClaudeProcess, job: Job, *, skip: bool, compacts: bool = True) -> tuple[ParameterName, ...]:
     """Set the parameters of the process's next turn, and reset those of earlier turns.
 
-    Returns parameters without effect. `plain`: set none; `compacts` False: turn compaction off. Raises ProcessDied if
+    Returns parameters without effect. `skip`: set none; `compacts` False: turn compaction off. Raises ProcessDied if
     the process may still have other values. A turn without parameters needs no call if none were set before
     (`ClaudeProcess.env_set`).
     """
     launch, options = process.launch, job.turn.options
     no_compaction = {} if compacts else {NO_COMPACTION: "1"}
-    if plain or launch.profile.tools or not launch.capability.takes_parameters:
+    if skip or launch.profile.tools or not launch.capability.takes_parameters:
         await process.set_env(no_compaction if launch.capability.takes_parameters else {})
         return _all_requested(job)
     # With results the turn goes on with its parent's message.

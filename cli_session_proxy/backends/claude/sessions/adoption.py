@@ -21,7 +21,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ....domain import lineage
-from ....domain.evidence import Brought, Evidence, Note, NoteCode
+from ....domain.evidence import Evidence, ExternalOrigin, Note, NoteCode
 from ....domain.limits import is_model, is_session_id, is_version
 from ....domain.models import JSON, Agent, Block, Link, Placed, Record, Session, Turn
 from ....errors import InvalidRequest, NotFound
@@ -35,7 +35,7 @@ from ..transcript import Entry, files, mending
 from ..transcript.entries import opened
 from . import paths
 from .exchanges import TranscriptExchange, exchanges, is_compaction, is_prompt, time_of
-from .manager import Foreign
+from .manager import ForeignExchanges
 
 # Called with the number of bytes read so far, and of all bytes.
 Progress = Callable[[int, int], None]
@@ -48,10 +48,10 @@ FIRST_LINES = 200
 
 @dataclass(slots=True)
 class Adopter:
-    """Makes turns of exchanges. `parent`: the parent of the next turn, and so the last turn that was made.
+    """Makes turns of exchanges, each the child of the one before.
 
-    `session_id`: the session that the exchanges come from; `note`: evidence of that. `model`: the turn's model if its
-    exchange does not name one: that of the turn before.
+    `session_id`: the session that the exchanges come from; `note`: evidence of that, for a person. `parent`: the parent
+    of the next turn. `model`: the model of the last turn, for an exchange that names none.
     """
 
     agent_key: int
@@ -61,14 +61,14 @@ class Adopter:
     model: str = "default"
 
     def adopt(self, exchange: TranscriptExchange) -> WholeTurn:
-        previous = self.parent
+        parent = self.parent
         self.model = exchange.model if is_model(exchange.model) else self.model
         at = exchange.at or time.time()
         self.parent = Turn(
             id=f"turn_{uuid.uuid4().hex}",
             seq=0,
             agent_key=self.agent_key,
-            parent_id=previous.id if previous else None,
+            parent_id=parent.id if parent else None,
             status="completed",
             model=self.model,
             input=exchange.input,
@@ -76,11 +76,11 @@ class Adopter:
             created_at=at,
             finished_at=at,
             delivery="delivered",
-            path_hash=lineage.path_hash(previous.path_hash if previous else None, exchange.input, exchange.output),
-            depth=(previous.depth if previous else 0) + 1,
+            path_hash=lineage.path_hash(parent.path_hash if parent else None, exchange.input, exchange.output),
+            depth=(parent.depth if parent else 0) + 1,
             origin="adopted",
             placed=Placed("adopted"),
-            evidence=Evidence(Brought("adoption", self.session_id, self.note), compacted=exchange.compacted),
+            evidence=Evidence(ExternalOrigin("adoption", self.session_id, self.note), compacted=exchange.compacted),
             session_id=self.session_id,
             usage=exchange.usage,
             tools=exchange.tools,
@@ -88,17 +88,18 @@ class Adopter:
         return WholeTurn(self.parent, tuple(entry.record() for entry in exchange.entries))
 
 
-def adoptable(agent: Agent, parent: Turn, foreign: Foreign) -> Adoptable:
-    """Exchanges that a person had in the session, as turns after `parent`."""
+def adoptable(agent: Agent, parent: Turn, foreign: ForeignExchanges) -> Adoptable:
+    """Exchanges that a person added to the session, as turns after `parent`."""
     adopter = Adopter(agent.key, foreign.session.id, foreign.note, parent, parent.model)
     turns = tuple(adopter.adopt(exchange) for exchange in exchanges(foreign.entries))
+    # Without a mark the transcript is verified before its next use.
     session = replace(foreign.session, tip_turn_id=turns[-1].turn.id, mark=None)
     return Adoptable(turns, session, {"note": foreign.note}, transcript.has_ended(foreign.entries))
 
 
 # --- a session that an application runs with the Claude Agent SDK
 
-BY_SDK = "said with the Claude Agent SDK"
+SDK_NOTE = "said with the Claude Agent SDK"
 
 
 async def lines_of(store: Store, session: Session) -> list[str]:
@@ -109,19 +110,18 @@ async def lines_of(store: Store, session: Session) -> list[str]:
 
 
 def turns_from_sdk(
-    agent: Agent, parent: Turn | None, known: Sequence[Record], session: Session, lines: Sequence[Record]
+    agent: Agent, parent: Turn | None, last_records: Sequence[Record], session: Session, lines: Sequence[Record]
 ) -> Adoptable | None:
-    """The complete exchanges of these lines, as turns that follow `parent`. `known`: the last records before them.
+    """The complete exchanges of these lines, as turns that follow `parent`. `last_records`: the last ones of the path.
 
-    If the chain has grown meanwhile, the chain's new leaf becomes the parent of the first of these records.
+    If the path has grown since the application loaded it, the first of these lines is linked to the path's new end.
     """
     complete = list(exchanges(transcript.parse_records(lines).entries))
     while complete and not (complete[-1].complete and transcript.has_ended(complete[-1].entries)):
         complete.pop()
     if not complete:
         return None
-    # The first new record has to follow the last known one.
-    leaf = transcript.parse_records(known).leaf
+    leaf = transcript.parse_records(last_records).leaf
     first = next(entry for exchange in complete for entry in exchange.path)
     if not transcript.unbroken([first], leaf):
         linked = first.with_parent(leaf)
@@ -129,10 +129,10 @@ def turns_from_sdk(
             TranscriptExchange(tuple(linked if entry is first else entry for entry in exchange.entries))
             for exchange in complete
         ]
-    adopter = Adopter(agent.key, session.id, BY_SDK, parent, parent.model if parent else "default")
+    adopter = Adopter(agent.key, session.id, SDK_NOTE, parent, parent.model if parent else "default")
     turns = tuple(adopter.adopt(exchange) for exchange in complete)
     session = replace(session, tip_turn_id=turns[-1].turn.id, mark=None)
-    return Adoptable(turns, session, {"note": BY_SDK}, ended=True)
+    return Adoptable(turns, session, {"note": SDK_NOTE}, ended=True)
 
 
 # --- a whole session

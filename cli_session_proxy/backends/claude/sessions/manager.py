@@ -45,7 +45,7 @@ from ..transcript import Scribe, files, mending
 from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
-from .repair import Foreign, PreparedSession, Repairs, TurnContext
+from .repair import ForeignExchanges, PreparedSession, Repairs, TurnContext
 from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
 from .sharing import SharedUse, Sharing
 
@@ -58,7 +58,7 @@ RETRY_AFTER = 1.0
 NO_ROOM = 1024 * 1024
 UNCHANGED = Evidence(verified="unchanged since the last turn")
 
-__all__ = ["FailedTurn", "Foreign", "LiveSession", "Sessions", "TurnOutcome"]
+__all__ = ["FailedTurn", "ForeignExchanges", "LiveSession", "Sessions", "TurnOutcome"]
 
 
 class Sessions:
@@ -96,7 +96,7 @@ class Sessions:
 
     async def facts(self) -> Facts:
         """The CLI's version, its directory and the agents' directories: the CLI tells the model all three."""
-        cwd, tmpdir = await asyncio.to_thread(self._sandboxes.beside, "ahead")
+        cwd, tmpdir = await asyncio.to_thread(self._sandboxes.agentless, "ahead")
         capability = await cli.probe(cli.find(self._settings), self._env | {environment.TMPDIR: str(tmpdir)}, cwd)
         return {
             "CLI version": capability.version,
@@ -104,11 +104,11 @@ class Sessions:
             "sandbox_root": str(self._sandboxes.prefix.parent),
         }
 
-    async def ready(self, job: Job, *, plain: bool) -> LiveSession:
-        """A process that is ready to continue the parent. `plain`: without parameters, so that the CLI can compact.
+    async def ready(self, job: Job, *, without_parameters: bool) -> LiveSession:
+        """A process that is ready to continue the parent. `without_parameters`: see `TurnContext`.
 
-        Raises `Foreign` if the job says `adopt` and a person has continued the session, `SessionBusy` if the transcript
-        changes each time a process loads it.
+        Raises `ForeignExchanges` if the job says `adopt` and a person has continued the session, `SessionBusy` if the
+        transcript changes each time a process loads it.
         """
         agent, parent, session = job.agent, job.parent, job.session
         shared = self.sharing.is_for(job)
@@ -127,7 +127,7 @@ class Sessions:
             directories = self._sandboxes.path(agent.dir), self._sandboxes.tmpdir(agent.dir)
         cwd, tmpdir = directories
         env = environment.of_profile(self._env, profile) | {environment.TMPDIR: str(tmpdir)}
-        probed_in = self._sandboxes.beside("ahead") if profile.confined else directories  # not inside the sandbox
+        probed_in = self._sandboxes.agentless("ahead") if profile.confined else directories  # not inside the sandbox
         probe_env = env | {environment.TMPDIR: str(probed_in[1])}
         capability = await cli.probe(cli.find(self._settings), probe_env, probed_in[0])
         if profile.approve and not capability.was_seen("can_use_tool"):
@@ -147,7 +147,7 @@ class Sessions:
         wrapper = await self._confine(job, cwd, tmpdir, capability.path, env) if profile.confined else None
         if parent is not None and parent.parent_id is None and not agent.named:
             self.sharing.record_second_turn(job)
-        context = TurnContext(job, cwd, env, capability, plain, wrapper, shared)
+        context = TurnContext(job, cwd, env, capability, without_parameters, wrapper, shared)
         imported = []
         if parent is not None and (session is None or session.mark is None):
             # Perhaps the first turn after an imported history, of which no session was ever written.
@@ -254,7 +254,7 @@ class Sessions:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[ParameterName, ...] = ()
             if process.env_set or job.results or parameters.has_parameters(job.turn.options):
-                unmet = await parameters.apply(process, job, plain=context.plain, compacts=not quiet)
+                unmet = await parameters.apply(process, job, skip=context.without_parameters, compacts=not quiet)
         except BaseException:  # nobody else would give the process back
             process.kill()
             await self._pool.checkin(process)
@@ -334,7 +334,7 @@ class Sessions:
             return None
         leaf = session.mark.leaf if session.mark else None
         try:
-            unmet = await parameters.apply(process, job, plain=context.plain)
+            unmet = await parameters.apply(process, job, skip=context.without_parameters)
         except BaseException:
             process.kill()
             await self._pool.checkin(process)
@@ -350,7 +350,7 @@ class Sessions:
         use = SharedUse(shared, str(uuid.uuid4()))
         process = shared.process
         try:
-            unmet = await parameters.apply(process, context.job, plain=context.plain)
+            unmet = await parameters.apply(process, context.job, skip=context.without_parameters)
         except BaseException:
             process.kill()
             await self.sharing.end(use)
@@ -390,7 +390,7 @@ class Sessions:
                     mark, taken_back = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
                     held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=taken_back)
                     self._held[session_id] = held
-                unmet = await parameters.apply(process, job, plain=context.plain)
+                unmet = await parameters.apply(process, job, skip=context.without_parameters)
             except BaseException:
                 process.kill()
                 await self._pool.checkin(process)
@@ -491,7 +491,7 @@ class Sessions:
         await self._end(session.id)
         return await self._repairs.mend(context, parent, session, path)
 
-    async def foreign(self, agent: Agent, parent: Turn) -> Foreign | None:
+    async def foreign(self, agent: Agent, parent: Turn) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         session = await self._store.session_at(agent.key, parent.id)
         if session is None:

@@ -43,7 +43,7 @@ BUSY_POLL = 0.1
 ASIDE = "salvage"
 
 
-class Foreign(Exception):
+class ForeignExchanges(Exception):
     """Complete exchanges that a person added to the session after its tip."""
 
     def __init__(self, session: Session, entries: tuple[Entry, ...], note: str) -> None:
@@ -71,15 +71,15 @@ class PreparedSession:
 class TurnContext:
     """The turn's `job` and the surroundings of its CLI, for all steps of preparing a session.
 
-    `plain`: the turn runs without its parameters, so that the CLI can compact. `wrapper`: confines the CLI. `shared`:
-    the turn runs in a shared process.
+    `without_parameters`: the turn's parameters are not set, so that the CLI can compact. `wrapper`: confines the CLI.
+    `shared`: the turn runs in a shared process.
     """
 
     job: Job
     cwd: Path
     env: Mapping[str, str]
     capability: Capability
-    plain: bool
+    without_parameters: bool
     wrapper: Wrapper | None = None
     shared: bool = False
 
@@ -227,8 +227,8 @@ class Repairs:
     async def mend(self, context: TurnContext, parent: Turn, session: Session, path: Path) -> PreparedSession:
         """Repair a transcript that is not the path and that no process of ours has.
 
-        Raises `Foreign` if a person's exchanges have to be adopted first, `SessionBusy` while a person's exchange is
-        unfinished.
+        Raises `ForeignExchanges` if a person's exchanges have to be adopted first, `SessionBusy` while a person's
+        exchange is unfinished.
         """
         verdict = await self.check(path, session, parent)
         if verdict.found == "equal":  # the last process had not finished writing it
@@ -244,16 +244,16 @@ class Repairs:
             if entries and not context.job.adopt:  # not at the head: the turn continues the path without them
                 return await self.branch(context, parent)
             if entries:
-                raise Foreign(session, entries, verdict.note)
+                raise ForeignExchanges(session, entries, verdict.note)
         return await self._rebuild(context, parent, session, path, verdict)
 
-    async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> Foreign | None:
+    async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         verdict = await self.check(path, session, parent)
         if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
             return None
         entries = await tails.adoptable(self._store, agent, parent, verdict)
-        return Foreign(session, entries, verdict.note) if entries else None
+        return ForeignExchanges(session, entries, verdict.note) if entries else None
 
     # --- a person's exchanges
 

@@ -153,7 +153,7 @@ class Sharing:
 
     def place(self) -> tuple[Path, Path]:
         """The working directory and TMPDIR of shared processes."""
-        self._place = self._place or self._sandboxes.beside("shared")
+        self._place = self._place or self._sandboxes.agentless("shared")
         return self._place
 
     # --- a process for one question

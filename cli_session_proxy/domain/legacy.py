@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from .evidence import OUTPUT_REFUSED, Brought, Evidence, RecordsFrom, Repair, RepairCode, StreamCut
+from .evidence import OUTPUT_REFUSED, Evidence, ExternalOrigin, RecordsFrom, Repair, RepairCode, StreamCut
 from .models import JSON, LinkReason, Placed, TurnOptions
 
 _PLACED = ("rule", "messages", "matched", "imported", "diverged_at", "delta")
@@ -36,8 +36,8 @@ _RECORDS: Mapping[str, RecordsFrom] = {
 }
 
 
-class Reason(NamedTuple):
-    """The converted parts of a `reason`."""
+class SplitReason(NamedTuple):
+    """What a `reason` is converted to."""
 
     placed: Placed
     options: TurnOptions
@@ -45,13 +45,13 @@ class Reason(NamedTuple):
     stop_sequence: str | None
 
 
-# What `reason` raises for an object that 0.1 did not write.
+# What `split_reason` raises for an object that 0.1 did not write.
 MALFORMED = (KeyError, TypeError, ValueError, AttributeError)
 
 
-def reason(old: JSON) -> Reason:
+def split_reason(old: JSON) -> SplitReason:
     """Raises one of `MALFORMED`."""
-    rest = dict(old)  # without what is converted already
+    rest = dict(old)  # the fields that are not converted yet
     placed = Placed(**{name: rest.pop(name) for name in _PLACED if name in rest})
     options = TurnOptions.from_json(rest.pop("wants", {}) | {"format": rest.pop("format", None)})
     evidence: dict[str, Any] = {}
@@ -66,25 +66,25 @@ def reason(old: JSON) -> Reason:
     elif rest.get("session") == _WAITED:
         evidence["waited"] = bool(rest.pop("session"))
     if placed.rule == "adopted" and isinstance(rest.get("session"), str):
-        evidence["brought"] = Brought("adoption", rest.pop("session"), rest.pop("why", None))
+        evidence["brought"] = ExternalOrigin("adoption", rest.pop("session"), rest.pop("why", None))
     elif rest.get("why") == _BY_CLIENT:
-        evidence["brought"] = Brought("client")
+        evidence["brought"] = ExternalOrigin("client")
         del rest["why"]
     stop_sequence = rest.pop("stop_sequence", None)
     evidence["other"] = {name: value for name, value in rest.items() if value is not None}
-    return Reason(placed, options, Evidence(**evidence), stop_sequence)
+    return SplitReason(placed, options, Evidence(**evidence), stop_sequence)
 
 
 def repair(old: JSON) -> Repair:
-    return Repair.from_json(detail("rebuilt", old))
+    return Repair.from_json(link_detail("rebuilt", old))
 
 
-def detail(link_reason: LinkReason, old: JSON) -> JSON:
+def link_detail(reason: LinkReason, old: JSON) -> JSON:
     """The evidence of a link with this reason. A `code` or `note` is dropped: 0.1 wrote neither."""
     new = {name: value for name, value in old.items() if name not in ("code", "note")}
     if "settled" in new:
         new["settled"] = True
-    if link_reason not in ("rebuilt", "branched", "moved", "adopted"):
+    if reason not in ("rebuilt", "branched", "moved", "adopted"):
         return new
     why = new.pop("why", None)
     if str(why) in _WHY:
@@ -97,7 +97,7 @@ def detail(link_reason: LinkReason, old: JSON) -> JSON:
 
 
 def attempt(old: JSON, output_refused: str | None) -> JSON:
-    """One attempt; `output_refused`: the turn's note on the invalid output."""
+    """One attempt. `output_refused`: why the turn's output was invalid, in the words that its attempts have, too."""
     new = dict(old)
     if isinstance(new.get("repaired"), dict):
         new["repaired"] = repair(new["repaired"]).as_json()

@@ -1,6 +1,6 @@
 """What 0.1 wrote or read opens: its store, its export, its settings.
 
-`former/` was written by its code, and told by the last one before schema version 4.
+`legacy/` was written by its code, and told by the last one before schema version 4.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from cli_session_proxy.stores.sql.migrations import newest
 from cli_session_proxy.stores.sqlite.store import FILE, SqliteStore
 from cli_session_proxy_store_conformance.samples import opened, turn_of
 
-HERE = Path(__file__).parent / "former"
+HERE = Path(__file__).parent / "legacy"
 ID = "turn_" + "0" * 31
 TOLD = json.loads((HERE / "told.json").read_text())
 
