@@ -162,6 +162,8 @@ def test_nothing_of_proc_is_covered_where_bubblewrap_mounts_another_one() -> Non
 def test_the_unit_asks_for_a_key_and_for_signs_of_life() -> None:
     text = UNIT.read_text()
     assert re.search(r"^ExecStart=.* serve --make-key$", text, re.M)
-    for line in ("Type=notify", "NotifyAccess=main", "NoNewPrivileges=yes", "CapabilityBoundingSet="):
+    # By default systemd stops the whole service if the kernel ends one of its processes for lack of memory.
+    told = "OOMPolicy=continue"
+    for line in ("Type=notify", "NotifyAccess=main", "NoNewPrivileges=yes", "CapabilityBoundingSet=", told):
         assert f"\n{line}\n" in text
     assert re.search(r"^WatchdogSec=\d+$", text, re.M)

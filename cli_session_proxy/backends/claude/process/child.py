@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import json
 import os
@@ -15,6 +16,7 @@ import re
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import time
 import uuid
@@ -22,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Thread
+from typing import BinaryIO
 
 import psutil
 
@@ -186,7 +189,7 @@ def check_tools(launch: Launch, init: JSON) -> None:
 KILL_WAIT = 10.0  # seconds for the kernel to end a killed process
 GROUP_POLL = 0.005  # seconds between polls of a killed group, whose members are not our children
 AT_WORK = 0.05  # share of a processor above which a CLI counts as working; an idle one uses 0.006
-BUFFER = 128 * 1024  # least size of a socket buffer, in bytes
+BUFFER = 128 * 1024  # least size of the buffer of a socket or pipe, in bytes
 LOOK_AGAIN = 0.1  # seconds until a check is repeated that failed for lack of descriptors or threads
 
 
@@ -229,7 +232,7 @@ class Child:
         guardian: Guardian,
         process: OSProcess,
         stdin: asyncio.StreamWriter,
-        stdout: asyncio.Transport,
+        stdout: asyncio.ReadTransport,
         stderr: asyncio.StreamReader,
         errors: asyncio.ReadTransport,
     ) -> None:
@@ -261,7 +264,7 @@ class Child:
         loop = asyncio.get_running_loop()
         prompt_file = ours = stdin = heard = stdout = read = errors = program = None
         try:
-            ours, theirs = _pair()
+            ours, theirs = _input_pair()
             with theirs:
                 # A socket: its shutdown reaches the CLI although the guardian has a copy of our end.
                 _, stdin = await asyncio.open_unix_connection(sock=ours)
@@ -271,11 +274,10 @@ class Child:
                     prompt_file = write_prompt(launch)
                 if guardian.death_signal and not os.access(launch.capability.path, os.X_OK):
                     raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))  # before `setpriv` does
-                heard, says = _pair()
-                says.setblocking(True)  # CLIs expect blocking streams
+                heard, says = _output_pipe()
                 with says:
                     # Not asyncio's PIPE: data from that takes one or two more loop iterations.
-                    stdout, _ = await loop.create_unix_connection(lambda: output, sock=heard)
+                    stdout, _ = await loop.connect_read_pipe(lambda: output, heard)
                     stderr = asyncio.StreamReader(limit=limit)
                     program = subprocess.Popen(  # noqa: ASYNC220, S603 - see `OSProcess`; this is the CLI
                         [*guardian.death_signal, *wrapper, *launch.argv(prompt_file)],
@@ -458,14 +460,26 @@ def _members(group: int) -> list[psutil.Process]:
     return found
 
 
-def _pair() -> tuple[socket.socket, socket.socket]:
-    """A socket pair with large buffers: macOS has 8 KB by default, so a long frame would need hundreds of reads."""
-    pair = socket.socketpair()
-    for one in pair:
-        for size in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-            if one.getsockopt(socket.SOL_SOCKET, size) < BUFFER:
-                one.setsockopt(socket.SOL_SOCKET, size, BUFFER)
-    return pair
+def _input_pair() -> tuple[socket.socket, socket.socket]:
+    """Our end and the CLI's, which only reads: a program could else send descriptors over it. The event loop would
+    close them while it reads, which blocks if one is a TCP socket that lingers.
+
+    With a large buffer: macOS has 8 KB by default, so a long frame would need hundreds of reads."""
+    ours, theirs = socket.socketpair()
+    for one, size in ((ours, socket.SO_SNDBUF), (theirs, socket.SO_RCVBUF)):
+        if one.getsockopt(socket.SOL_SOCKET, size) < BUFFER:
+            one.setsockopt(socket.SOL_SOCKET, size, BUFFER)
+    ours.shutdown(socket.SHUT_RD)
+    return ours, theirs
+
+
+def _output_pipe() -> tuple[BinaryIO, BinaryIO]:
+    """A pipe, not a socket: see `_input_pair`."""
+    heard, says = os.pipe()
+    with contextlib.suppress(OSError):  # this user's pipes have much memory already
+        if sys.platform == "linux":
+            fcntl.fcntl(says, fcntl.F_SETPIPE_SZ, BUFFER)
+    return os.fdopen(heard, "rb", 0), os.fdopen(says, "wb", 0)
 
 
 def write_prompt(launch: Launch) -> Path:

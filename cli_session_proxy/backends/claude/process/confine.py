@@ -57,8 +57,7 @@ BOUNDARY = (
     "--unshare-cgroup-try", "--cap-drop", "ALL",
 )  # fmt: skip
 MOVE = "move it to a place that confined agents are not shown, or set confined = false"
-# The most processes and threads inside, against fork bombs. Counted per sandbox since Linux 5.14; not for root. No core
-# dumps: the machine's handler would store them outside, with content of conversations.
+# The most processes and threads inside, against fork bombs. Counted per sandbox since Linux 5.14; not for root.
 MOST_TASKS = 2048
 TRIAL = 10.0  # seconds for a test program
 
@@ -209,7 +208,7 @@ def _wrapper(
     closed = (word for at in ("/dev", "/proc", str(settings.var), "/") for word in ("--remount-ro", at))
     start = ("--proc", "/proc", "--dev", "/dev")
     prlimit = shutil.which("prlimit", path="/usr/bin:/bin")
-    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--core=0", "--")
+    bounds = () if prlimit is None else (prlimit, f"--nproc={MOST_TASKS}", "--")
     command = (*CONFINE, *BOUNDARY, *start, *words, *closed, "--chdir", str(place.cwd), "--", *bounds)
     return command, boundary.secrets
 

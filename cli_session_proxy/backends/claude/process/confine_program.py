@@ -9,15 +9,22 @@
 - `userfaultfd`, where the machine allows it to everybody: whoever reads the memory of a process there, such as its
   environment, would wait until that process provides it.
 - Leases. Who has one on a file that is shown, if only to read, holds up everybody outside who opens it.
+- Core dumps. The machine's handler runs outside, often as root, and stores them. A limit of 0 does not keep the kernel
+  from starting it, a limit of 1 does (core(5)); so the limit cannot be changed inside. Where no limit keeps it (a
+  socket as the handler, Linux 6.16), a dump has no memory in it.
+- If there is no memory left, the kernel ends a program inside, not the proxy. Nothing inside can change that: /proc is
+  read-only there.
 
 Only the standard library is imported. It fails where the kernel has what is needed and refuses it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import errno
 import os
+import resource
 import struct
 import sys
 
@@ -42,17 +49,34 @@ FCNTL = {
     0xC0000015: (55,), 0x80000016: (55,), 0x00000016: (55, 221),
 }  # fmt: skip
 F_SETLEASE, F_SETDELEG = 1024, 1040  # of a file; of a folder (Linux 6.19)
+# `setrlimit` and `prlimit64`. They report success for the limit of core dumps: gpg ends if it cannot switch them off.
+LIMITS = {
+    0xC000003E: (160, 302), 0x40000003: (75, 340), 0xC00000B7: (164, 261), 0x40000028: (75, 369),
+    0xC00000F3: (164, 261), 0xC0000015: (75, 325), 0x80000016: (75, 334), 0x00000016: (75, 334),
+}  # fmt: skip
+RLIMIT_CORE, NO_PIPE = 4, 1
+# Of 1000: more than any process has that uses less than half of the memory.
+FIRST_TO_END = 500
 X32 = 0x40000000  # a bit of the number by which x86-64 marks another table, with numbers of its own for some (521, 540)
 PR_SET_SECCOMP, SECCOMP_MODE_FILTER = 22, 2
 RET_ALLOW, RET_ERRNO = 0x7FFF0000, 0x00050000
 LOAD, AND, IS_EQUAL, IS_AT_LEAST, IS_MORE, RETURN = 0x20, 0x54, 0x15, 0x35, 0x25, 0x06  # of BPF
 NUMBER, ARCHITECTURE = 0, 4  # offsets of what is loaded
-COMMAND = 24 if sys.byteorder == "little" else 28  # the low half of the second argument
+FIRST, COMMAND = (16, 24) if sys.byteorder == "little" else (20, 28)  # the low halves of the first two arguments
+THIRD = (32, 36)  # both halves of the third one
 # A kernel without keyrings; a container that forbids the call forbids it to the command as well.
 NO_KEYRINGS = (errno.ENOSYS, errno.EPERM)
 
 
 def main() -> None:
+    for name, value in (("coredump_filter", "0"), ("oom_score_adj", str(FIRST_TO_END))):
+        # A kernel without it. A value that is higher already stays: only root may lower it.
+        with contextlib.suppress(FileNotFoundError), open(f"/proc/self/{name}", "r+") as file:
+            if name == "coredump_filter" or int(file.read()) < FIRST_TO_END:
+                file.seek(0)
+                file.write(value)
+    with contextlib.suppress(ValueError):  # there is a limit of 0 already, and only root may raise it
+        resource.setrlimit(resource.RLIMIT_CORE, (NO_PIPE, NO_PIPE))
     libc = ctypes.CDLL(None, use_errno=True)
     libc.syscall.restype = ctypes.c_long
     keyctl = KEYCTL.get(os.uname().machine)
@@ -75,7 +99,7 @@ def main() -> None:
 
 
 def _filter() -> bytes:
-    """A filter of system calls (BPF) by which there are none of these, as in a kernel without."""
+    """A filter of system calls (BPF), by which these do not exist or change nothing."""
     code = [(LOAD, 0, 0, ARCHITECTURE)]
     for architecture, (keyctl, *others) in REFUSED.items():
         calls = [(LOAD, 0, 0, NUMBER), (AND, 0, 0, ~X32 & 0xFFFFFFFF)]
@@ -86,6 +110,14 @@ def _filter() -> bytes:
                 (IS_EQUAL, 0, 5, number), (LOAD, 0, 0, COMMAND), (IS_EQUAL, 1, 0, F_SETLEASE),
                 (IS_EQUAL, 0, 1, F_SETDELEG), (RETURN, 0, 0, RET_ERRNO | errno.EINVAL), (RETURN, 0, 0, RET_ALLOW),
             ]  # fmt: skip
+        setrlimit, prlimit = LIMITS[architecture]  # to read a limit (`prlimit` without a third argument) is allowed
+        calls += [
+            (IS_EQUAL, 0, 4, setrlimit), (LOAD, 0, 0, FIRST), (IS_EQUAL, 0, 1, RLIMIT_CORE),
+            (RETURN, 0, 0, RET_ERRNO), (RETURN, 0, 0, RET_ALLOW),
+            (IS_EQUAL, 0, 7, prlimit), (LOAD, 0, 0, COMMAND), (IS_EQUAL, 0, 5, RLIMIT_CORE),
+            (LOAD, 0, 0, THIRD[0]), (IS_EQUAL, 0, 2, 0), (LOAD, 0, 0, THIRD[1]), (IS_EQUAL, 1, 0, 0),
+            (RETURN, 0, 0, RET_ERRNO),
+        ]  # fmt: skip
         calls.append((RETURN, 0, 0, RET_ALLOW))
         code += [(IS_EQUAL, 0, len(calls), architecture), *calls]
     return b"".join(struct.pack("=HBBI", *one) for one in (*code, (RETURN, 0, 0, RET_ALLOW)))

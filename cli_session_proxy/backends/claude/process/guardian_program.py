@@ -43,8 +43,8 @@ NONE_LEFT = b"."
 # distinguishes it from settings of the proxy.
 MARK_VARIABLE = "_CLI_SESSION_PROXY_PROCESS"
 # Bytes of an environment that are read. A CLI's mark is in the first kilobytes; a program can pretend to have an
-# endless environment (`PR_SET_MM_MAP`).
-LONGEST_ENVIRONMENT = 1024 * 1024
+# endless environment (`PR_SET_MM_MAP`), and a thousand with a megabyte each take 5 s.
+LONGEST_ENVIRONMENT = 128 * 1024
 # How often we search, because a process may start another one meanwhile; seconds for a killed process to die.
 SWEEPS = 20
 SWEEP_WAIT = 0.5

@@ -548,8 +548,7 @@ class Sessions:
             if program.form.whole_records:  # 1.0.120 does not load it
                 records.append(_dropped_prompts_notice(ready, taken))
         since = before.mark.mtime_ns if before.mark is not None and not forked else None
-        # The folder beside the transcript: large tool results, sub-agents' transcripts.
-        if os.access(path.removesuffix(files.SUFFIX), os.F_OK):
+        if files.has_beside(path):
             kept = self._gathered.get(before.agent_key, 0)
             stored = await asyncio.to_thread(files.gather, Path(path), since, kept)
             if stored and ready.process.launch.confined:

@@ -290,7 +290,7 @@ class Repairs:
         if running.has_register(self._config_dir):
             return False
         try:
-            written = os.stat(path).st_mtime
+            written = os.lstat(path).st_mtime
         except OSError:  # deleted: counts as old
             return False
         return time.time() - written < self._settings.idle_timeout

@@ -82,7 +82,7 @@ def _written_since(start: float, folder: Path) -> list[Path]:
     found = []
     for path in files.sessions_in(folder):
         with suppress(OSError):
-            if path.stat().st_mtime >= start:
+            if path.lstat().st_mtime >= start:
                 found.append(path)
     return sorted(found)
 

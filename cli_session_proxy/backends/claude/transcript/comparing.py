@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, unbroken
+from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, read_whole, unbroken
 from .loading import KNOWN, as_loaded
 
 # The most records after the path that are read. They take 50 ms of the event loop; a person hardly makes so many.
@@ -77,7 +77,7 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
     try:
         with opened(path) as file:
             stat = os.fstat(file.fileno())
-            data = file.read()
+            data = read_whole(file, path)
         if mark is not None and len(data) >= mark.size and _sha(memoryview(data)[: mark.size]) == mark.sha256:
             added = parse(data[mark.size :])
             if added.follows(mark.leaf):

@@ -350,7 +350,13 @@ def descriptor(path: Path | str, *, most: int = MAX_BYTES) -> tuple[int, os.stat
 def contents(path: Path | str, *, most: int = MAX_BYTES) -> bytes:
     """The bytes of such a file. Raises OSError, also if it has grown too large meanwhile."""
     with opened(path, most=most) as file:
-        data = file.read(most + 1)
+        return read_whole(file, path, most=most)
+
+
+def read_whole(file: BinaryIO, path: Path | str, *, most: int = MAX_BYTES) -> bytes:
+    """The bytes of this open file. Raises OSError if it has grown too large since it was opened: an agent could let it
+    grow while it is read, until there is no more memory."""
+    data = file.read(most + 1)
     if len(data) > most:
         raise _too_large(path, most)
     return data
@@ -386,7 +392,8 @@ def is_touched_by_cli(now: FileMark, mark: FileMark) -> bool:
 def is_unchanged(path: Path | str, mark: FileMark) -> bool:
     """Whether the file at this path has not changed, by its stat only. Enough for a process that does not load it."""
     try:
-        seen = os.stat(path)
+        # Never the target of a link: it may be on a file system that does not answer, and this is the event loop.
+        seen = os.lstat(path)
     except OSError:
         return False
     # Renaming the file away and back changes its ctime.
@@ -456,7 +463,7 @@ class Reader:
     def is_at_end(self) -> bool:
         """Whether the file has the size and identity of the last read."""
         try:
-            now = os.stat(self.path)
+            now = os.lstat(self.path)
         except OSError:
             return False
         mine = self.mark

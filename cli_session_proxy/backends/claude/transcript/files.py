@@ -57,8 +57,14 @@ def checked(path: Path) -> Path:
 
 def find_elsewhere(config_dir: Path, session_id: str, expected: Path) -> list[Path]:
     """Files of the same session in other working directories' folders (moved sandbox, doubled prefix)."""
-    found = (config_dir / "projects").glob(f"*/{in_folder(config_dir, session_id).name}")
-    return sorted(path for path in found if path != expected and path.is_file() and not path.is_symlink())
+    name, found = in_folder(config_dir, session_id).name, []
+    with contextlib.suppress(FileNotFoundError), os.scandir(config_dir / "projects") as folders:
+        for path in (Path(folder.path, name) for folder in folders):
+            with contextlib.suppress(OSError):
+                # Not `glob`, which follows a link: it may lead to a file system that does not answer.
+                if path != expected and stat.S_ISREG(os.lstat(path).st_mode):
+                    found.append(path)
+    return sorted(found)
 
 
 def sessions_in(folder: Path) -> list[Path]:
@@ -77,6 +83,11 @@ def sessions_in(folder: Path) -> list[Path]:
 def beside(path: Path) -> Path:
     """The folder of the session's name beside its transcript: large tool results, sub-agents' own transcripts."""
     return path.with_suffix("")
+
+
+def has_beside(path: str) -> bool:
+    """Whether there may be such files. One system call."""
+    return os.path.lexists(path.removesuffix(SUFFIX))
 
 
 def temporary(session_id: str) -> str:

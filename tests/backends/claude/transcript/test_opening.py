@@ -7,13 +7,14 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any, BinaryIO
 
 import pytest
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.process.running import holder
 from cli_session_proxy.backends.claude.sessions.adoption import ForeignTranscript
-from cli_session_proxy.backends.claude.transcript import files
+from cli_session_proxy.backends.claude.transcript import comparing, entries, files
 from cli_session_proxy.backends.claude.transcript.entries import contents, opened
 from cli_session_proxy.domain.models import FileMark
 from cli_session_proxy.errors import InvalidRequest
@@ -86,6 +87,47 @@ def test_what_is_replaced_while_it_is_opened_is_refused_as_well(
     with pytest.raises(OSError, match=r"regular|directory"):
         opened(path)
     assert len(os.listdir("/proc/self/fd")) == count
+
+
+def test_what_grows_while_it_is_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An agent's shell that is told of the opening lets it grow until there is no memory left."""
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"words")
+    really = entries.opened
+
+    def grown(place: Path) -> BinaryIO:
+        file = really(place)
+        os.truncate(place, entries.MAX_BYTES + 1)
+        return file
+
+    monkeypatch.setattr(entries, "opened", grown)
+    monkeypatch.setattr(comparing, "opened", grown)
+    verdict = transcript.check(path, MARK, None)
+    assert verdict is not None
+    assert (verdict.found, "it is larger" in verdict.note) == ("unreadable", True)
+
+
+def test_no_look_follows_a_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may lead to a file system that does not answer, such as a mount over the network: some looks are on the event
+    loop, and a thread that waits there can never be ended."""
+    session = "00000000-0000-4000-8000-000000000000"
+    folder = tmp_path / "projects" / "agent"
+    folder.mkdir(parents=True)
+    path, target = folder / f"{session}.jsonl", tmp_path / "target"
+    target.write_text("{}")
+    path.symlink_to(target)
+    seen, really = target.stat(), os.stat
+    mark = entries.mark_of(seen, seen.st_size, "", None)
+
+    def followed(at: Any, **more: Any) -> os.stat_result:
+        assert more.get("follow_symlinks") is False or not os.path.islink(at), at
+        return really(at, **more)
+
+    monkeypatch.setattr(os, "stat", followed)
+    assert not transcript.is_unchanged(path, mark)
+    assert not transcript.Reader(path, mark).is_at_end()
+    assert files.find_elsewhere(tmp_path, session, tmp_path / "x") == []
+    assert files.sessions_in(folder) == []
 
 
 # --- who reads the CLI's files
