@@ -34,7 +34,7 @@ def texts_of(role: str, blocks: Iterable[Block]) -> Texts:
 
 def texts_of_path(entries: Iterable[Entry]) -> Texts:
     """(role, text) of each block of a path's records."""
-    return _texts(pair for entry in entries for pair in entry.spoken())
+    return _texts(pair for entry in entries for pair in entry.message_blocks())
 
 
 def difference(expected: Sequence[tuple[str, str]], actual: Sequence[tuple[str, str]]) -> str | None:

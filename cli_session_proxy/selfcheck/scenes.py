@@ -303,7 +303,7 @@ async def _check_appended(stage: Stage, path: Path, before: FileMark, known: Seq
             copy = transcript.parse(after.read_bytes()).path
         except OSError:
             return []
-        end = transcript.copied_up_to(known, copy)
+        end = transcript.end_of_copy(known, copy)
         if stage.cli.form.whole_records and not {entry.uuid for entry in known} <= {entry.uuid for entry in copy}:
             return []
         return [] if end is None else copy[end:]

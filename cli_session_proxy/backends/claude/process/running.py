@@ -16,46 +16,46 @@ from ....domain import limits
 from ..transcript.entries import contents
 from .guardian import start_time
 
-# Seconds to wait for an entry that is being written: a loaded machine may pause the CLI.
+# Seconds to wait for an entry that is being written: on a loaded machine the CLI may be paused.
 WRITE_WAIT = 1.0
 WRITE_POLL = 0.01
 # The largest entry in bytes; usually a few hundred.
 MAX_ENTRY = 64 * 1024
-# Seconds of tolerance for a process's start time, which moves with the clock.
-CLOCK_MOVES = 60.0
+# Seconds of tolerance for a process's start time, which changes if the clock is set.
+CLOCK_TOLERANCE = 60.0
 
 
 async def holder(config_dir: Path, session_id: str) -> int | None:
-    """The pid of a live CLI that has this session open according to its entry; None if there is none.
+    """The pid of a live CLI that has this session open according to its entry in the register; None if there is none.
 
     A CLI rewrites its entry several times in its first second (run on 2.1.329), not atomically: invalid JSON is read
     again, for at most `WRITE_WAIT` seconds.
     """
-    give_up = time.monotonic() + WRITE_WAIT
+    deadline = time.monotonic() + WRITE_WAIT
     while True:
-        unfinished = False
+        is_written = False  # an entry is being written just now
         for file in sorted((config_dir / "sessions").glob("*.json")):
             try:
                 entry = limits.loads(contents(file, most=MAX_ENTRY), limits.CLI_DEPTH)
             except OSError:  # its CLI has just ended, or it is no entry
                 continue
             except ValueError:
-                unfinished = True
+                is_written = True
                 continue
             if not isinstance(entry, dict) or entry.get("sessionId") != session_id:
                 continue
             pid, recorded = entry.get("pid"), entry.get("procStart")
             if not isinstance(pid, int) or (started := start_time(pid)) is None:
                 continue
-            # Both are clock ticks on Linux. The forms differ on macOS.
-            comparable = started.isdigit() and isinstance(recorded, str) and recorded.isdigit()
             if started == recorded:
                 return pid
-            # A process that started after the entry was written has a reused pid.
-            with contextlib.suppress(psutil.Error, OSError):  # one of them is missing
-                if not comparable and psutil.Process(pid).create_time() <= file.stat().st_mtime + CLOCK_MOVES:
+            if started.isdigit() and isinstance(recorded, str) and recorded.isdigit():
+                continue  # both are clock ticks (Linux): the pid is another process's now
+            # On macOS their forms differ. A process that started after the entry was written is another one.
+            with contextlib.suppress(psutil.Error, OSError):  # the process or the entry is gone
+                if psutil.Process(pid).create_time() <= file.stat().st_mtime + CLOCK_TOLERANCE:
                     return pid
-        if not unfinished or time.monotonic() >= give_up:
+        if not is_written or time.monotonic() >= deadline:
             return None
         await asyncio.sleep(WRITE_POLL)
 

@@ -23,11 +23,11 @@ from ..process.frames import printable
 from ..process.process import ClaudeProcess
 from ..process.turn_reader import SYNTHETIC_MODEL
 from ..transcript import Entry, Parsed, Reader, Scribe, mending
-from ..transcript.entries import MAX_BYTES, MuchMore, contents
+from ..transcript.entries import MAX_BYTES, TooMuchAppended, contents
 from ..transcript.mending import Head
 from . import composing, paths
 from .exchanges import exchanges, is_prompt
-from .rewinding import Held
+from .rewinding import WarmPath
 from .sharing import SharedUse
 
 # How many transcripts are followed incrementally. Others are read as a whole at their next turn.
@@ -71,8 +71,8 @@ class LiveSession:
     the chain (`transcript.mending`). `prompt`: the new blocks; `head`: what precedes the messages. `quiet`: the
     transcript has no prompt of this turn. `fresh`: the process was started for this turn. `rewritten`: the session was
     written again because of `decisions`. `spent`: the CLI's total cost (USD) before the turn. `unmet`: see
-    `base.Execution`. `taken_back`: see `rewinding.Held`. `shared`: the process also serves others, and has a session of
-    its own (`sharing`).
+    `base.Execution`. `rewound`: see `rewinding.WarmPath`. `shared`: the process also serves others, and has a session
+    of its own (`sharing`).
     """
 
     process: ClaudeProcess
@@ -91,7 +91,7 @@ class LiveSession:
     rewritten: bool = False
     spent: float = 0.0
     unmet: tuple[ParameterName, ...] = ()
-    taken_back: frozenset[str] = frozenset()
+    rewound: frozenset[str] = frozenset()
     shared: SharedUse | None = None
 
     def scribe(self, session_id: str) -> Scribe:
@@ -127,18 +127,18 @@ class Captures:
         reader = self._readers.get(session_id)
         return reader is not None and reader.is_at_end()
 
-    def is_as_left(self, session: Session, held: Held) -> bool:
+    def is_as_left(self, session: Session, warm_path: WarmPath) -> bool:
         """Whether only notes of the CLI and rewound turns were added to its transcript since our last turn."""
-        if transcript.is_unchanged(session.transcript, held.mark):
+        if transcript.is_unchanged(session.transcript, warm_path.mark):
             return True
         reader = self._readers.get(session.id)
-        if reader is None or not reader.holds(held.mark):
+        if reader is None or not reader.holds(warm_path.mark):
             return False
-        with contextlib.suppress(MuchMore):
-            appended = reader.appended(SMALL, held.taken_back)
+        with contextlib.suppress(TooMuchAppended):
+            appended = reader.appended(SMALL, warm_path.rewound)
             if appended is not None:
                 added = appended[0]
-                return not added.path and not added.broken and added.follows(held.mark.leaf)
+                return not added.path and not added.broken and added.follows(warm_path.mark.leaf)
         return False
 
     def follow(self, session_id: str, reader: Reader) -> None:
@@ -186,11 +186,11 @@ class Captures:
         if mark is None:
             reader = Reader(path)
         elif reader is not None and reader.holds(mark):
-            with contextlib.suppress(MuchMore):
+            with contextlib.suppress(TooMuchAppended):
                 taken, reader = self._take_appended(reader, ready, outcome, most=SMALL), None
         else:
             try:
-                reader = await asyncio.to_thread(Reader.behind, path, mark)
+                reader = await asyncio.to_thread(Reader.after, path, mark)
             except transcript.TranscriptChanged:
                 reader = None
         if reader is not None:
@@ -202,8 +202,8 @@ class Captures:
     def _take_appended(
         self, reader: Reader, ready: LiveSession, outcome: TurnOutcome, *, most: int = MAX_BYTES
     ) -> CapturedRecords | None:
-        """None if it is no longer the reader's file. Raises `MuchMore` if more than `most` bytes follow."""
-        appended = reader.appended(most, ready.taken_back)
+        """None if it is no longer the reader's file. Raises `TooMuchAppended` if more than `most` bytes follow."""
+        appended = reader.appended(most, ready.rewound)
         if appended is None:
             return None
         parsed, at_end = appended
@@ -346,7 +346,7 @@ def records_after(entries: Sequence[Entry], leaf: str | None, results: Collectio
 def records_after_copy(known: Sequence[Entry], parsed: Parsed, leaf: str | None) -> list[Entry]:
     """The lines after a copy of the path, with the path's last record as parent; none if it is no copy."""
     path = parsed.path
-    start = transcript.copied_up_to(known, path)
+    start = transcript.end_of_copy(known, path)
     if start is None:
         return []
     if leaf is None or any(entry.uuid == leaf for entry in path):
@@ -412,8 +412,8 @@ def is_copied(known: Sequence[Entry], copy: Sequence[Entry], *, wholly: bool) ->
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return True
     real = (entry for entry in copy[: prompts[-1]] if entry.data.get("message", {}).get("model") != SYNTHETIC_MODEL)
-    copied = [block for entry in real for block in entry.spoken()]
-    ours = [block for entry in known for block in entry.spoken()]
+    copied = [block for entry in real for block in entry.message_blocks()]
+    ours = [block for entry in known for block in entry.message_blocks()]
     if not wholly:
         return not _keys(copied).isdisjoint(_keys(ours))
     rest = iter(ours)
@@ -426,9 +426,9 @@ def lacks_prompts(known: Sequence[Entry], copy: Sequence[Entry], prompt: Sequenc
     prompts = [at for at, entry in enumerate(copy) if is_prompt(entry)]
     if not prompts or any(entry.data.get("isCompactSummary") for entry in copy):
         return False
-    last_prompt = [block for _, block in copy[prompts[-1]].spoken()]
-    copied = _keys(block for entry in copy[: prompts[-1]] for block in entry.spoken())
-    ours = [block for entry in known for block in entry.spoken()]
+    last_prompt = [block for _, block in copy[prompts[-1]].message_blocks()]
+    copied = _keys(block for entry in copy[: prompts[-1]] for block in entry.message_blocks())
+    ours = [block for entry in known for block in entry.message_blocks()]
     our_prompts = [(role, block) for role, block in ours if role == "user" and str(block.get("text", "")).strip()]
     return last_prompt == list(prompt) and copied <= _keys(ours) and not _keys(our_prompts) <= copied
 

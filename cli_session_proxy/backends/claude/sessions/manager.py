@@ -46,7 +46,7 @@ from . import composing, paths, rewinding, summaries
 from .capture import CapturedRecords, Captures, LiveSession, TurnOutcome
 from .decisions import Decided, Decisions, opening
 from .repair import ForeignExchanges, PreparedSession, Repairs, TurnContext
-from .rewinding import FailedTurn, Held, RewindPoint, can_rewind
+from .rewinding import FailedTurn, RewindPoint, WarmPath, can_rewind
 from .sharing import SharedUse, Sharing
 
 # How often a process is started again because it loaded something else than the verified transcript, and the
@@ -86,7 +86,7 @@ class Sessions:
         self._logins, self._login_lock = Logins(self._config_dir, settings.var), asyncio.Lock()
         self._repairs = Repairs(settings, store, projects)
         self.captures = Captures(store)
-        self._held: dict[str, Held] = {}  # by session: the memory of its warm process
+        self._warm_paths: dict[str, WarmPath] = {}  # by session: the memory of its warm process
         # By confined agent's key: characters of files that are stored with its turns and read with the path.
         self._gathered: dict[int, int] = {}
         self.decisions = Decisions(settings, store)
@@ -247,9 +247,9 @@ class Sessions:
             # The CLI's total cost in USD before this turn. A resumed process continues the total that the last one
             # wrote into the transcript at its end (2.1.329).
             spent = 0.0
-            held = self._held.get(session.id) if warm else None
-            if held is not None:
-                spent = held.total
+            warm_path = self._warm_paths.get(session.id) if warm else None
+            if warm_path is not None:
+                spent = warm_path.total
             elif context.capability.keeps_session_id:
                 spent = await asyncio.to_thread(transcript.total_cost, Path(session.transcript))
             unmet: tuple[ParameterName, ...] = ()
@@ -278,7 +278,7 @@ class Sessions:
             fresh=not warm and process.session_id == launch.session_id,
             spent=spent,
             unmet=unmet,
-            taken_back=frozenset() if held is None else held.taken_back,
+            rewound=frozenset() if warm_path is None else warm_path.rewound,
         )
 
     async def _loaded(self, session: Session, process: ClaudeProcess, *, lenient: bool) -> Session:
@@ -326,8 +326,8 @@ class Sessions:
         """The process that made these calls and waits for their results; None if there is none."""
         job, session = context.job, context.job.session
         results = client_tools.for_waiting(job.results, job.prompt)
-        held = None if session is None else self._held.get(session.id)
-        if session is None or held is None or held.turn_id != parent.id or results is None:
+        warm_path = None if session is None else self._warm_paths.get(session.id)
+        if session is None or warm_path is None or warm_path.turn_id != parent.id or results is None:
             return None
         process = await self._pool.take_waiting(context.launch(session.id, resume=True))
         if process is None:
@@ -341,7 +341,7 @@ class Sessions:
             raise
         return LiveSession(
             process, session, "warm", leaf, (), Evidence(waited=True), results,
-            quiet=True, fresh=False, spent=held.total, unmet=unmet,
+            quiet=True, fresh=False, spent=warm_path.total, unmet=unmet,
         )  # fmt: skip
 
     async def _shared_process(self, context: TurnContext) -> LiveSession:
@@ -370,38 +370,40 @@ class Sessions:
         job = context.job
         if job.turn.placed.side or not can_rewind(context.capability, job.profile):
             return None
+        parent_id = None if parent is None else parent.id
         for session_id in self._pool.sessions_in(context.cwd):
-            held, session = self._held.get(session_id), await self._store.session(session_id)
-            if held is None or session is None or not self.captures.is_as_left(session, held):
+            warm_path, session = self._warm_paths.get(session_id), await self._store.session(session_id)
+            if warm_path is None or session is None or not self.captures.is_as_left(session, warm_path):
                 continue  # its memory is unknown, or a person has continued there
-            back: RewindPoint | None = None
-            if held.turn_id != (None if parent is None else parent.id):
-                back = None if held.turn_id is None else await rewinding.point(self._store, held.turn_id, parent)
-                if back is None:
+            point: RewindPoint | None = None  # None: its memory is the path already
+            if warm_path.turn_id != parent_id:
+                if warm_path.turn_id is not None:
+                    point = await rewinding.point(self._store, warm_path.turn_id, parent)
+                if point is None:
                     continue
             process = await self._pool.take_warm(context.launch(session_id, resume=True))
             if process is None:
                 continue
             try:
-                if back is not None:
-                    if not await process.rewind(back.to, back.newest):
+                if point is not None:
+                    if not await process.rewind(point.to, point.newest):
                         await self._pool.checkin(process)
                         continue
-                    mark, taken_back = replace(held.mark, leaf=back.leaf), held.taken_back | {back.to}
-                    held = replace(held, turn_id=parent.id if parent else None, mark=mark, taken_back=taken_back)
-                    self._held[session_id] = held
+                    mark, rewound = replace(warm_path.mark, leaf=point.leaf), warm_path.rewound | {point.to}
+                    warm_path = replace(warm_path, turn_id=parent_id, mark=mark, rewound=rewound)
+                    self._warm_paths[session_id] = warm_path
                 unmet = await parameters.apply(process, job, skip=context.without_parameters)
             except BaseException:
                 process.kill()
                 await self._pool.checkin(process)
                 await self._end(session_id)
                 raise
-            session = context.session(session_id, session.transcript, held.mark, session)
-            done = Repair("taken_back", from_turn=parent.id if parent else None, turns=back.turns if back else None)
+            session = context.session(session_id, session.transcript, warm_path.mark, session)
+            done = Repair("taken_back", from_turn=parent_id, turns=point.turns if point else None)
             link = context.link(session_id, session_id, "branched", done.as_json())
             return LiveSession(
-                process, session, "branched", held.mark.leaf, (link,), Evidence(written=done),
-                fresh=False, spent=held.total, unmet=unmet, taken_back=held.taken_back,
+                process, session, "branched", warm_path.mark.leaf, (link,), Evidence(written=done),
+                fresh=False, spent=warm_path.total, unmet=unmet, rewound=warm_path.rewound,
             )  # fmt: skip
         return None
 
@@ -470,13 +472,13 @@ class Sessions:
         """Check the transcript's whole content, unless a warm process does not need to load it."""
         if session.cli_version != context.capability.version:
             session = replace(session, cli_version=context.capability.version)
-        warm, held = self._pool.peek(session.id), self._held.get(session.id)
-        if held is None or held.turn_id != parent.id:
+        warm, warm_path = self._pool.peek(session.id), self._warm_paths.get(session.id)
+        if warm_path is None or warm_path.turn_id != parent.id:
             # The session continued without this process (another proxy, a failed turn): its memory is outdated.
             await self._pool.discard(session.id)
-        elif warm is not None and warm.usable and self.captures.is_as_left(session, held):
+        elif warm is not None and warm.usable and self.captures.is_as_left(session, warm_path):
             # Its memory is the path. The file's content does not matter now: it is checked when a process loads it.
-            return PreparedSession(replace(session, mark=held.mark), True, "resumed", (), UNCHANGED)
+            return PreparedSession(replace(session, mark=warm_path.mark), True, "resumed", (), UNCHANGED)
         path = self._projects.path(context.cwd, session.id)
         if parent.evidence.shared and not session.transcript:
             return await self._repairs.write_first(context, parent, session, path)
@@ -562,16 +564,16 @@ class Sessions:
         if taken.mark is not None and (ready.process.usable or ready.process.waiting):
             # The process's memory is now the path to this turn. Drop entries of dead processes.
             total = ready.spent if outcome.cost_total is None else outcome.cost_total
-            self._held[session_id] = Held(turn.id, taken.mark, total)
-            if len(self._held) > 2 * self._settings.max_processes:
-                for gone in [known for known in self._held if self._pool.peek(known) is None]:
-                    del self._held[gone]
+            self._warm_paths[session_id] = WarmPath(turn.id, taken.mark, total)
+            if len(self._warm_paths) > 2 * self._settings.max_processes:
+                for gone in [known for known in self._warm_paths if self._pool.peek(known) is None]:
+                    del self._warm_paths[gone]
         if ready.head is not None:
             self.decisions.remember(turn.id, ready.head)
         if (use := ready.shared) is not None:
             use.sound = taken.mark is not None and taken.source == "transcript" and not forked
             use.shared.total = ready.spent if outcome.cost_total is None else outcome.cost_total
-            self._held.pop(session_id, None)
+            self._warm_paths.pop(session_id, None)
             self.captures.forget(session_id)
             # Lines without a uuid may be others'; the turn's messages are in connected records.
             records = [*ready.decisions, *(record for record in taken.records if record.uuid is not None)]
@@ -629,15 +631,15 @@ class Sessions:
         if not (process.usable or await process.stopped()) or not await process.rewind(failed.frame, failed.frame):
             return False
         total = ready.spent if failed.cost_total is None else failed.cost_total
-        taken_back = ready.taken_back | {failed.frame}
-        self._held[session.id] = Held(session.tip_turn_id, session.mark, total, taken_back)
+        rewound = ready.rewound | {failed.frame}
+        self._warm_paths[session.id] = WarmPath(session.tip_turn_id, session.mark, total, rewound)
         await self._pool.checkin(process)
         return True
 
     async def _end(self, *session_ids: str) -> None:
         """End the processes of these sessions, and forget what is known of them."""
         for session_id in dict.fromkeys(session_ids):
-            self._held.pop(session_id, None)
+            self._warm_paths.pop(session_id, None)
             self.captures.forget(session_id)
             await self._pool.discard(session_id)
 

@@ -250,7 +250,7 @@ class Repairs:
     async def foreign(self, agent: Agent, parent: Turn, session: Session, path: Path) -> ForeignExchanges | None:
         """Complete exchanges that a person added after `parent`, if nothing else changed. Read only."""
         verdict = await self.check(path, session, parent)
-        if verdict.found != "tail" or verdict.cut or not transcript.is_complete(verdict.tail):
+        if verdict.found != "tail" or verdict.broken or not transcript.is_complete(verdict.tail):
             return None
         entries = await tails.adoptable(self._store, agent, parent, verdict)
         return ForeignExchanges(session, entries, verdict.note) if entries else None
@@ -267,7 +267,7 @@ class Repairs:
         give_up = time.monotonic() + BUSY_WAIT
         while True:
             *_, last = exchanges(verdict.tail) if verdict.tail else (None,)
-            if last is None or (last.complete and not verdict.cut):
+            if last is None or (last.complete and not verdict.broken):
                 return verdict
             agent = context.job.agent
             is_persons = any(map(is_prompt, last.entries)) and not await tails.has_own_frame(
@@ -329,7 +329,7 @@ class Repairs:
             copies = await asyncio.to_thread(files.find_elsewhere, self._config_dir, session.id, path)
             done = replace(done, also_at=tuple(map(str, copies)))
         # An outdated file, as on a host to which the agent returns, has nothing that the chain lacks.
-        changed = verdict.found in ("different", "unreadable") and not verdict.earlier
+        changed = verdict.found in ("different", "unreadable") and not verdict.is_prefix
         if changed or origin in ("theirs", "theirs_behind_ours"):
             done = replace(done, kept=await asyncio.to_thread(self._move_aside, path))
         moved = await self._may_lie_elsewhere(session)

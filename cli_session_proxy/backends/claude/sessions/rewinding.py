@@ -23,18 +23,18 @@ MOST = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
-    """A warm process's memory: the path to this turn; None: empty. `mark`: of its transcript when last read, with the
-    path's last record.
+class WarmPath:
+    """The path that a warm process has in its memory: to the turn `turn_id`; None: an empty one. `mark`: of its
+    transcript when last read, with the path's last record.
 
-    `total`: its reported cost of all its turns in USD. `taken_back`: prompts before which it was rewound; its
-    transcript may not show this yet.
+    `total`: the cost that the process reports for all its turns, in USD. `rewound`: uuids of prompts before which it
+    was rewound; the transcript may not show this yet.
     """
 
     turn_id: str | None
     mark: FileMark
     total: float = 0.0
-    taken_back: frozenset[str] = frozenset()
+    rewound: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +66,8 @@ def can_rewind(capability: Capability, profile: Profile) -> bool:
     return capability.was_seen("rewind_conversation") and not own
 
 
-async def point(store: Store, held: str, parent: Turn | None) -> RewindPoint | None:
-    """The point to which a process with the path to the turn `held` is rewound, so that it has the path to `parent`.
+async def point(store: Store, turn_id: str, parent: Turn | None) -> RewindPoint | None:
+    """The point to which a process with the path to the turn `turn_id` is rewound, so that it has the path to `parent`.
 
     None if `parent` is not on that path, or if the process's requests differ from the path's records: after a
     compaction, or if something was left out. A first turn can only be rewound alone.
@@ -76,7 +76,7 @@ async def point(store: Store, held: str, parent: Turn | None) -> RewindPoint | N
     most = MOST if parent is not None else 1
     newest: str | None = None
     opening: transcript.Entry | None = None
-    turn = await store.turn(held)
+    turn = await store.turn(turn_id)
     turns = 0
     while turn is not None and turn.id != wanted:
         if turns == most or turn.backend != paths.NAME or turn.evidence.compacted is not None:

@@ -97,7 +97,7 @@ def _read(path: Path, turn: Turn, known: Parsed) -> TranscriptExchange | None:
     is_copy = path.stem != turn.session_id
     if parsed.broken:  # a damaged line may have been a part of the exchange
         return None
-    if is_copy and transcript.copied_up_to(known.path, parsed.path) is None:  # of another conversation
+    if is_copy and transcript.end_of_copy(known.path, parsed.path) is None:  # of another conversation
         return None
     entries, leaf = list(parsed.entries), known.leaf
     if leaf is not None:

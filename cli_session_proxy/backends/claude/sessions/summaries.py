@@ -89,8 +89,8 @@ def _read(path: Sequence[Record], *, open_calls: bool) -> tuple[list[TranscriptE
         said[-1:] = _rounds(said[-1])
     texts = []
     for exchange in said:
-        spoken = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
-        blocks = [(entry.kind, block) for entry in spoken for block in entry.content]
+        message_blocks = [entry for entry in exchange.path if entry.kind in ("user", "assistant")]
+        blocks = [(entry.kind, block) for entry in message_blocks for block in entry.content]
         lines = [f"{kind}: {words}" for kind, block in blocks if (words := summarising.text_of(block))]
         texts.append("\n\n".join(lines))
     return said, count, texts

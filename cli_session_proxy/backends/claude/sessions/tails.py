@@ -30,7 +30,7 @@ async def origin(store: Store, agent: Agent, verdict: FileVerdict) -> Origin | N
     if prompts <= await store.own_frames(agent.key, [*prompts]):
         return "ours"
     *_, last = await asyncio.to_thread(list, exchanges(verdict.tail))
-    return "theirs_behind_ours" if last.complete and not verdict.cut else "theirs"
+    return "theirs_behind_ours" if last.complete and not verdict.broken else "theirs"
 
 
 async def adoptable(store: Store, agent: Agent, parent: Turn, verdict: FileVerdict) -> tuple[Entry, ...]:

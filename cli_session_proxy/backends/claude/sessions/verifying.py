@@ -183,11 +183,11 @@ class Verifier:
             found = [one for one in found if one.kind not in ("unknown", "cut")]
             return SessionResult(len(known), busy=True, differences=tuple(found), verdict=verdict)
         stops = transcript.stops_at_unknown(session.cli_version)
-        if stops and verdict.unloaded and verdict.found in ("equal", "tail"):
+        if stops and verdict.unknown_types and verdict.found in ("equal", "tail"):
             text = (
-                f"{_count(len(verdict.unloaded), 'record')} of a type that Claude CLI {session.cli_version} does not "
-                f"load ({_list(verdict.unloaded)}): it would go on from what follows only; the next turn writes the "
-                "transcript again without"
+                f"{_count(len(verdict.unknown_types), 'record')} of a type that Claude CLI {session.cli_version} does "
+                f"not load ({_list(verdict.unknown_types)}): it would go on from what follows only; the next turn "
+                "writes the transcript again without"
             )
             found.append(difference("unloaded", text))
         leftover = LEFTOVERS.get(await tails.origin(self._store, agent, verdict))
@@ -267,7 +267,7 @@ def _differences(verdict: FileVerdict) -> Iterator[tuple[str, str, int | None]]:
         yield "unknown", f"{records} that the chain does not know: {_list(verdict.unknown)}", None
     if verdict.found == "different" and not different and not verdict.unknown:
         yield "order", "the records are in another order, or some occur twice", None
-    if verdict.cut:
+    if verdict.broken:
         lines = _count(verdict.broken, "line")
         yield "cut", f"{lines} of it no JSON or no record of a CLI's (a cut last line is one)", None
 

@@ -1,7 +1,7 @@
 """Compares a transcript with the chain, for repairs, `verify` and the page.
 
-By the mark's hash first, then record by record. If CLI 1.0.120 copied the session, it may have split records and given
-them new uuids: then the messages are compared, if the copy's records are connected.
+The hash of the mark is compared first, then each record. CLI 1.0.120 copies a session at a resume, may split its
+records and gives them new uuids. In such a copy the messages are compared, and its records must be connected.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Literal
 
 from ....domain.models import FileMark, Record
-from .entries import Entry, Parsed, copied_up_to, mark_of, opened, parse, parse_records, read_whole, unbroken
+from .entries import Entry, Parsed, end_of_copy, mark_of, opened, parse, parse_records, read_whole, unbroken
 from .loading import KNOWN, as_loaded
 
-# The most records after the path that are read. They take 50 ms of the event loop; a person hardly makes so many.
-MORE_RECORDS = 20_000
+# The most records after the path that are read. They take 50 ms of the event loop; a person hardly adds so many.
+MOST_ADDED = 20_000
 
 Found = Literal["equal", "tail", "missing", "unreadable", "different"]
 State = Literal["equal", "changed", "lost"]
@@ -48,8 +48,8 @@ class FileVerdict:
     `leaf`: the uuid of the path's last record in the file, the parent of a tail.
     `pairs` and `unknown` (all records that the chain does not have) are only set if records were compared, not by the
     hash alone. `broken`: how many lines are no JSON or no valid record, including a cut last line.
-    `earlier`: the file is the path as of some turns ago, and nothing else. `unloaded`: records of unknown types, which
-    are not compared.
+    `is_prefix`: the file has the first records of the path, unchanged, and nothing else. `unknown_types`: records of
+    types that we do not know. They are not compared.
     """
 
     found: Found
@@ -61,18 +61,14 @@ class FileVerdict:
     mark: FileMark | None = None
     leaf: str | None = None
     read: int = 0
-    earlier: bool = False
-    unloaded: tuple[Entry, ...] = ()
-
-    @property
-    def cut(self) -> bool:
-        return self.broken > 0
+    is_prefix: bool = False
+    unknown_types: tuple[Entry, ...] = ()
 
 
-def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> FileVerdict | None:
-    """Compare a transcript with the path: by the mark's hash first, then record by record with `known`.
+def check(path: Path, mark: FileMark | None, expected: Sequence[Record] | None) -> FileVerdict | None:
+    """Compare a transcript with the path: by the mark's hash first, then with the path's records, `expected`.
 
-    Returns None if the hash is not enough and `known` was not given: load the records and call again.
+    Returns None if the hash is not enough and `expected` is None: load the path's records and call again.
     """
     try:
         with opened(path) as file:
@@ -83,17 +79,17 @@ def check(path: Path, mark: FileMark | None, known: Sequence[Record] | None) -> 
             if added.follows(mark.leaf):
                 tail = tuple(added.path)
                 return _whole("what the last turn left is unchanged", (), tail, added.broken, stat, data, mark.leaf)
-        if known is None:
+        if expected is None:
             return None
-        chain = parse_records(known).path
-        parsed = parse(data, sum(len(record.line) for record in known))
-        unloaded = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
+        chain = parse_records(expected).path
+        parsed = parse(data, sum(len(record.line) for record in expected))
+        unknown_types = tuple(entry for entry in parsed.path if entry.kind not in KNOWN)
         verdict = _compared(as_loaded(chain), as_loaded(parsed.path), parsed, stat, data)
         leaf = _leaf(chain)
-        if verdict.found in ("equal", "tail") and chain and leaf in {entry.uuid for entry in unloaded}:
+        if verdict.found in ("equal", "tail") and chain and leaf in {entry.uuid for entry in unknown_types}:
             # A new CLI's records have this record as parent, although it does not load it.
             verdict = replace(verdict, leaf=leaf, mark=verdict.mark and replace(verdict.mark, leaf=leaf))
-        return replace(verdict, unloaded=unloaded) if unloaded else verdict
+        return replace(verdict, unknown_types=unknown_types) if unknown_types else verdict
     except FileNotFoundError:
         return FileVerdict("missing", f"no transcript at {path}")
     except OSError as exc:
@@ -106,16 +102,16 @@ def _compared(
     """Compare the chain's records with those of the file, in the form of `as_loaded`."""
     equal = [ours.comparable() == theirs.comparable() for ours, theirs in zip(expected, present, strict=False)]
     is_whole = len(present) >= len(expected) and all(equal)
-    copy_end = None if is_whole else copied_up_to(expected, present)
+    copy_end = None if is_whole else end_of_copy(expected, present)
     if copy_end is not None:
-        # A copy under new uuids: equal messages, and nothing else lost. Its records are connected, and its last one is
-        # the parent of what follows.
+        # A copy of the path has equal messages, equal other records (compared without their uuids) and the same leaf,
+        # the parent of what follows. It is connected.
         copy = present[:copy_end]
-        same_leaf = _leaf(copy) == _leaf(expected) and unbroken(copy, None)
-        remarks, copied = (
-            [entry.comparable()[2:] for entry in entries if not entry.spoken()] for entries in (expected, copy)
+        is_connected = _leaf(copy) == _leaf(expected) and unbroken(copy, None)
+        others, copied_others = (
+            [entry.comparable()[2:] for entry in entries if not entry.message_blocks()] for entries in (expected, copy)
         )
-        if same_leaf and remarks == copied:
+        if is_connected and others == copied_others:
             pairs = tuple(Pair(number, entry, None, "equal") for number, entry in enumerate(expected, 1))
             note = f"all {len(expected)} records are the chain's, under new uuids"
             return _whole(note, pairs, tuple(present[copy_end:]), parsed.broken, stat, data, _leaf(copy))
@@ -136,12 +132,12 @@ def _compared(
         note = f"{len(present)} records instead of {len(expected)}{broken}" if data else "the file is empty"
     else:
         note = f"record {equal.index(False) + 1} of {len(expected)} is not the chain's"
-    earlier = 0 < len(present) < len(expected) and not parsed.broken and all(equal)
-    last = _leaf(expected)
-    behind = next((present[at:] for at, entry in enumerate(present, 1) if last is not None and entry.uuid == last), [])
-    tail = tuple(behind) if len(behind) <= MORE_RECORDS and not any(entry.uuid in known for entry in behind) else ()
+    is_prefix = 0 < len(present) < len(expected) and not parsed.broken and all(equal)
+    leaf = _leaf(expected)
+    added = next((present[at:] for at, entry in enumerate(present, 1) if leaf is not None and entry.uuid == leaf), [])
+    tail = tuple(added) if len(added) <= MOST_ADDED and not any(entry.uuid in known for entry in added) else ()
     return FileVerdict(
-        "different", note, pairs, unknown, tail, parsed.broken, leaf=last, read=len(data), earlier=earlier
+        "different", note, pairs, unknown, tail, parsed.broken, leaf=leaf, read=len(data), is_prefix=is_prefix
     )
 
 
@@ -155,8 +151,8 @@ def _whole(
     leaf: str | None,
 ) -> FileVerdict:
     """The verdict for a complete path. Raises OSError if too many records follow."""
-    if len(tail) > MORE_RECORDS:
-        raise OSError(errno.EFBIG, f"more than {MORE_RECORDS:,} records follow what the chain knows")
+    if len(tail) > MOST_ADDED:
+        raise OSError(errno.EFBIG, f"more than {MOST_ADDED:,} records follow what the chain knows")
     if tail or broken:
         follow = "1 unknown record follows" if len(tail) == 1 else f"{len(tail)} unknown records follow"
         more = f"{note}; {follow}" + (", the last line is cut" if broken else "")

@@ -17,7 +17,7 @@ from uuid import NAMESPACE_OID, uuid5
 
 from ....domain import limits
 from ....domain.models import Block, FileMark, Record
-from .shapes import RECORD, SPOKEN
+from .shapes import MESSAGE, RECORD
 
 if TYPE_CHECKING:
     from hashlib import _Hash as Hash
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 # The beginning of our own lines, which are in the chain and in no transcript: a mark (`mending`), a stored file
 # (`files`).
-OWN = '{"type":"cli-session-proxy/'
+OWN_LINE = '{"type":"cli-session-proxy/'
 
 # Part of the CLI's note of a rewind (`Entry.rewinds`). Inside a text its quotes would be escaped.
 REWOUND = b'"rewound":true'
@@ -55,8 +55,8 @@ class Entry:
         data = self.data
         named = "uuid" in data and "parentUuid" in data
         self.kind = str(data.get("type", ""))
-        shape = SPOKEN if self.kind in ("user", "assistant") else RECORD
-        self.sound = not self.line.startswith(OWN) and (not named or shape.isinstance_python(data))
+        shape = MESSAGE if self.kind in ("user", "assistant") else RECORD
+        self.sound = not self.line.startswith(OWN_LINE) and (not named or shape.isinstance_python(data))
         is_record = named and self.sound
         self.uuid = data["uuid"] if is_record else None
         self.parent = data["parentUuid"] if is_record else None
@@ -72,8 +72,8 @@ class Entry:
         what = self.content if "message" in self.data else self.data.get("attachment")
         return (self.uuid, self.parent, self.kind, json.dumps(what, sort_keys=True))
 
-    def spoken(self) -> list[tuple[str, Block]]:
-        """Its blocks as the model gets them, each with its role; none if it is no message."""
+    def message_blocks(self) -> list[tuple[str, Block]]:
+        """Its blocks as the model gets them, each with its role; none if it is no message of the conversation."""
         if not self.on_path or self.kind not in ("user", "assistant") or self.data.get("isMeta"):
             return []
         return [(self.kind, block) for block in self.content]
@@ -109,15 +109,15 @@ class Entry:
 
 
 class Cut(NamedTuple):
-    """A rewind in a tail, to this record before the tail; None: to the beginning."""
+    """A rewind in a tail, to the record `leaf` before the tail; None: to the beginning."""
 
     leaf: str | None
 
 
 @dataclass(frozen=True, slots=True)
 class Parsed:
-    """A parsed transcript or tail of one; `path`: its entries on the path. `broken`: how many lines are no JSON (e.g. a
-    cut last line), too deep or invalid. Rewound records are not among the entries; `cut`: a rewind to a record before
+    """A parsed transcript, or a tail of one. `entries`: without rewound ones. `path`: those of them on the path.
+    `broken`: how many lines are no JSON (e.g. a cut last line), too deep or invalid. `cut`: a rewind to a record before
     these lines."""
 
     entries: tuple[Entry, ...]
@@ -129,9 +129,9 @@ class Parsed:
     def leaf(self) -> str | None:
         return self.path[-1].uuid if self.path else None
 
-    def leaf_behind(self, before: str | None) -> str | None:
-        """The path's last record; `before`: the last one before these lines."""
-        return self.leaf or (before if self.cut is None else self.cut.leaf)
+    def leaf_after(self, previous: str | None) -> str | None:
+        """The path's last record; `previous`: the last one before these lines."""
+        return self.leaf or (previous if self.cut is None else self.cut.leaf)
 
     def follows(self, leaf: str | None) -> bool:
         """Whether these lines continue this record, or at least no other record before them."""
@@ -149,9 +149,10 @@ LINE_VALUES = 500_000
 BEFORE_VALUES = (b",", b"[", b"{")
 
 
-def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
-    """`known`: how many characters the chain has of it. `without`: rewound records to skip with their descendants, even
-    if the CLI has not noted the rewind yet. Raises OSError if there is much more data than `known`."""
+def parse(data: bytes, known: int = 0, rewound: Collection[str] = ()) -> Parsed:
+    """Parse a transcript, or a tail of one. `known`: how many characters of it the chain has. `rewound`: uuids of
+    records to skip with their descendants, even if the CLI has not noted the rewind yet. Raises OSError if there is
+    much more data than `known`."""
     if len(data) > MORE_BYTES + 4 * known:  # up to four bytes per character
         raise too_much(f"than {MORE_BYTES:,} bytes that the chain does not know")
     lines, values = MORE_LINES + len(data) // BYTES_A_LINE, MORE_VALUES + len(data) // BYTES_A_VALUE
@@ -180,44 +181,44 @@ def parse(data: bytes, known: int = 0, without: Collection[str] = ()) -> Parsed:
         else:
             broken += 1
     cut: Cut | None = None
-    if without or any(entry.rewinds for entry in entries):
-        entries, cut = _without_taken_back(entries, without)
+    if rewound or any(entry.rewinds for entry in entries):
+        entries, cut = _without_rewound(entries, rewound)
     return Parsed(tuple(entries), [entry for entry in entries if entry.on_path], broken, cut)
 
 
-def _without_taken_back(entries: Sequence[Entry], without: Collection[str]) -> tuple[list[Entry], Cut | None]:
+def _without_rewound(entries: Sequence[Entry], rewound: Collection[str]) -> tuple[list[Entry], Cut | None]:
     """The entries without rewound records and the notes of rewinds. Other notes of the CLI stay.
 
     A compaction and its records stay: a CLI that loads the file continues from its summary (run on 2.1.330).
     """
     remaining: list[Entry | None] = []
-    at_of: dict[str, list[int]] = {}  # by uuid: indices in `remaining`
+    places: dict[str, list[int]] = {}  # by uuid: indices in `remaining`
     stack: list[int] = []  # the same indices in order: each record is removed at most once
-    gone: set[str | None] = set(without)
+    removed: set[str | None] = set(rewound)
     cut: Cut | None = None
-    compacted = -1
+    last_compaction = -1
     for entry in entries:
         if entry.rewinds:
             leaf = entry.data["leafUuid"]
-            at = next(reversed(at_of.get(leaf, ())), -1) if isinstance(leaf, str) else -1
-            if compacted > at:
+            at = next(reversed(places.get(leaf, ())), -1) if isinstance(leaf, str) else -1
+            if last_compaction > at:
                 continue
             while stack and stack[-1] > at:
                 later = remaining[stack[-1]]
                 assert later is not None
                 assert later.uuid is not None
-                gone.add(later.uuid)
-                at_of[later.uuid].pop()
+                removed.add(later.uuid)
+                places[later.uuid].pop()
                 remaining[stack.pop()] = None
             cut = Cut(leaf) if at < 0 else cut
-        elif entry.uuid is not None and (entry.uuid in gone or entry.parent in gone):
-            gone.add(entry.uuid)
+        elif entry.uuid is not None and (entry.uuid in removed or entry.parent in removed):
+            removed.add(entry.uuid)
         else:
             if entry.uuid is not None:
-                at_of.setdefault(entry.uuid, []).append(len(remaining))
+                places.setdefault(entry.uuid, []).append(len(remaining))
                 stack.append(len(remaining))
             if entry.data.get("subtype") == "compact_boundary":
-                compacted = len(remaining)
+                last_compaction = len(remaining)
             remaining.append(entry)
     return [entry for entry in remaining if entry is not None], cut
 
@@ -256,9 +257,9 @@ def unbroken(entries: Sequence[Entry], start: str | None) -> bool:
     """
     previous = start
     for entry in entries:
-        anew = entry.parent is None and entry.data.get("subtype") == "compact_boundary"
+        starts_again = entry.parent is None and entry.data.get("subtype") == "compact_boundary"
         answers_its_call = entry.parent is not None and entry.data.get("sourceToolAssistantUUID") == entry.parent
-        if entry.parent != previous and not anew and not answers_its_call:
+        if entry.parent != previous and not starts_again and not answers_its_call:
             return False
         previous = entry.uuid
     return True
@@ -288,16 +289,16 @@ def has_ended(entries: Sequence[Entry]) -> bool:
     return answers[-1].data["message"].get("stop_reason") not in (None, "tool_use", "max_tokens", "refusal")
 
 
-def copied_up_to(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
-    """The index in a copy of these records at which other records begin; None if it is no copy.
+def end_of_copy(known: Sequence[Entry], copy: Sequence[Entry]) -> int | None:
+    """The index in `copy` behind the copies of all `known` records; None if it is no copy of them.
 
     Compares messages block by block: CLI 1.0.120 copies the session at every resume, splits prompts with several
     blocks, and gives new uuids to these and all later records.
     """
-    expected = [block for entry in known for block in entry.spoken()]
+    expected = [block for entry in known for block in entry.message_blocks()]
     at = 0
     for index, entry in enumerate(copy):
-        blocks = entry.spoken()
+        blocks = entry.message_blocks()
         if at == len(expected) and blocks:
             return index
         if expected[at : at + len(blocks)] != blocks:
@@ -420,7 +421,7 @@ class TranscriptChanged(Exception):
         self.how = how
 
 
-class MuchMore(Exception):
+class TooMuchAppended(Exception):
     """More was appended to a transcript than may be read at once."""
 
 
@@ -438,7 +439,7 @@ class Reader:
     _hash: Hash = field(default_factory=hashlib.sha256, repr=False, compare=False)
 
     @staticmethod
-    def behind(path: Path | str, mark: FileMark) -> Reader:
+    def after(path: Path | str, mark: FileMark) -> Reader:
         """A reader at the end of what the mark describes. Raises `TranscriptChanged` if the file begins differently."""
         try:
             with opened(path) as file:
@@ -469,11 +470,11 @@ class Reader:
         mine = self.mark
         return mine is not None and (mine.size, mine.device, mine.inode) == (now.st_size, now.st_dev, now.st_ino)
 
-    def appended(self, most: int = MAX_BYTES, without: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
+    def appended(self, most: int = MAX_BYTES, rewound: Collection[str] = ()) -> tuple[Parsed, Reader] | None:
         """The appended records, and the next reader. None if it is another file, or too much was appended to be read at
-        all. `without`: see `parse`.
+        all. `rewound`: see `parse`.
 
-        Raises `MuchMore` if more than `most` bytes were appended.
+        Raises `TooMuchAppended` if more than `most` bytes were appended.
         """
         size, identity = (0, None) if self.mark is None else (self.mark.size, (self.mark.device, self.mark.inode))
         try:
@@ -482,18 +483,18 @@ class Reader:
                 if identity not in (None, (status.st_dev, status.st_ino)) or status.st_size < size:
                     return None
                 if status.st_size - size > most:
-                    raise MuchMore
+                    raise TooMuchAppended
                 if status.st_size - size > MORE_BYTES:
                     return None
                 data = os.pread(fd, status.st_size - size, size)  # only up to the size in the stat
             finally:
                 os.close(fd)
-            parsed = parse(data, without=without)
+            parsed = parse(data, rewound=rewound)
         except OSError:
             return None
         read = self._hash.copy()
         read.update(data)
-        leaf = parsed.leaf_behind(None if self.mark is None else self.mark.leaf)
+        leaf = parsed.leaf_after(None if self.mark is None else self.mark.leaf)
         return parsed, Reader(self.path, mark_of(status, size + len(data), read.hexdigest(), leaf), read)
 
 
@@ -504,7 +505,7 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     also if the content is equal but the file was touched. Notes that the CLI appended and times that it set are
     allowed.
     """
-    got = Reader.behind(path, mark).appended()
+    got = Reader.after(path, mark).appended()
     if got is None or (now := got[1].mark) is None:
         raise TranscriptChanged("another_file")
     added, reader = got
@@ -516,8 +517,8 @@ def reread(path: Path, mark: FileMark, *, lenient: bool = False) -> tuple[Reader
     return reader, now
 
 
-_TOTAL = b'{"type":"cost-state",'
-_NOTE = 64 * 1024  # the longest such note in bytes
+_COST_NOTE = b'{"type":"cost-state",'  # the beginning of the CLI's note of a session's cost
+_COST_NOTE_SIZE = 64 * 1024  # bytes of the longest such note
 
 
 def total_cost(path: Path) -> float:
@@ -532,9 +533,9 @@ def total_cost(path: Path) -> float:
             while start > 0:
                 size = min(CHUNK, start)
                 start -= size
-                piece = os.pread(fd, size, start) + piece[: len(_TOTAL) - 1]
-                if (at := piece.rfind(_TOTAL)) >= 0:  # in a text its quotes would be escaped
-                    line = os.pread(fd, _NOTE, start + at).partition(b"\n")[0]
+                piece = os.pread(fd, size, start) + piece[: len(_COST_NOTE) - 1]
+                if (at := piece.rfind(_COST_NOTE)) >= 0:  # in a text its quotes would be escaped
+                    line = os.pread(fd, _COST_NOTE_SIZE, start + at).partition(b"\n")[0]
                     break
         total = limits.loads(line, limits.CLI_DEPTH).get("totalCostUSD")
     except (OSError, ValueError):  # no file, or a cut line

@@ -68,17 +68,17 @@ _Known = Annotated[_Text | _Thinking | _Call | _Result | _Media, Field(discrimin
 Block = Annotated[_Known | _Other, Field(union_mode="left_to_right")]
 
 
-class _About(TypedDict):
+class _MessageFields(TypedDict):
     id: NotRequired[Words | None]
     stop_reason: NotRequired[Word | None]
     usage: NotRequired[Object | None]
 
 
-class _Note(_About):
+class _NoteMessage(_MessageFields):
     content: NotRequired[Words | list[Block]]
 
 
-class _Message(_About):
+class _Message(_MessageFields):
     content: Words | list[Block]
 
 
@@ -92,13 +92,13 @@ class _TranscriptLine(TypedDict):
 
 
 class _Record(_TranscriptLine):
-    message: NotRequired[_Note]
+    message: NotRequired[_NoteMessage]
 
 
-class _Spoken(_TranscriptLine):
+class _MessageRecord(_TranscriptLine):
     message: _Message
 
 
 # For lines with a `uuid`: user and assistant records; all others.
-SPOKEN = TypeAdapter(_Spoken).validator
+MESSAGE = TypeAdapter(_MessageRecord).validator
 RECORD = TypeAdapter(_Record).validator

@@ -75,7 +75,7 @@ def test_what_was_added_goes_on_from_the_leaf_or_says_where_it_went_back_to(
     at = data.draw(st.integers(0, len(session.lines)))
     before = parse(b"".join(session.lines[:at]))
     added = parse(b"".join(session.lines[at:]))
-    assert added.leaf_behind(before.leaf) == (session.path[-1] if session.path else None)
+    assert added.leaf_after(before.leaf) == (session.path[-1] if session.path else None)
     kept = [entry.uuid for entry in before.path]
     if added.cut is not None:
         kept = kept[: kept.index(added.cut.leaf) + 1] if added.cut.leaf is not None else []
@@ -108,7 +108,7 @@ def _compare(session: Session, known: list[Record], taken: int, file: Path) -> N
     session.turn("failed")
     frame = f"u{count}"
     write()
-    got = Reader.behind(file, mark).appended(MAX_BYTES, {frame})
+    got = Reader.after(file, mark).appended(MAX_BYTES, {frame})
     assert got is not None
     assert (got[0].path, got[0].follows(leaf)) == ([], True)
     session.rewind(1)

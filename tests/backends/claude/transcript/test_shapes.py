@@ -144,7 +144,7 @@ def test_whatever_the_lines_are_nothing_that_reads_them_fails(lines: list[Any]) 
     asked = a_turn(1, frame_uuid="u0", session_id=SESSION)
     # transcript
     transcript.is_complete(entries), transcript.has_ended(entries), transcript.unbroken(path, None)
-    transcript.copied_up_to(path, path[1:])
+    transcript.end_of_copy(path, path[1:])
     assert transcript.parse_records(records).path == path
     shown = mending.shown([*records, mending.leave_out("thinking"), mending.fitted({})])
     mending.shown([*records, mending.summary("words", "u1", "sonnet", "2026-01-01T00:00:00Z")])

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from cli_session_proxy.backends.claude import transcript
 from cli_session_proxy.backends.claude.transcript import Entry, Reader, Scribe, comparing, entries
-from cli_session_proxy.backends.claude.transcript.entries import MuchMore, values_in
+from cli_session_proxy.backends.claude.transcript.entries import TooMuchAppended, values_in
 from cli_session_proxy.domain.limits import VALUES
 from cli_session_proxy.domain.models import Block, FileMark, Message, Record
 
@@ -212,7 +212,7 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
     mark = transcript.write(path, records[:2], SESSION)
-    reader = Reader.behind(path, mark)
+    reader = Reader.after(path, mark)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{record.line}\n" for record in records[2:])
     got = reader.appended()
@@ -229,10 +229,10 @@ def test_a_reader_reads_only_what_was_added_and_marks_the_whole_file(tmp_path: P
 def test_a_reader_reads_no_more_than_it_is_asked_to(tmp_path: Path) -> None:
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
-    reader = Reader.behind(path, transcript.write(path, records[:2], SESSION))
+    reader = Reader.after(path, transcript.write(path, records[:2], SESSION))
     more = "".join(f"{record.line}\n" for record in records[2:])
     _append(path, more)
-    with pytest.raises(MuchMore):
+    with pytest.raises(TooMuchAppended):
         reader.appended(len(more.encode()) - 1)
     assert reader.appended(len(more.encode())) == reader.appended()
 
@@ -241,7 +241,7 @@ def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) ->
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(3)
     mark = transcript.write(path, records[:4], SESSION)
-    reader = Reader.behind(path, mark)
+    reader = Reader.after(path, mark)
     _overwrite(path)
     _append(path, "".join(f"{record.line}\n" for record in records[4:]))
     got = reader.appended()
@@ -250,7 +250,7 @@ def test_damage_to_what_was_read_is_no_part_of_a_readers_mark(tmp_path: Path) ->
     assert transcript.is_unchanged(path, now)
     assert transcript.check(path, now, None) is None  # the hash does not agree
     with pytest.raises(transcript.TranscriptChanged):
-        Reader.behind(path, mark)
+        Reader.after(path, mark)
 
 
 # --- compared
@@ -312,7 +312,9 @@ def _split(entries: list[Entry]) -> list[Entry]:
     """As CLI 1.0.120 copies them: a record a block."""
     scribe = Scribe(OTHER, Path("/somewhere"), "1.0.120", 1_700_000_000.0)
     messages = [
-        Message("user" if role == "user" else "assistant", (block,)) for e in entries for role, block in e.spoken()
+        Message("user" if role == "user" else "assistant", (block,))
+        for e in entries
+        for role, block in e.message_blocks()
     ]
     return transcript.parse_records([scribe.record(message, "sonnet") for message in messages]).path
 
@@ -322,7 +324,7 @@ def test_a_copy_ends_where_its_words_do(blocks: list[list[str]], known: int) -> 
     entries = _said(blocks)
     path = entries[:known]
     copy = [*_split(path), *entries[known:]]
-    assert transcript.copied_up_to(path, copy) == len(_split(path))
+    assert transcript.end_of_copy(path, copy) == len(_split(path))
 
 
 @given(st.lists(BLOCKS, min_size=1, max_size=6), st.data())
@@ -331,8 +333,8 @@ def test_what_lacks_or_changes_a_word_is_no_copy(blocks: list[list[str]], data: 
     copy = _split(entries)
     at = data.draw(st.integers(0, len(copy) - 1))
     changed = Scribe(OTHER, Path("/"), "", 0.0).record(Message(copy[at].kind, ({"type": "text", "text": "d"},)), "m")  # type: ignore[arg-type]
-    assert transcript.copied_up_to(entries, [*copy[:at], *transcript.parse_records([changed]).path]) is None
-    assert transcript.copied_up_to(entries, copy[:-1]) is None
+    assert transcript.end_of_copy(entries, [*copy[:at], *transcript.parse_records([changed]).path]) is None
+    assert transcript.end_of_copy(entries, copy[:-1]) is None
 
 
 def test_times_become_distinct_and_increasing_for_the_old_cli() -> None:
@@ -452,7 +454,7 @@ def test_a_file_of_more_than_can_be_read_beside_the_event_loop_is_unreadable(mor
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(2)
     mark = transcript.write(path, records, SESSION)
-    reader = Reader.behind(path, mark)
+    reader = Reader.after(path, mark)
     with path.open("ab") as file:
         file.write(more)
     for by_mark, known in ((mark, None), (None, records)):
@@ -480,13 +482,13 @@ def test_more_bytes_than_can_be_read_are_unreadable_unless_the_chain_knows_them(
     verdict = transcript.check(path, mark, None)
     assert verdict is not None
     assert verdict.found == "unreadable"
-    assert Reader.behind(path, mark).appended() is None
+    assert Reader.after(path, mark).appended() is None
 
 
 def test_more_records_than_are_looked_at_behind_the_path_are_unreadable(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(comparing, "MORE_RECORDS", 3)
+    monkeypatch.setattr(comparing, "MOST_ADDED", 3)
     path = tmp_path / f"{SESSION}.jsonl"
     records = _exchanges(4)
     _write(path, records)
