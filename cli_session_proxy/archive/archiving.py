@@ -26,9 +26,8 @@ from ..export import incoming, portable
 from ..sandbox import Sandboxes
 from ..stores.base import Expiry, Store
 from ..tasks import survived
-from .fetching import UnnamedFile
 from .places import Place
-from .sealed import ArchiveKey
+from .sealed import ArchiveKey, UnnamedFile
 
 log = logs.get(__name__)
 

@@ -16,8 +16,8 @@ from typing import IO, Any, Protocol
 from ..errors import ConfigError, StoreUnavailable
 from ..locks import to_drive
 from ..settings import S3
-from .sealed import INSTALL
 
+INSTALL = "an archive needs pip install 'cli-session-proxy[archive]'"
 # Seconds. A server confirms a part of an object within the longer one.
 CONNECT_TIMEOUT, READ_TIMEOUT = 10.0, 60.0
 BLOCK = 1024 * 1024

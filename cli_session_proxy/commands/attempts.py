@@ -11,7 +11,7 @@ from ..domain.models import JSON
 from ..engine.committing import CommitOrder
 from ..errors import ConfigError, InvalidRequest
 from ..export.words import count, visible
-from ..git_memory.reading import block_of, earlier
+from ..git_memory.attempts import earlier, text_of
 from ..settings import GitMemory, Settings, fix_id_of
 from .stored import agent_in, engine_in, opened
 
@@ -58,10 +58,8 @@ async def memory(settings: Settings, repo: Path | None, fix_id: str | None) -> J
     except ValueError as exc:
         raise ConfigError(str(exc)) from exc
     known = await earlier(place, fix_id, configured.attempts)
-    block = block_of(fix_id, known)
     attempts = [{**one.trailers, "commit": one.commit, "at": one.at} for one in known.attempts]
-    text = None if block is None else block["text"]
-    return {"repo": str(place), "fix_id": fix_id, "text": text, "attempts": attempts, "fixes": {}}
+    return {"repo": str(place), "fix_id": fix_id, "text": text_of(fix_id, known), "attempts": attempts, "fixes": {}}
 
 
 def print_memory(found: JSON) -> str:

@@ -10,9 +10,8 @@ from functools import partial
 from pathlib import Path
 
 from ..archive.archiving import Archiver, Outcome, idle_agents
-from ..archive.fetching import fetched
 from ..archive.places import place_at
-from ..archive.sealed import ArchiveKey
+from ..archive.sealed import ArchiveKey, fetched
 from ..aside.media import Media
 from ..aside.pool import Aside
 from ..backends.claude.process import environment

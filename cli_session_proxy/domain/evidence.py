@@ -191,6 +191,10 @@ class Recalled(Recorded):
     commits: tuple[str, ...]
     text: str = ""
 
+    @property
+    def block(self) -> dict[str, Any]:
+        return {"type": "text", "text": self.text}
+
 
 class ToolCall(NamedTuple):
     """A call of one of the CLI's own tools. Seconds since 1970; `ended` None: it has no result."""

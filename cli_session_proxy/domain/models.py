@@ -320,7 +320,7 @@ class Turn(Recorded):
         recalled = self.evidence.recalled
         if recalled is None or not recalled.text:
             return self.input
-        attempts, messages = {"type": "text", "text": recalled.text}, list(self.input)
+        attempts, messages = recalled.block, list(self.input)
         for index, message in enumerate(messages):
             # The API wants results of calls before anything else, so the attempts follow them.
             results = sum(block.get("type") == "tool_result" for block in message.content)

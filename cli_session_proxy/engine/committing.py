@@ -20,9 +20,8 @@ from ..domain.lineage import answer_text
 from ..domain.models import JSON, THINKING, Agent, Message, Turn, Usage
 from ..errors import InvalidRequest, did_you_mean
 from ..git_memory import records
-from ..git_memory.reading import Earlier, earlier, fix_of
+from ..git_memory.attempts import Earlier, earlier, fix_of, write
 from ..git_memory.records import FixAttempt
-from ..git_memory.writing import write
 from ..settings import GitMemory, Settings, fix_id_of
 from ..stores.base import Store
 

@@ -39,7 +39,7 @@ from ..backends.base import (
 from ..domain import structured
 from ..domain.approvals import Approval
 from ..domain.client_tools import Offers, answers, calls_of, instruction
-from ..domain.evidence import OUTPUT_REFUSED, Refusal
+from ..domain.evidence import OUTPUT_REFUSED, Recalled, Refusal
 from ..domain.models import (
     ANSWERED,
     JSON,
@@ -67,7 +67,7 @@ from ..errors import (
     StoreUnavailable,
     UpstreamError,
 )
-from ..git_memory.reading import Recall, recall
+from ..git_memory.attempts import recall
 from ..settings import Settings
 from ..stores.base import COMPOSED_FIELDS, AgentState, Home, KeptTurn, Lease, MirroredLines, PathChanged, Store
 from ..tasks import Limited, LimitedByLife, awake_clock, uninterrupted
@@ -345,7 +345,7 @@ class Executor:
             await self.store.set_delivery(parent.id, "delivered")
         return state
 
-    async def _recalled(self, attempt: Attempt) -> Recall | None:
+    async def _recalled(self, attempt: Attempt) -> Recalled | None:
         """Earlier attempts at the same fix. They go into the first prompt of a new attempt.
 
         It is the first if no turn of the path was run here: the path is empty, or a client brought all of it.
@@ -448,7 +448,7 @@ class Executor:
             raise cancelled("deletion")
         return state
 
-    def _make_job(self, attempt: Attempt, state: AgentState, recalled: Recall | None) -> Job:
+    def _make_job(self, attempt: Attempt, state: AgentState, recalled: Recalled | None) -> Job:
         turn, parent = attempt.live.turn, state.parent
         profile = self.settings.profile_for(turn.profile)
         if turn.system is None and turn.placed.delta and parent is not None:
@@ -470,7 +470,7 @@ class Executor:
         if recalled is not None and any(str(block.get("text", "-")).strip() for block in prompt):
             # It becomes part of the recorded prompt, so that later requests extend this one byte for byte.
             prompt = (recalled.block, *prompt)
-            attempt.evidence = replace(attempt.evidence, recalled=recalled.evidence)
+            attempt.evidence = replace(attempt.evidence, recalled=recalled)
         # What the model is shown follows this attempt, not what an earlier attempt has stored.
         if turn.evidence.recalled != attempt.evidence.recalled:
             turn = replace(turn, evidence=replace(turn.evidence, recalled=attempt.evidence.recalled))

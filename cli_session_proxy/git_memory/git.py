@@ -31,7 +31,7 @@ from ..errors import ConfigError, InvalidRequest
 from ..machine import absolute, interpreter
 from . import within_program
 
-# Seconds for one call. A history that takes longer is read in part (see `reading`).
+# Seconds for one call. A history that takes longer is read in part (see `attempts`).
 LIMIT = 30.0
 # The most bytes of an output that is collected: ids and names.
 ANSWER = 1024 * 1024

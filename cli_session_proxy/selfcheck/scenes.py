@@ -31,8 +31,21 @@ from ..domain.client_tools import Offers, ToolPolicy, cli_name
 from ..domain.models import JSON, Block, FileMark, Message, Record, Tool, ToolChoice
 from ..errors import ClaudeUnavailable
 from ..settings import Profile
-from .comparing import Texts, difference, texts_in, texts_of, texts_of_path
-from .stage import LATE, MODEL, SYSTEM, Differs, Stage, StageTurn, Unable, until
+from .stage import (
+    LATE,
+    MODEL,
+    SYSTEM,
+    Differs,
+    Stage,
+    StageTurn,
+    Texts,
+    Unable,
+    difference,
+    texts_in,
+    texts_of,
+    texts_of_path,
+    until,
+)
 
 # All prompts are unique, so that a request can be recognised by its prompt.
 #

@@ -1,21 +1,26 @@
-"""The stage of a self-check: one CLI in its own folder, a scripted provider, and the observations so far."""
+"""The stage of a self-check: one CLI in its own folder, a scripted provider, and the observations so far.
+
+Also compares the conversation in a request to the model with the expected one.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import signal
 import time
 import uuid
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import TypeVar
 
 import psutil
 
-from turnfault.provider.seen import Seen
+from turnfault.provider.seen import Seen, parts, spoken
 from turnfault.provider.upstream import Upstream
 
 from ..backends.claude import transcript
@@ -26,6 +31,7 @@ from ..backends.claude.process.events import Asks, AssistantMessage, CliEvent, P
 from ..backends.claude.process.guardian import Guardian
 from ..backends.claude.process.observed import NAMES, Name, Observation, Observed, Outcome
 from ..backends.claude.process.process import ClaudeProcess
+from ..backends.claude.transcript import Entry
 from ..domain.approvals import Verdict
 from ..domain.client_tools import ToolPolicy
 from ..domain.models import JSON, Block, BlockDelta
@@ -254,3 +260,69 @@ async def until(true: Callable[[], bool], seconds: float) -> float | None:
             return None
         await asyncio.sleep(POLL)
     return time.monotonic() - began
+
+
+# --- the conversation in a request, and the expected one
+
+Texts = list[tuple[str, str]]
+
+# The CLI adds a text that names the image's file, beside the image (2.1.329).
+_IMAGE_NOTE = "[Image: source:"
+
+
+def texts_in(request: Seen) -> Texts:
+    """(role, text) of each block of the request's conversation, without the CLI's own additions."""
+    return _texts(
+        (str(message.get("role")), block)
+        for message in request.messages
+        if message.get("role") != "system"
+        for block in parts(message.get("content"))
+    )
+
+
+def texts_of(role: str, blocks: Iterable[Block]) -> Texts:
+    """(role, text) of each block of one message."""
+    return _texts((role, block) for block in blocks)
+
+
+def texts_of_path(entries: Iterable[Entry]) -> Texts:
+    """(role, text) of each block of a path's records."""
+    return _texts(pair for entry in entries for pair in entry.message_blocks())
+
+
+def difference(expected: Sequence[tuple[str, str]], actual: Sequence[tuple[str, str]]) -> str | None:
+    """The first difference, as a sentence; None if they are equal."""
+    for number, (theirs, ours) in enumerate(zip_longest(actual, expected), 1):
+        if theirs != ours:
+            return f"block {number} is {_quoted(theirs)} instead of {_quoted(ours)}"
+    return None
+
+
+def _quoted(one: tuple[str, str] | None) -> str:
+    return "nothing" if one is None else f"{one[0]}: {one[1][:120]!r}"
+
+
+def _texts(blocks: Iterable[tuple[str, Block]]) -> Texts:
+    return [(role, text) for role, block in blocks if (text := _text(block)) is not None]
+
+
+def _text(block: Block) -> str | None:
+    """A block as the model reads it. The CLI never sends an unsigned thought."""
+    kind = block.get("type")
+    if kind == "text":
+        text = spoken(str(block.get("text", "")))
+        if text is None or text.startswith(_IMAGE_NOTE):
+            return None
+        return f"text {text}".removesuffix("\n")  # the CLI appends one to a text beside an image (2.1.332)
+    if kind == "thinking":
+        return f"thinking {block.get('thinking')} {block.get('signature')}" if block.get("signature") else None
+    if kind == "tool_use":
+        return f"tool_use {block.get('id')} {block.get('name')} {_canonical(block.get('input'))}"
+    if kind == "tool_result":
+        text = " ".join(str(part.get("text", part.get("type"))) for part in parts(block.get("content")))
+        return f"tool_result {block.get('tool_use_id')} {text}"
+    return f"{kind} {_canonical(block.get('source'))}"
+
+
+def _canonical(value: JSON | object) -> str:
+    return json.dumps(value, ensure_ascii=False, sort_keys=True)

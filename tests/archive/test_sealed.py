@@ -11,8 +11,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from cli_session_proxy.archive.fetching import UnnamedFile
-from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey
+from cli_session_proxy.archive.sealed import MAGIC, ArchiveKey, UnnamedFile
 from cli_session_proxy.errors import ConfigError, InvalidRequest, StoreUnavailable
 from cli_session_proxy.settings import Settings
 

@@ -17,7 +17,7 @@ from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED
 from cli_session_proxy.domain.lineage import TEXT_JOIN
-from cli_session_proxy.git_memory.prompt import OPEN as EARLIER_ATTEMPTS
+from cli_session_proxy.git_memory.records import OPEN as EARLIER_ATTEMPTS
 from turnfault.provider.seen import parts, spoken
 
 from . import pictures

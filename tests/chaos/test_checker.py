@@ -17,7 +17,7 @@ from cli_session_proxy.backends.claude.sessions import summaries
 from cli_session_proxy.backends.claude.sessions.history import NO_RESULT
 from cli_session_proxy.backends.claude.transcript import mending
 from cli_session_proxy.domain.client_tools import NOT_ANSWERED, cli_name
-from cli_session_proxy.git_memory.prompt import CLOSE, OPEN
+from cli_session_proxy.git_memory.records import CLOSE, OPEN
 from turnfault.provider.seen import parts
 
 from .checker import NOT_JSON, ON_ITS_WAY, Fault, Kind, judge

@@ -16,9 +16,8 @@ import psutil
 import pytest
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest
-from cli_session_proxy.git_memory import git, reading
-from cli_session_proxy.git_memory.reading import NOTES, Earlier, earlier
-from cli_session_proxy.git_memory.writing import write
+from cli_session_proxy.git_memory import attempts, git
+from cli_session_proxy.git_memory.attempts import NOTES, Earlier, earlier, write
 
 from .repository import Repo, attempt
 
@@ -147,7 +146,7 @@ async def test_commits_of_others_in_any_encoding_are_read_as_far_as_they_go(repo
 
 async def test_a_huge_message_and_a_note_of_bytes_leave_the_others_readable(repo: Repo) -> None:
     repo.commit(attempt(1))
-    repo.commit("x" * (3 * reading.LONGEST) + "\n\nFix-Id: login-500\nAttempt: 5\n")
+    repo.commit("x" * (3 * attempts.LONGEST) + "\n\nFix-Id: login-500\nAttempt: 5\n")
     repo.commit(attempt(2))
     (repo.path / "note").write_bytes(b"\0\0Fix-Id: login-500\0" * 10)
     blob = repo("hash-object", "-w", "note")
@@ -158,7 +157,7 @@ async def test_a_huge_message_and_a_note_of_bytes_leave_the_others_readable(repo
 async def test_more_commits_than_are_read_are_told_as_such(repo: Repo, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in (1, 2, 3):
         repo.commit(attempt(number))
-    monkeypatch.setattr(reading, "COMMITS", 2)
+    monkeypatch.setattr(attempts, "COMMITS", 2)
     found = await earlier(repo.path, FIX, 10)
     assert [one.number for one in found.attempts] == [3, 2]
     assert found.partly

@@ -17,8 +17,7 @@ from cli_session_proxy.domain.models import Block, Message
 from cli_session_proxy.engine.committing import CommitOrder
 from cli_session_proxy.errors import ConfigError, InvalidRequest, NotFound
 from cli_session_proxy.export import shown
-from cli_session_proxy.git_memory.prompt import CLOSE, OPEN
-from cli_session_proxy.git_memory.records import LONGEST, read
+from cli_session_proxy.git_memory.records import CLOSE, LONGEST, OPEN, read
 from cli_session_proxy.settings import Settings, load
 
 from ..engine.test_core import core, turns, words

@@ -11,8 +11,7 @@ import pytest
 import uvloop
 
 from cli_session_proxy.errors import ConfigError, InvalidRequest
-from cli_session_proxy.git_memory.reading import NOTES, earlier
-from cli_session_proxy.git_memory.writing import write
+from cli_session_proxy.git_memory.attempts import NOTES, earlier, write
 
 from ..until import until
 from .repository import Repo, attempt
