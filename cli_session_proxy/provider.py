@@ -26,11 +26,10 @@ from litellm.utils import custom_llm_setup
 
 from .errors import ProxyError
 from .sdk import runtime
-from .sdk.litellm import embedded, remote, shapes
-from .sdk.litellm.call import ProviderCall
+from .sdk.litellm import results, transports
+from .sdk.litellm.call import ChatReply, ProviderCall
 from .sdk.litellm.call import read as read_call
-from .sdk.litellm.reply import ChatReply
-from .sdk.litellm.translation import PROVIDER, translate
+from .sdk.litellm.results import PROVIDER, translate
 from .sdk.runtime import Source, close, configure
 
 __all__ = ["PROVIDER", "ClaudeCLI", "close", "configure", "handler", "register"]
@@ -43,7 +42,7 @@ class ClaudeCLI(CustomLLM):
         with _translated(kwargs):
             async with aclosing(runtime.current().aitems(_complete(read_call(kwargs, stream=False)))) as replies:
                 async for reply in replies:  # one reply; the turn is acknowledged at the end
-                    answer = shapes.response(reply)
+                    answer = results.response(reply)
             return answer
 
     def completion(self, **kwargs: Any) -> ModelResponse:  # type: ignore[override]  # by keyword only
@@ -52,12 +51,12 @@ class ClaudeCLI(CustomLLM):
             closing(runtime.current().items(_complete(read_call(kwargs, stream=False)))) as replies,
         ):
             for reply in replies:
-                answer = shapes.response(reply)
+                answer = results.response(reply)
             return answer
 
     async def astreaming(self, **kwargs: Any) -> AsyncGenerator[ModelResponseStream, None]:  # type: ignore[override]
         # LiteLLM calls this without awaiting it: it must be an async generator function.
-        chunks = shapes.Chunks()
+        chunks = results.Chunks()
         with _translated(kwargs):
             async with aclosing(runtime.current().aitems(_stream(read_call(kwargs, stream=True)))) as replies:
                 async for reply in replies:
@@ -65,7 +64,7 @@ class ClaudeCLI(CustomLLM):
                         yield chunk
 
     def streaming(self, **kwargs: Any) -> Generator[ModelResponseStream, None, None]:  # type: ignore[override]
-        chunks = shapes.Chunks()
+        chunks = results.Chunks()
         with _translated(kwargs), closing(runtime.current().items(_stream(read_call(kwargs, stream=True)))) as replies:
             for reply in replies:
                 yield from chunks.feed(reply)
@@ -82,12 +81,12 @@ def register() -> None:
 
 
 def _complete(call: ProviderCall) -> Source[ChatReply]:
-    complete = remote.complete if call.api_base else embedded.complete
+    complete = transports.complete_there if call.api_base else transports.complete_here
     return lambda here: complete(here, call)
 
 
 def _stream(call: ProviderCall) -> Source[ChatReply]:
-    stream = remote.stream if call.api_base else embedded.stream
+    stream = transports.stream_there if call.api_base else transports.stream_here
     return lambda here: stream(here, call)
 
 

@@ -1,13 +1,26 @@
-"""Our chat objects as LiteLLM's."""
+"""Our chat objects as LiteLLM's, and our errors as the exceptions that LiteLLM's callers catch.
+
+An exception keeps the error's status, code, `param` and retry-after:
+
+400 BadRequestError · ContextWindowExceededError      429 RateLimitError       503 ServiceUnavailableError
+401 AuthenticationError                               500 InternalServerError  504 Timeout
+404 NotFoundError                                     502 BadGatewayError      others: APIError(status)
+"""
 
 from __future__ import annotations
 
-from litellm import ModelResponse
+from collections.abc import Callable
+from typing import Any, cast
+
+import httpx
+from litellm import ModelResponse, exceptions
 from litellm.types.utils import Choices, Delta, Message, ModelResponseStream, StreamingChoices, Usage
 
+from ... import redact
 from ...domain.models import JSON
-from ...errors import UpstreamError
-from .reply import ChatReply
+from ...errors import ContextTooLong, ProxyError, UpstreamError
+from ...wires.common import retry_headers
+from .call import ChatReply
 
 
 def response(reply: ChatReply) -> ModelResponse:
@@ -67,3 +80,40 @@ def _chunk(
         provider_specific_fields=fields,
         **({"usage": usage} if usage else {}),
     )
+
+
+# --- errors
+
+PROVIDER = "claude-cli"
+
+_BY_STATUS: dict[int, Callable[..., Exception]] = {
+    400: exceptions.BadRequestError,
+    401: exceptions.AuthenticationError,
+    404: exceptions.NotFoundError,
+    429: exceptions.RateLimitError,
+    500: exceptions.InternalServerError,
+    502: exceptions.BadGatewayError,
+    503: exceptions.ServiceUnavailableError,
+}
+
+
+def translate(error: ProxyError, model: str) -> Exception:
+    """The LiteLLM exception of the same status; its text ends with our stable code."""
+    headers = {name.lower(): value for name, value in retry_headers(error).items()}
+    message = f"{redact.text(error.message)} [{error.code}]"
+    common: dict[str, Any] = {"message": message, "model": model, "llm_provider": PROVIDER}
+    request = httpx.Request("POST", "http://claude-cli/v1/chat/completions")  # only to carry the headers
+    response = httpx.Response(error.status, headers=headers, request=request)
+    exception: Any
+    if error.status == 504:
+        exception = exceptions.Timeout(**common, exception_status_code=504, headers=headers)
+    elif isinstance(error, ContextTooLong):
+        exception = exceptions.ContextWindowExceededError(**common, response=response)
+    elif error.status in _BY_STATUS:
+        exception = _BY_STATUS[error.status](**common, response=response)
+    else:
+        exception = exceptions.APIError(error.status, **common)
+    exception.code = error.code  # LiteLLM's exceptions take further attributes
+    exception.param = error.param
+    exception.headers = headers  # what the LiteLLM proxy answers with
+    return cast(Exception, exception)
