@@ -112,7 +112,7 @@ _CODES_IN_BRIEF: Mapping[str, Brief] = {
 def in_brief(turn: Turn, links: Sequence[Link]) -> list[Brief]:
     """Each kind of event once; empty for an ordinary turn. `links` are those made at this turn. Pure."""
     briefs = [link_in_brief(made) for made in links if made.reason != "started"]
-    briefs += _of_evidence(turn, any(link_in_brief.reason in REPAIR_REASONS for link_in_brief in links))
+    briefs += _of_evidence(turn, any(link.reason in REPAIR_REASONS for link in links))
     return list(dict.fromkeys(briefs))
 
 

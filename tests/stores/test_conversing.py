@@ -10,7 +10,7 @@ import pytest
 
 from cli_session_proxy.domain.models import Item
 from cli_session_proxy.errors import InvalidRequest
-from cli_session_proxy.stores.sql import conversing
+from cli_session_proxy.stores.sql import side_data
 from cli_session_proxy.stores.sqlite.store import SqliteStore
 from cli_session_proxy_store_conformance.samples import a_turn, accepted, an_agent, opened
 
@@ -40,7 +40,7 @@ async def test_what_a_client_writes_into_a_conversation_has_an_end(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All of it is read when one item is looked for: a client filled the memory."""
-    monkeypatch.setattr(conversing, "MOST_WRITTEN", 1000)
+    monkeypatch.setattr(side_data, "MOST_WRITTEN", 1000)
     async with opened(lambda: SqliteStore(tmp_path / "s.sqlite3")) as store:
         agent, other = await an_agent(store), await an_agent(store, "other")
         await store.add_items(agent.key, [Item("i1", {"text": "x" * 900})])

@@ -10,7 +10,7 @@ from sqlalchemy import Connection, func, inspect, select
 
 from ...domain.searching import Found, Indexed, Search
 from ..base import ASKED_POLL, Facts, Finding, MigrationProgress
-from ..sql import finding, leases
+from ..sql import leases, side_data
 from ..sql.migrations import MIGRATIONS, Migration, version_of
 from ..sql.store import SqlStore, logged
 from ..sql.tables import COMING_IN, MOVED_TO, agents, findings, meta
@@ -96,7 +96,7 @@ def look(url: str) -> DatabaseLook:
         count, last_at = conn.execute(select(func.count(), func.max(agents.c.last_at))).one()
         of_moves = select(meta.c.name, meta.c.value).where(meta.c.name.in_([MOVED_TO, COMING_IN]))
         marks = dict(conn.execute(of_moves).all())
-        known = finding.all_of(conn, None) if findings.name in tables else []
+        known = side_data.findings_of(conn, None) if findings.name in tables else []
         return DatabaseLook(
             database.name, server, schema, count, last_at, bool(marks), marks.get(MOVED_TO), leases.hosts(conn), known
         )

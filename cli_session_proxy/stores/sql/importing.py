@@ -16,7 +16,7 @@ from ...domain.limits import is_session_id
 from ...domain.models import FINISHED, Agent, Conversation, Item, Link, Session
 from ...errors import InvalidRequest, NotFound
 from ..base import ChainPart, NewChain, WholeTurn
-from . import conversing, lifecycle, reading, rows, writing
+from . import lifecycle, reading, rows, side_data, writing
 from .database import Database, InsertNew, Prepared
 from .tables import COMING, agents, frames, items, mirrored, sessions, turns
 
@@ -98,7 +98,7 @@ class ChainImport:
 
     def _store_about_turns(self, conn: Connection, part: Session | Link | Conversation | Item) -> None:
         if isinstance(part, Conversation):
-            conversing.save_conversation(conn, self.agent.key, part)
+            side_data.save_conversation(conn, self.agent.key, part)
             return
         turn_id = part.tip_turn_id if isinstance(part, Session) else part.turn_id
         if turn_id is not None and _agent_of(conn, turn_id) != self.agent.key:
@@ -136,9 +136,9 @@ class ChainImport:
             for table in (items, mirrored):
                 of_empty = table.update().where(table.c.agent_key == empty.key)
                 conn.execute(of_empty.values(agent_key=self.agent.key))
-            conversation = conversing.conversation(conn, empty.key)
-            if conversation is not None and conversing.conversation(conn, self.agent.key) is None:
-                conversing.save_conversation(conn, self.agent.key, conversation)
+            conversation = side_data.conversation(conn, empty.key)
+            if conversation is not None and side_data.conversation(conn, self.agent.key) is None:
+                side_data.save_conversation(conn, self.agent.key, conversation)
             writing.delete_agent(conn, empty.key)
         head = new.head()
         try:

@@ -33,7 +33,7 @@ from ...domain.forms import ImageCutter
 from ...domain.models import ANSWERED, JSON, REPAIR_REASONS, Agent, Link, Record, Session, Status, Turn
 from ...errors import LeaseLost, NotFound, StoreUnavailable
 from ..base import BEGIN_FIELDS, COMPOSED_FIELDS, ENDED, AgentState, Home, KeptTurn, KeyTaken, Lease, PathChanged
-from . import conversing, rows, spending
+from . import rows, side_data, spending
 from .database import Cursor, InsertNew, Prepared, Values
 from .leases import LOCK_LEASE
 from .rows import UNFINISHED, unfinished
@@ -273,7 +273,7 @@ def begin(
             raise PathChanged(turn_id)
     if takes is not None:  # the prompt is composed only now
         stored = check_status(turn.id, UNFINISHED, LOCK_TURN.one(conn, {"turn_id": turn.id}))
-        conversing.take(conn, stored.agent_key, takes)
+        side_data.take_items(conn, stored.agent_key, takes)
         fields = dict(zip(COMPOSED_FIELDS, _composed_values(turn), strict=True))
         (composed,) = rows.loaded_turns(conn, [stored], **fields)
         cutter = ImageCutter()

@@ -48,7 +48,7 @@ from ...domain.models import (
 from ...domain.times import LAST_TIME
 from ...errors import ContextTooLong
 from ..base import Expiry, Forgotten, Tree, TurnFacts, TurnOutline, TurnPage
-from . import conversing, leases, rows
+from . import leases, rows, side_data
 from .damaged import reads, sound
 from .database import Prepared
 from .lifecycle import NEWEST_SESSION, TooLarge
@@ -557,7 +557,7 @@ def items_off(conn: Connection, agent_key: int, tip: str | None) -> list[Item]:
         if conn.scalar(some_taken) is not None:  # else no item depends on the path
             off = or_(off, items.c.turn_id.not_in(select(_ancestors(tip).c.id)))
         query = query.where(off)
-    return list(map(conversing.item, conn.execute(query)))
+    return list(map(side_data.item, conn.execute(query)))
 
 
 # --- sessions ---

@@ -1,6 +1,6 @@
 """The store on SQL: every method one transaction, handed to a `Database` as a plain function.
 
-`lifecycle`, `writing`, `reading`, `leases`, `conversing` and `importing` have the transactions, `tables` the schema,
+`lifecycle`, `writing`, `reading`, `leases`, `side_data` and `importing` have the transactions, `tables` the schema,
 `rows` the conversions, `migrations` the steps from older schemas. None of them depends on the database.
 """
 
@@ -44,7 +44,7 @@ from ..base import (
     TurnFacts,
     TurnOutline,
 )
-from . import conversing, finding, importing, leases, lifecycle, migrations, mirroring, reading, spending, writing
+from . import importing, leases, lifecycle, migrations, reading, side_data, spending, writing
 from .database import Database, Urgency, Work
 from .migrations import MIGRATIONS, Migration
 
@@ -156,21 +156,21 @@ class SqlStore(Store):
     session_at = _read(reading.session_at)
     save_session = _write(writing.save_session)
 
-    conversation = _read(conversing.conversation)
-    items = _read(conversing.items_of)
+    conversation = _read(side_data.conversation)
+    items = _read(side_data.items_of)
     items_off = _read(reading.items_off)
-    add_to_call = _write(conversing.add_to_call)
-    annotate = _write(conversing.annotate)
-    add_items = _write(conversing.add_items)
-    take_out = _write(conversing.take_out)
+    add_to_call = _write(side_data.add_to_call)
+    annotate = _write(side_data.annotate)
+    add_items = _write(side_data.add_items)
+    take_out = _write(side_data.take_out)
 
-    mirror = _write(mirroring.mirror)
-    mirrored = _read(mirroring.lines)
-    mirrors = _read(mirroring.listed)
+    mirror = _write(side_data.mirror)
+    mirrored = _read(side_data.mirrored_lines)
+    mirrors = _read(side_data.mirrored_transcripts)
 
-    claim_finding = _write(finding.claim_finding)
-    keep_findings = _write(finding.keep_findings)
-    findings = _read(finding.all_of)
+    claim_finding = _write(side_data.claim_finding)
+    keep_findings = _write(side_data.keep_findings)
+    findings = _read(side_data.findings_of)
 
     clock = _read(leases.clock, quick=True)
     renew = _write(leases.renew, Urgency.JOURNAL, quick=True)

@@ -24,7 +24,7 @@ from ...domain.models import (
 )
 from ...errors import SessionBusy, StoreUnavailable
 from ..base import Expiry, Lease, MirroredLines, WholeTurn
-from . import mirroring, reading, rows, spending
+from . import reading, rows, side_data, spending
 from .database import Cursor, InsertNew, Prepared
 from .leases import forget_cancel
 from .lifecycle import (
@@ -169,7 +169,7 @@ def adopt(
     import_turns(conn, turns, last)
     save_session(conn, session, links)
     if became_turns is not None:
-        mirroring.consume(conn, lease.agent_key, became_turns.key, became_turns.lines)
+        side_data.consume_lines(conn, lease.agent_key, became_turns.key, became_turns.lines)
     (turn,) = rows.loaded_turns(conn, [_lock_turn(conn, last)])
     return turn
 
