@@ -147,7 +147,7 @@ def conversation(conn: Connection, agent_key: int) -> Conversation | None:
 def save_conversation(conn: Connection, agent_key: int, data: Conversation) -> None:
     """Store an imported one."""
     _ensure(conn, agent_key)
-    values = {"metadata": dumps(data.metadata), "removed": rows.dumps(data.removed)}
+    values = {"metadata": dumps(data.metadata), "removed": dumps(data.removed)}
     conn.execute(update(conversations).where(conversations.c.agent_key == agent_key).values(values))
 
 
