@@ -308,10 +308,14 @@ def _make(path: Path) -> None:
                 ) from None
 
 
+class NotAFolder(SandboxError):
+    """Something else is where a folder belongs."""
+
+
 @contextlib.contextmanager
 def folder_below(top: Path, place: PurePosixPath) -> Iterator[int]:
     """A descriptor of the parent folder of `place` below `top`, which is created if missing. Each folder is opened
-    relative to its parent, so that a link put there meanwhile is not followed. Raises `SandboxError`, OSError."""
+    relative to its parent, so that a link put there meanwhile is not followed. Raises `NotAFolder`, OSError."""
     top.mkdir(mode=0o700, parents=True, exist_ok=True)
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     opened = [os.open(top, flags)]
@@ -322,8 +326,11 @@ def folder_below(top: Path, place: PurePosixPath) -> Iterator[int]:
             try:
                 opened.append(os.open(folder, flags | os.O_NOFOLLOW, dir_fd=opened[-1]))
             except OSError as exc:
-                raise SandboxError(
-                    f"{top / place}: {folder!r} is a symbolic link or a file where a folder belongs: move it away"
+                if exc.errno not in (errno.ELOOP, errno.ENOTDIR, errno.EACCES):
+                    raise
+                raise NotAFolder(
+                    f"{top / place}: {folder!r} is a symbolic link or a file where a folder belongs, or "
+                    "cannot be opened: move it away"
                 ) from exc
         yield opened[-1]
     finally:

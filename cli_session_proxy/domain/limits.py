@@ -38,6 +38,8 @@ STOP_LENGTH = 256
 MOST_USD = 1e9
 # The highest count (of tokens etc.) in one answer.
 MOST_COUNTED = 10**12
+# The highest time in seconds that is taken from a CLI, in the year 5138.
+MOST_SECONDS = 1e11
 
 
 class TooDeep(ValueError):
@@ -71,6 +73,12 @@ def loads(text: str | bytes, depth: int = DEPTH, *, strict: bool = False) -> Any
 def count(value: object) -> int:
     """A count from the CLI; 0 if it is invalid or too large for sums in a store."""
     return value if type(value) is int and 0 <= value <= MOST_COUNTED else 0
+
+
+def number(value: object) -> float | None:
+    """A number from the CLI, such as a time in seconds; None if it is invalid, negative or above `MOST_SECONDS`."""
+    fits = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MOST_SECONDS
+    return float(value) if fits else None  # type: ignore[arg-type]  # it fits
 
 
 def is_deeper(value: Any, depth: int = DEPTH) -> bool:

@@ -6,12 +6,12 @@ CLI that is billed by use has none.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .forms import Recorded
+from .limits import number
 
 # By the name of a window in the CLI's reports: its name in the provider's headers.
 HEADER_NAMES: Mapping[str, str] = {"five_hour": "5h", "seven_day": "7d"}
@@ -52,15 +52,15 @@ class Plan(Recorded):
         status, limits = _status(report.get("status")), _name(report.get("rateLimitType"))
         if status is None:
             return None
-        reset = _number(report.get("resetsAt"))
+        reset = number(report.get("resetsAt"))
         reported = report.get("unifiedWindows")
         windows: dict[str, PlanWindow] = {}
         for name, window in list(reported.items())[:MOST_WINDOWS] if isinstance(reported, dict) else ():
             if _name(name) and isinstance(window, dict):
-                used, resets_at = _number(window.get("utilization")), _number(window.get("resetsAt"))
+                used, resets_at = number(window.get("utilization")), number(window.get("resetsAt"))
                 windows[name] = PlanWindow(name, used, resets_at, _status(window.get("status")))
         if limits is not None and limits not in windows:  # e.g. an older CLI: the report itself describes it
-            windows[limits] = PlanWindow(limits, _number(report.get("utilization")), reset, status)
+            windows[limits] = PlanWindow(limits, number(report.get("utilization")), reset, status)
         return Plan(status, at, tuple(windows.values()), limits, reset)
 
     def current(self, now: float) -> Plan:
@@ -89,11 +89,6 @@ class Plan(Recorded):
 
 
 # Values from the CLI: None if they do not have the form that is expected.
-
-
-def _number(value: object) -> float | None:
-    fits = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and 0 <= value < 1e11
-    return float(value) if fits else None  # type: ignore[arg-type]  # it fits
 
 
 def _status(value: object) -> str | None:

@@ -37,6 +37,8 @@ LIMIT = 30.0
 ANSWER = 1024 * 1024
 PIECE = 64 * 1024
 LONGEST_PATH = 4096
+# The most files in a folder of a git directory: each is looked at, a million in a second or two.
+MOST_FILES = 1_000_000
 # Git's memory limit in bytes: objects are unpacked as a whole, and a few KiB can become gigabytes.
 MEMORY = 2 * 1024**3
 
@@ -326,13 +328,16 @@ def _program(path: str) -> tuple[str, tuple[str, ...]]:
 
 
 def _has_link(path: Path) -> bool:
-    """Whether this is a symbolic link, or a folder with one at any depth."""
+    """Whether this is a symbolic link, or a folder with one at any depth. Raises `ConfigError` for too many files."""
     if path.is_symlink():
         return True
-    unread = [str(path)] if path.is_dir() else []
+    unread, left = [str(path)] if path.is_dir() else [], MOST_FILES
     while unread:
         with contextlib.suppress(FileNotFoundError), os.scandir(unread.pop()) as entries:
             for entry in entries:
+                left -= 1
+                if left < 0:
+                    raise ConfigError(f"{path} has more than {MOST_FILES:,} files: run `git gc` there")
                 if entry.is_symlink():
                     return True
                 if entry.is_dir(follow_symlinks=False):

@@ -385,6 +385,16 @@ async def test_a_link_in_a_git_directory_leads_git_nowhere(repo: Repo, tmp_path:
     assert before == after
 
 
+async def test_a_git_directory_of_very_many_files_is_not_looked_through(
+    repo: Repo, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An agent can make names without an end: each look would take a thread for a minute."""
+    repo.commit(attempt(1), file="a")
+    monkeypatch.setattr(git, "MOST_FILES", 2)
+    with pytest.raises(ConfigError, match="git gc"):
+        await earlier(repo.path, FIX, 10)
+
+
 @pytest.mark.parametrize(("name", "mend"), [("objects/info/alternates", "repack"), ("info/grafts", "remove")])
 async def test_objects_and_parents_from_elsewhere_are_refused(repo: Repo, tmp_path: Path, name: str, mend: str) -> None:
     other = Repo(tmp_path / "other")

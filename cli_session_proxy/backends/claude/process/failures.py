@@ -128,14 +128,14 @@ def _facts(result: Result, retries: Sequence[JSON], model: str, now: float) -> _
 def _wait(result: Result, message: str, retries: Sequence[JSON], now: float) -> float | None:
     """Seconds until the provider answers again; None if unknown."""
     limit = result.detail.get("rate_limit")
-    reset = limit.get("resetsAt") if isinstance(limit, dict) else None
-    if isinstance(reset, int | float):
+    reset = limits.number(limit.get("resetsAt")) if isinstance(limit, dict) else None
+    if reset is not None:
         return max(1.0, reset - now)
     seconds = seconds_until(message, now)
     if seconds is not None:
         return seconds
-    delays = [retry.get("retry_delay_ms") for retry in retries if retry.get("error_status") == 429]
-    known = [delay / 1000 for delay in delays if isinstance(delay, int | float)]
+    delays = [limits.number(retry.get("retry_delay_ms")) for retry in retries if retry.get("error_status") == 429]
+    known = [delay / 1000 for delay in delays if delay is not None]
     return max(1.0, known[-1]) if known else None
 
 

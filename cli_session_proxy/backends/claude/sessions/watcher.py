@@ -45,7 +45,7 @@ class Watcher:
     def __init__(self, sessions: Sessions, projects: Projects) -> None:
         self._sessions = sessions
         self._projects = projects
-        self._left_out: set[Path] = set()  # folders with a name that watchfiles cannot read
+        self._left_out: set[Path] = set()  # folders that watchfiles cannot read, or with a name that it cannot
 
     async def changes(self) -> AsyncGenerator[str, None]:
         """The ids of sessions whose transcripts others wrote to. Never ends by itself."""
@@ -81,8 +81,8 @@ class Watcher:
             except (OSError, RuntimeError, ExceptionGroup) as exc:  # watchfiles raises RuntimeError for system errors
                 why = str(exc.exceptions[0] if isinstance(exc, ExceptionGroup) else exc)
                 log.warning("not_watching", folder=str(root), error=why)
-                # It fails at a name that is not UTF-8: go on without the agent that made it.
-                if unreadable := {folder for folder in folders if f'"{folder}{os.sep}' in why}:
+                # It fails at a name that is not UTF-8, and at a folder that may not be read: go on without that agent.
+                if unreadable := {at for at in folders if f'"{at}{os.sep}' in why or f'"{at}"' in why}:
                     self._left_out |= unreadable
                     continue
             await asyncio.sleep(AGAIN)

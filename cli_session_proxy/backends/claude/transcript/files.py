@@ -25,7 +25,7 @@ from .... import logs
 from ....domain.limits import is_session_id
 from ....domain.models import Record
 from ....errors import SandboxError
-from ....sandbox import folder_below, remove_any
+from ....sandbox import NotAFolder, folder_below, remove_any
 
 log = logs.get(__name__)
 
@@ -279,7 +279,27 @@ def is_sound(record: Record) -> bool:
 
 
 def put_back(project: Path, records: Iterable[Record]) -> int:
-    """Restore missing stored files. Returns how many. Raises `SandboxError`, OSError."""
-    stored = (json.loads(record.line) for record in records if is_file(record))
-    latest = {file["name"]: file["data"] for file in stored}
-    return sum(write_below(project, name, base64.b64decode(data)) for name, data in latest.items())
+    """Restore missing stored files. Returns how many. Raises `SandboxError` for an invalid name, OSError.
+
+    A file is left out if something else is in its place: an agent may have put it there, and its conversation continues
+    without the file. Of a file and a folder with one name, which were there one after the other, the newer one counts.
+    """
+    latest: dict[str, str] = {}
+    for record in filter(is_file, records):
+        file = json.loads(record.line)
+        latest.pop(file["name"], None)
+        latest[file["name"]] = file["data"]
+    placed: set[str] = set()
+    folders: set[str] = set()
+    restored = 0
+    for name in reversed(latest):
+        above = set(map(str, PurePosixPath(name).parents))
+        if name in folders or not above.isdisjoint(placed):
+            continue
+        placed.add(name)
+        folders |= above
+        try:
+            restored += write_below(project, name, base64.b64decode(latest[name]))
+        except (NotAFolder, IsADirectoryError, PermissionError) as exc:
+            log.warning("file_not_restored", file=str(project / name), error=str(exc))
+    return restored

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,6 +74,14 @@ def test_a_retry_delay_stands_in_only_for_a_rate_limit() -> None:
     assert error_for(made("x", api_error_status=429)).retry_after is None
     retries = [{"error_status": 500, "retry_delay_ms": 8034}]
     assert error_for(made("x", api_error_status=429), retries=retries).retry_after is None
+
+
+@pytest.mark.parametrize("odd", [10**400, 1e308, -1, True, "soon"])
+def test_a_time_that_is_none_is_not_waited_for(odd: Any) -> None:
+    """An agent's shell can say it in its CLI's place."""
+    retries = [{"error_status": 429, "retry_delay_ms": odd}]
+    told = replace(made("x", api_error_status=429), detail={"rate_limit": {"resetsAt": odd}})
+    assert error_for(told, retries=retries).retry_after is None
 
 
 @pytest.mark.parametrize(

@@ -191,6 +191,22 @@ async def test_an_agent_that_makes_a_name_which_is_not_utf_8_stops_the_watching_
     assert watched.ours.stat().st_ino not in watches()
 
 
+async def test_an_agent_that_closes_its_folder_stops_the_watching_of_no_other(
+    watched: Watched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What watchfiles 1.1 says of a folder with mode 0300; root can read it."""
+    other = watched.ours.with_name(watched.ours.name + "b")
+    other.mkdir()
+
+    def refused(*folders: Path, **options: Any) -> AsyncGenerator[Any, None]:
+        if watched.ours in folders:
+            raise PermissionError(f'Permission denied (os error 13) about ["{watched.ours}"]')
+        return awatch(*folders, **options)
+
+    monkeypatch.setattr(watcher, "awatch", refused)
+    assert await watched.told(other / f"{TWO}.jsonl") == TWO
+
+
 @pytest.mark.parametrize(("kind", "polls"), [("ext4", False), ("9p", True), ("drvfs", True)])
 async def test_only_a_windows_drive_is_polled_in_wsl(
     watched: Watched, monkeypatch: pytest.MonkeyPatch, kind: str, polls: bool

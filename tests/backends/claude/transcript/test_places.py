@@ -79,8 +79,20 @@ def test_a_link_in_the_way_is_never_written_through(tmp_path: Path, at: str) -> 
         assert not place.is_symlink()
     else:
         with pytest.raises(SandboxError, match="link"):
-            put_back(project, [record])
+            files.write_below(project, f"{SESSION}/tool-results/x.txt", b"theirs")
+        assert put_back(project, [record]) == 0
     assert {path.name: path.read_text() for path in outside.iterdir()} == {"x.txt": "mine"}
+
+
+def test_a_file_and_a_folder_with_one_name_or_something_in_the_way_stop_no_conversation(tmp_path: Path) -> None:
+    """A shell can make both, one after the other, and remove its transcript: nothing could be written again then."""
+    names = ("a", "a/b", "c/d", "c", "in/the/way", "in/way")
+    records = [kept(f"{SESSION}/{name}", name.encode()) for name in names]
+    (tmp_path / SESSION / "in" / "way" / "full").mkdir(parents=True)
+    (tmp_path / SESSION / "in" / "the").write_text("mine")
+    assert put_back(tmp_path, records) == 2
+    found = {str(at.relative_to(tmp_path / SESSION)): at.read_text() for at in tmp_path.rglob("*") if at.is_file()}
+    assert found == {"a/b": "a/b", "c": "c", "in/the": "mine"}
 
 
 def test_what_links_lead_to_is_not_gathered(tmp_path: Path) -> None:
